@@ -1,0 +1,43 @@
+# `make demo`, `make test`, `make lint` and `make bench` need nothing but a Python with venv: the first call makes the
+# environment, later ones reuse it until pyproject.toml changes.
+#
+#   make test PYTHON=python3.12 VENV=.venv312 TESTS=tests/test_models.py
+
+PYTHON ?= python3
+VENV ?= .venv
+TESTS ?= tests
+
+bin := $(VENV)/bin
+pip := $(bin)/python -m pip --disable-pip-version-check -qq
+# The mapping of models/ and callbacks/ into trainer/ exists only once installed, so that is what mypy reads.
+installed_copy := build/installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.dev
+	@$(bin)/python examples/digits.py
+
+test: $(VENV)/.dev
+	@$(bin)/python -m pytest -q -n 2 $(TESTS)
+
+lint: $(VENV)/.dev
+	@$(bin)/ruff check --quiet .
+	@rm -rf build
+	@$(pip) install --no-deps --target $(installed_copy) .
+	@MYPYPATH=$(installed_copy) $(bin)/mypy --no-error-summary -p trainer
+	@$(bin)/python -m pytest -q tests/test_architecture.py
+
+bench: $(VENV)/.bench
+	@$(bin)/python benchmarks/step_time.py
+
+clean:
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info
+
+$(VENV)/.dev: pyproject.toml
+	@$(PYTHON) -m venv $(VENV)
+	@$(pip) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@$(pip) install --editable '.[dev,bench]'
+	@touch $@

@@ -1,0 +1,39 @@
+"""Callbacks: what happens at the points of a training, besides training.
+
+Owns the hooks (`Callback`), the calling of many as one (`CallbackList`), and the callbacks that need nothing but the
+model they are given. Imports nothing of the trainer: `Run` says what a callback may use of a model.
+"""
+
+from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.callback_list import CallbackList
+from trainer.callbacks.csv_logger import CSVLogger
+from trainer.callbacks.early_stopping import EarlyStopping
+from trainer.callbacks.history import History
+from trainer.callbacks.lambda_callback import LambdaCallback
+from trainer.callbacks.lazy_logs import LazyLogs
+from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
+from trainer.callbacks.monitor_callback import MonitorCallback
+from trainer.callbacks.progress_bar import ProgressBar
+from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from trainer.callbacks.run_protocol import Run
+from trainer.callbacks.terminate_on_nan import TerminateOnNaN
+
+ProgbarLogger = ProgressBar  # Keras's name
+
+__all__ = [
+    "CSVLogger",
+    "Callback",
+    "CallbackList",
+    "EarlyStopping",
+    "History",
+    "LambdaCallback",
+    "LazyLogs",
+    "LearningRateScheduler",
+    "MonitorCallback",
+    "ProgbarLogger",
+    "ProgressBar",
+    "ReduceLROnPlateau",
+    "Run",
+    "TerminateOnNaN",
+    "adds_logs",
+]

@@ -1,0 +1,215 @@
+"""Calling a list of callbacks as one.
+
+Owns the order of calls, and the knowledge of which hooks anybody listens to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from trainer.callbacks.callback import Callback
+from trainer.callbacks.history import History
+from trainer.callbacks.monitor_callback import MonitorCallback
+from trainer.callbacks.progress_bar import ProgressBar
+
+_BATCH_HOOKS = {
+    "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+
+
+class CallbackList(Callback):
+    """Several callbacks behind the interface of one: each hook calls that hook of all of them, in the list's order.
+
+    Args:
+      callbacks: a callback, a list or tuple of them, or None.
+      add_history: whether to append a `History`, if there is none.
+      add_progbar: whether to append a `ProgressBar`, if there is none.
+      model: the model that the callbacks act on; given to each of them.
+      **params: what becomes the callbacks' `params`: `verbose`, `epochs`, `steps`.
+
+    Attributes:
+      callbacks: the list, with what was appended.
+
+    Raises:
+      TypeError: if something in `callbacks` is not a `Callback`.
+
+    Example:
+
+    >>> from trainer.callbacks import CallbackList, LambdaCallback
+    >>> callback_list = CallbackList([LambdaCallback(on_train_batch_end=lambda batch, logs: print(batch, logs))])
+    >>> callback_list.wants_batch_hooks("train"), callback_list.wants_batch_hooks("test")
+    (True, False)
+    >>> callback_list.on_train_batch_end(7)
+    7 {}
+    """
+
+    def __init__(
+        self,
+        callbacks: Any = None,
+        add_history: bool = False,
+        add_progbar: bool = False,
+        model: Any = None,
+        **params: Any,
+    ):
+        several = isinstance(callbacks, (list, tuple))
+        self.callbacks: list[Callback] = list(callbacks) if several else [] if callbacks is None else [callbacks]
+        for index, callback in enumerate(self.callbacks):
+            if not isinstance(callback, Callback):
+                hint = " Give an instance, not the class." if isinstance(callback, type) else ""
+                raise TypeError(
+                    f"`callbacks` must be instances of `Callback`. Received: a value of type {type(callback).__name__} "
+                    f"at index {index}.{hint}"
+                )
+        for wanted, kind in ((add_history, History), (add_progbar, ProgressBar)):
+            if wanted and not any(isinstance(callback, kind) for callback in self.callbacks):
+                self.callbacks.append(kind())
+        if model is not None:
+            self.set_model(model)
+        if params:
+            self.set_params(params)
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        super().set_params(params)
+        for callback in self.callbacks:
+            callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        for callback in self.callbacks:
+            callback.set_model(model)
+
+    def wants(self, hook: str) -> bool:
+        """Returns whether any callback overrides the hook of that name, in its class or on the instance."""
+        default = getattr(Callback, hook)
+        return any(_function(getattr(callback, hook)) is not default for callback in self.callbacks)
+
+    def wants_batch_hooks(self, phase: str) -> bool:
+        """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""
+        return any(map(self.wants, _BATCH_HOOKS[phase]))
+
+    def check_monitors(self, available: Iterable[str]) -> None:
+        """Lets the callbacks that monitor a log refuse one that will not exist.
+
+        Those behind a callback whose `on_epoch_end` may add any log (see `adds_logs`) are left to check the first logs.
+
+        Args:
+          available: the names that the logs of some epoch will have.
+
+        Raises:
+          ValueError: if a monitored log is neither among them nor added by a callback.
+        """
+        available = set(available)
+        for callback in self.callbacks:
+            added = getattr(callback.on_epoch_end, "added_log_keys", None)
+            if added is None:
+                return
+            available |= added
+            if isinstance(callback, MonitorCallback):
+                callback.check_monitor(available)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states of all callbacks that have one, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
+        return {name: state for name, callback in self._named() if (state := callback.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets every callback continue from what `state_dict` returned.
+
+        Raises:
+          ValueError: if `state` is of other callbacks than these.
+        """
+        expected = sorted(self.state_dict())
+        if sorted(state) != expected:
+            raise ValueError(
+                f"`callbacks` are not those that the state is of. Received: {expected}, expected: {sorted(state)}. "
+                "Resume with the same callbacks."
+            )
+        for name, callback in self._named():
+            if name in state:
+                callback.load_state_dict(state[name])
+
+    def _named(self) -> Iterator[tuple[str, Callback]]:
+        counts: dict[str, int] = {}
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            count = counts.get(name, 0)
+            counts[name] = count + 1
+            yield (f"{name}_{count}" if count else name), callback
+
+    def on_train_begin(self, logs=None):
+        self._call("on_train_begin", logs)
+
+    def on_train_end(self, logs=None):
+        self._call("on_train_end", logs)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._call_numbered("on_epoch_begin", epoch, logs)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._call_numbered("on_epoch_end", epoch, logs)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._call_batch("on_train_batch_begin", batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._call_batch("on_train_batch_end", batch, logs)
+
+    def on_batch_begin(self, batch, logs=None):
+        self._call_batch("on_batch_begin", batch, logs)
+
+    def on_batch_end(self, batch, logs=None):
+        self._call_batch("on_batch_end", batch, logs)
+
+    def on_test_begin(self, logs=None):
+        self._call("on_test_begin", logs)
+
+    def on_test_end(self, logs=None):
+        self._call("on_test_end", logs)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._call_batch("on_test_batch_begin", batch, logs)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._call_batch("on_test_batch_end", batch, logs)
+
+    def on_predict_begin(self, logs=None):
+        self._call("on_predict_begin", logs)
+
+    def on_predict_end(self, logs=None):
+        self._call("on_predict_end", logs)
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self._call_batch("on_predict_batch_begin", batch, logs)
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self._call_batch("on_predict_batch_end", batch, logs)
+
+    def on_execution_end(self, phase, batch, logs=None):
+        logs = {} if logs is None else logs
+        for callback in self.callbacks:
+            callback.on_execution_end(phase, batch, logs)
+
+    # How each hook is called, by position or by keyword, is what Keras does: a user's lambda may name its arguments as
+    # it likes where they are given by position.
+
+    def _call(self, hook: str, logs: Any) -> None:
+        logs = {} if logs is None else logs
+        for callback in self.callbacks:
+            getattr(callback, hook)(logs)
+
+    def _call_numbered(self, hook: str, number: int, logs: Any) -> None:
+        logs = {} if logs is None else logs
+        for callback in self.callbacks:
+            getattr(callback, hook)(number, logs)
+
+    def _call_batch(self, hook: str, batch: int, logs: Any) -> None:
+        logs = {} if logs is None else logs
+        for callback in self.callbacks:
+            getattr(callback, hook)(batch, logs=logs)
+
+
+def _function(hook: Any) -> Any:
+    """Returns the function behind a bound method, and anything else as it is."""
+    return getattr(hook, "__func__", hook)

@@ -1,0 +1,103 @@
+"""Ending a training that has stopped improving."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.monitor_callback import MonitorCallback
+
+
+class EarlyStopping(MonitorCallback):
+    """Ends `fit` once a log has not improved for some epochs.
+
+    Args:
+      monitor: the name of the log.
+      min_delta: the change from which on a better value counts as an improvement.
+      patience: how many epochs without an improvement end the training. The first epoch never does.
+      verbose: 1 prints what the callback does, 0 does not.
+      mode: "min", "max" or "auto" (see `MonitorCallback`).
+      baseline: the value that has to be beaten too: only an epoch better than this and than all before it ends a wait.
+      restore_best_weights: whether `fit` ends with the weights of the best epoch, baseline or not, instead of the last.
+      start_from_epoch: the first epoch, from 0, that is looked at.
+
+    Attributes:
+      best: the best monitored value.
+      best_epoch: the epoch, from 0, that it is from.
+      best_weights: the weights at the end of that epoch; None without `restore_best_weights`.
+      wait: the number of epochs since the last improvement.
+      stopped_epoch: the epoch that ended the training; 0 if none did.
+
+    Raises:
+      ValueError: from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is not known.
+
+    Example:
+
+    >>> from types import SimpleNamespace
+    >>> stopping = EarlyStopping("loss", patience=2)
+    >>> stopping.set_model(SimpleNamespace(stop_training=False))
+    >>> stopping.on_train_begin()
+    >>> for epoch, loss in enumerate([0.5, 0.4, 0.45, 0.41]):
+    ...     stopping.on_epoch_end(epoch, {"loss": loss})
+    >>> stopping.model.stop_training, stopping.best_epoch, stopping.stopped_epoch
+    (True, 1, 3)
+    """
+
+    state_attributes = ("wait", "stopped_epoch", "best", "best_epoch", "best_weights")
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ):
+        super().__init__(monitor, mode, min_delta=min_delta)
+        self.patience = patience
+        self.verbose = verbose
+        self.baseline = baseline
+        self.restore_best_weights = restore_best_weights
+        self.start_from_epoch = start_from_epoch
+        self._reset()
+
+    def _reset(self) -> None:
+        self.wait = 0
+        self.stopped_epoch = 0
+        self.best = None
+        self.best_epoch = 0
+        self.best_weights: list[np.ndarray] | None = None
+
+    def on_train_begin(self, logs=None):
+        self._reset()
+
+    @adds_logs()
+    def on_epoch_end(self, epoch, logs=None):
+        current = self.get_monitor_value(logs)
+        if self.monitor_op is None:
+            self._set_monitor_op()
+        if current is None or epoch < self.start_from_epoch:
+            return
+        self.wait += 1
+        if self._is_improvement(current, self.best):
+            self.best = current
+            self.best_epoch = epoch
+            if self.restore_best_weights:
+                self.best_weights = self.model.get_weights()
+            if self.baseline is None or self._is_improvement(current, self.baseline):
+                self.wait = 0
+        elif self.wait >= self.patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+    def on_train_end(self, logs=None):
+        super().on_train_end(logs)
+        if self.stopped_epoch > 0 and self.verbose > 0:
+            print(f"Epoch {self.stopped_epoch + 1}: early stopping")
+        if self.best_weights is not None:
+            if self.verbose > 0:
+                print(f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
+            self.model.set_weights(self.best_weights)

@@ -1,0 +1,49 @@
+"""The record of what every epoch's logs were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.callbacks.callback import Callback, adds_logs
+
+
+class History(Callback):
+    """Records the logs of every epoch; every `fit` has one and returns it.
+
+    Attributes:
+      history: for each log, the list of its values as python floats. A log that not every epoch has (a validation with
+        `validation_freq=2`) has a shorter list.
+      epoch: the numbers of the recorded epochs, from 0; emptied when `fit` begins.
+
+    Example:
+
+    >>> history = History()
+    >>> history.on_train_begin()
+    >>> history.on_epoch_end(0, {"loss": 0.5})
+    >>> history.history, history.epoch
+    ({'loss': [0.5]}, [0])
+    """
+
+    state_attributes = ("history", "epoch")
+
+    def __init__(self):
+        self.history: dict[str, list[Any]] = {}
+        self.epoch: list[int] = []
+
+    def set_model(self, model):
+        super().set_model(model)
+        model.history = self
+
+    def on_train_begin(self, logs=None):
+        self.epoch = []
+
+    @adds_logs()
+    def on_epoch_end(self, epoch, logs=None):
+        self.epoch.append(epoch)
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(_python_number(value))
+
+
+def _python_number(value: Any) -> Any:
+    """Returns an array of one number as a python number, and anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value

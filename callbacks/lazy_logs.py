@@ -1,0 +1,111 @@
+"""Logs whose values stay on the device until somebody reads one.
+
+Owns `LazyLogs`, a dict. It knows nothing of devices: what fetching means is the loop's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+_PENDING = object()  # stands in the dict for a value that has not been fetched
+
+
+class LazyLogs(dict):
+    """A dict with known keys, whose values are fetched, all at once, when the first one is read.
+
+    Asking for keys (`in`, `len`, `keys()`, iteration) and assigning values fetch nothing. Values assigned before the
+    fetch are kept, and keys deleted before it stay away. Copies, and the results of `|`, are plain dicts.
+
+    Args:
+      keys: the names of the logs.
+      fetch: called at most once, without arguments; returns the value of each of `keys`. It is let go of afterwards,
+        and with it whatever device memory it refers to.
+
+    Raises:
+      ValueError: at the first read, if `fetch` returns other keys than were announced.
+
+    Example:
+
+    >>> logs = LazyLogs(["loss"], lambda: {"loss": print("fetched") or 0.5})
+    >>> "loss" in logs, len(logs)
+    (True, 1)
+    >>> logs["loss"]
+    fetched
+    0.5
+    >>> logs["loss"]
+    0.5
+    """
+
+    # The keys are in the underlying dict from the start, so that whatever C code asks of it (its length, its keys) is
+    # right; only the ways to reach a value are overridden.
+    __slots__ = ("_announced", "_fetch")
+
+    def __init__(self, keys: Iterable[str], fetch: Callable[[], Mapping[str, Any]]):
+        super().__init__(dict.fromkeys(keys, _PENDING))
+        self._announced = frozenset(self)
+        self._fetch: Callable[[], Mapping[str, Any]] | None = fetch
+
+    def _fetched(self) -> LazyLogs:
+        if self._fetch is not None:
+            values = self._fetch()
+            if set(values) != self._announced:
+                raise ValueError(f"`fetch` returned the logs {sorted(values)}. Expected: {sorted(self._announced)}.")
+            for key, value in values.items():
+                if super().get(key) is _PENDING:
+                    super().__setitem__(key, value)
+            self._fetch = None
+        return self
+
+    def __getitem__(self, key):
+        return dict.__getitem__(self._fetched(), key)
+
+    def get(self, key, default=None):
+        return dict.get(self._fetched(), key, default)
+
+    def items(self):
+        return dict.items(self._fetched())
+
+    def values(self):
+        return dict.values(self._fetched())
+
+    def pop(self, key, *default):
+        return dict.pop(self._fetched(), key, *default)
+
+    def popitem(self):
+        return dict.popitem(self._fetched())
+
+    def setdefault(self, key, default=None):
+        return dict.setdefault(self._fetched(), key, default)
+
+    def copy(self) -> dict:
+        return dict(self.items())
+
+    def __iter__(self) -> Iterator[str]:
+        # Overridden, though it does what dict does: `dict(logs)` and `**logs` copy the storage of a dict with the
+        # inherited __iter__ and would find the pending marks there; otherwise they go through keys() and __getitem__.
+        return super().__iter__()
+
+    def __eq__(self, other):
+        return dict.__eq__(self._fetched(), _plain(other))
+
+    def __ne__(self, other):
+        return dict.__ne__(self._fetched(), _plain(other))
+
+    def __or__(self, other):
+        return self.copy() | _plain(other) if isinstance(other, dict) else NotImplemented
+
+    def __ror__(self, other):
+        return other | self.copy() if isinstance(other, dict) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+    def __reduce__(self):
+        # What copy.copy, copy.deepcopy and queues between processes use.
+        return dict, (self.copy(),)
+
+
+def _plain(other: Any) -> Any:
+    """Returns `other`, with its values fetched where they are lazy."""
+    return other.copy() if isinstance(other, LazyLogs) else other

@@ -1,0 +1,50 @@
+"""How progress is worded: durations and logs as short texts, in Keras's style."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def step_duration_text(secs: float) -> str:
+    """Returns the duration of a step.
+
+    >>> step_duration_text(2.4), step_duration_text(0.0123), step_duration_text(5e-6)
+    ('2s/step', '12ms/step', '5us/step')
+    """
+    if secs >= 1:
+        return f"{secs:.0f}s/step"
+    if secs >= 1e-3:
+        return f"{secs * 1e3:.0f}ms/step"
+    return f"{secs * 1e6:.0f}us/step"
+
+
+def remaining_text(secs: float) -> str:
+    """Returns a remaining time.
+
+    >>> remaining_text(7.9), remaining_text(65), remaining_text(3700)
+    ('7s', '1:05', '1:01:40')
+    """
+    minutes, seconds = divmod(int(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{minutes}:{seconds:02d}" if minutes else f"{seconds}s"
+
+
+def log_texts(logs: Mapping[str, Any]) -> list[str]:
+    """Returns each log as a name and a value: numbers with four decimals, tiny ones in scientific notation.
+
+    >>> log_texts({"loss": 0.51234, "error": 1e-5, "note": "warm"})
+    ['loss: 0.5123', 'error: 1.0000e-05', 'note: warm']
+    """
+    return [f"{name}: {_value_text(value)}" for name, value in logs.items()]
+
+
+def _value_text(value: Any) -> str:
+    if np.ndim(value) > 0 or not np.issubdtype(np.asarray(value).dtype, np.number):
+        return str(value)
+    number = float(value)
+    return f"{number:.4e}" if abs(number) <= 1e-3 else f"{number:.4f}"

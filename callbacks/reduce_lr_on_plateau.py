@@ -1,0 +1,112 @@
+"""Lowering the learning rate of a training that has stopped improving."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.monitor_callback import MonitorCallback
+
+
+class ReduceLROnPlateau(MonitorCallback):
+    """Multiplies the learning rate by a factor once a log has not improved for some epochs.
+
+    Puts `learning_rate`, as it was during the epoch, into the epoch's logs.
+
+    Args:
+      monitor: the name of the log.
+      factor: what the learning rate is multiplied by; below 1.
+      patience: how many epochs without an improvement lower the learning rate.
+      verbose: 1 prints what the callback does, 0 does not.
+      mode: "min", "max" or "auto" (see `MonitorCallback`).
+      min_delta: the change from which on a better value counts as an improvement.
+      cooldown: for how many epochs after a reduction no waiting begins.
+      min_lr: the learning rate is not lowered below this.
+
+    Attributes:
+      best: the best monitored value.
+      wait: the number of epochs since the last improvement, reduction or cooldown.
+      cooldown_counter: the number of epochs of cooldown that are left.
+
+    Raises:
+      ValueError: if `factor` is 1 or more; from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the
+        direction is not known.
+
+    Example:
+
+    >>> from types import SimpleNamespace
+    >>> plateau = ReduceLROnPlateau("loss", factor=0.5, patience=1)
+    >>> plateau.set_model(SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.1)))
+    >>> plateau.on_train_begin()
+    >>> for epoch, loss in enumerate([0.5, 0.6]):
+    ...     plateau.on_epoch_end(epoch, {"loss": loss})
+    >>> plateau.model.optimizer.learning_rate
+    0.05
+    """
+
+    state_attributes = ("best", "wait", "cooldown_counter")
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ):
+        super().__init__(monitor, mode, min_delta=min_delta)
+        if factor >= 1.0:
+            raise ValueError(f"ReduceLROnPlateau does not support a factor >= 1.0. Received factor={factor}")
+        self.factor = factor
+        self.patience = patience
+        self.verbose = verbose
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best = None
+        self.wait = 0
+        self.cooldown_counter = 0
+
+    def in_cooldown(self) -> bool:
+        """Returns whether a reduction was so recent that no waiting begins."""
+        return self.cooldown_counter > 0
+
+    def on_train_begin(self, logs=None):
+        self._reset()
+
+    @adds_logs("learning_rate")
+    def on_epoch_end(self, epoch, logs=None):
+        logs = {} if logs is None else logs
+        logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+        current = self.get_monitor_value(logs)
+        if self.monitor_op is None:
+            self._set_monitor_op()
+        if current is None:
+            return
+        if self.in_cooldown():
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self._is_improvement(current, self.best):
+            self.best = current
+            self.wait = 0
+        elif not self.in_cooldown():
+            self.wait += 1
+            if self.wait >= self.patience:
+                self._reduce_learning_rate(epoch)
+
+    def _reduce_learning_rate(self, epoch: int) -> None:
+        old = float(self.model.optimizer.learning_rate)
+        # A learning rate that was set to `min_lr` comes back rounded to float32, which must not count as above it.
+        if old <= np.float32(self.min_lr):
+            return
+        new = max(old * self.factor, self.min_lr)
+        self.model.optimizer.learning_rate = new
+        self.cooldown_counter = self.cooldown
+        self.wait = 0
+        if self.verbose > 0:
+            print(f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {new}.")

@@ -1,0 +1,60 @@
+"""Trains a small convolutional network on scikit-learn's digits and draws its learning curves.
+
+Runs on all local accelerators; on a CPU-only machine, on eight simulated devices.
+"""
+
+import os
+
+# Asks XLA for eight CPU devices. It is read when JAX's backend starts, so it has to stand before anything that uses
+# JAX; accelerators are not affected by it.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
+import matplotlib
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import trainer
+from trainer import models
+
+matplotlib.use("Agg")  # draws to files, needs no display
+from matplotlib import pyplot as plt
+
+
+def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Returns (images, labels) for training and for testing, every digit in the same proportion in both."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
+    train_images, test_images, train_labels, test_labels = train_test_split(
+        images, labels, test_size=0.2, stratify=labels, random_state=0)
+    return (train_images, train_labels), (test_images, test_labels)
+
+
+def draw_curves(history: dict[str, list[float]], path: str) -> None:
+    """Writes one panel per quantity, training and validation in each, to an image file."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    for panel, key in zip(panels, ("loss", "accuracy"), strict=True):
+        epochs = range(1, len(history[key]) + 1)
+        panel.plot(epochs, history[key], label="training")
+        panel.plot(epochs, history[f"val_{key}"], label="validation")
+        panel.set(xlabel="epoch", ylabel=key)
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    train, test = digits()
+    strategy = trainer.distribute.MirroredStrategy()  # all local devices
+    print(f"Training on {strategy.num_replicas_in_sync} replicas.")
+    with strategy.scope():
+        model = trainer.Model(models.CNN(num_classes=10))
+        model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = model.fit(*train, batch_size=64, epochs=15, shuffle=True, validation_data=test)
+    draw_curves(history.history, "curves.png")
+    print("Wrote curves.png.")
+    print(model.evaluate(*test, verbose=0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A multilayer perceptron: the smallest classifier worth having."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+from flax import linen as nn
+
+from trainer.models.head import classify
+
+
+class MLP(nn.Module):
+    """Dense layers over flattened input.
+
+    Input of shape `(batch, ...)` becomes `(batch, features)`, passes through one dense layer, activation and dropout
+    per entry of `hidden`, and ends in `num_classes` probabilities (float32, shape `(batch, num_classes)`).
+
+    Attributes:
+      num_classes: number of outputs.
+      hidden: width of each hidden layer; an empty sequence gives logistic regression.
+      activation: applied after each hidden layer.
+      dropout_rate: fraction of each hidden layer's outputs that is dropped in training.
+      classifier_activation: applied to the outputs; None returns logits.
+
+    Example:
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = MLP(num_classes=3, hidden=(16,))
+    >>> images = jnp.zeros((2, 8, 8, 1))
+    >>> variables = model.init(jax.random.key(0), images)
+    >>> model.apply(variables, images).shape
+    (2, 3)
+    """
+
+    num_classes: int
+    hidden: Sequence[int] = (128,)
+    activation: Callable[[jax.Array], jax.Array] = nn.relu
+    dropout_rate: float = 0.0
+    classifier_activation: Callable[[jax.Array], jax.Array] | None = nn.softmax
+
+    @nn.compact
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
+        """Returns the class probabilities, or logits, of `x`; dropout draws from the "dropout" stream in training."""
+        x = x.reshape(x.shape[0], -1)
+        for width in self.hidden:
+            x = self.activation(nn.Dense(width)(x))
+            x = nn.Dropout(self.dropout_rate, deterministic=not training)(x)
+        return classify(nn.Dense(self.num_classes, name="classifier")(x), self.classifier_activation)

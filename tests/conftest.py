@@ -1,0 +1,61 @@
+"""Eight simulated devices for every test, and a check that no test leaves threads or environment variables behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+# Read once, when JAX's backend starts: must stand before anything imports jax. CPU unless asked otherwise, so that
+# the suite means the same on every machine.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Here and not in a test, because it sets environment variables of its own.
+import jax
+
+THREAD_GRACE_SECS = 2.0
+
+
+@pytest.fixture
+def devices():
+    """The eight simulated CPU devices."""
+    return jax.devices("cpu")
+
+
+def leaked_threads(before: set[threading.Thread]) -> list[str]:
+    """Returns the names of threads started since `before` that a test should have ended.
+
+    Those are the trainer's own, and any that would keep the process from exiting. A thread that is just ending gets
+    a moment to do so.
+    """
+    deadline = time.monotonic() + THREAD_GRACE_SECS
+    while True:
+        leaked = [thread.name for thread in threading.enumerate()
+                  if thread not in before and (not thread.daemon or thread.name.startswith("trainer"))]
+        if not leaked or time.monotonic() > deadline:
+            return leaked
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads():
+    before = set(threading.enumerate())
+    yield
+    leaked = leaked_threads(before)
+    assert not leaked, f"threads left running: {leaked}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_environment_variables():
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(before)
+    # pytest's own, which names the running test.
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    changed.discard("PYTEST_CURRENT_TEST")
+    assert not changed, f"environment variables left changed: {sorted(changed)}"

@@ -1,0 +1,553 @@
+"""`adapt`, the sources and the `Reader`: what is accepted, what an epoch is, and what is refused."""
+
+import itertools
+import math
+import sys
+
+import grain
+import grain.python as grain_python
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.data import (
+    Dataset,
+    Reader,
+    adapt,
+    pack_x_y_sample_weight,
+    prefetch,
+    split_validation,
+    unpack_x_y_sample_weight,
+)
+
+X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
+
+
+def column(batch):
+    x = batch[0] if isinstance(batch, tuple) else batch
+    return (x[:, 0] / 4).astype(int).tolist()
+
+
+def batches_of(source, epoch=0, **options):
+    """Returns the row numbers of each batch of an epoch, after unstacking the groups."""
+    with Reader(source, **options) as reader:
+        return [rows for group in reader.read(epoch) for rows in rows_of(group)]
+
+
+def rows_of(group):
+    x = group.data[0] if isinstance(group.data, tuple) else group.data
+    return (x[:, :, 0] / 4).astype(int).tolist()
+
+
+def pairs(count=3, rows=4):
+    """A generator of batches `(x, y)` whose rows are numbered throughout."""
+    for number in range(count):
+        numbers = np.arange(number * rows, (number + 1) * rows)
+        yield np.stack([numbers * 4.0] * 4, axis=1), numbers
+
+
+class ReIterable:
+    """Yields `pairs`, counts its passes and notes whether each was closed."""
+
+    def __init__(self, count=3, rows=4):
+        self.count, self.rows, self.opened, self.closed = count, rows, 0, 0
+
+    def __iter__(self):
+        self.opened += 1
+        try:
+            yield from pairs(self.count, self.rows)
+        finally:
+            self.closed += 1
+
+
+class Indexed:
+    """What `keras.utils.PyDataset` subclasses used to be."""
+
+    def __init__(self):
+        self.epochs_ended = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return X[index * 4 : index * 4 + 4], Y[index * 4 : index * 4 + 4]
+
+    def on_epoch_end(self):
+        self.epochs_ended += 1
+
+
+class EndlessPyDataset:
+    """What `keras.utils.PyDataset` subclasses are when endless."""
+
+    num_batches = property(lambda self: None)
+
+    def __getitem__(self, index):
+        return X[index % 5 : index % 5 + 2]
+
+    def __iter__(self):
+        return map(self.__getitem__, itertools.count())
+
+
+class FakeTensor:
+    """Like a torch tensor that needs its gradient: numpy() refuses until detached and on the host."""
+
+    def __init__(self, array, is_detached=False):
+        self.array, self.is_detached = array, is_detached
+
+    def detach(self):
+        return FakeTensor(self.array, True)
+
+    def cpu(self):
+        return self
+
+    def __array__(self, dtype=None, copy=None):
+        if not self.is_detached:
+            raise TypeError("Can't call numpy() on Tensor that requires grad.")
+        return self.array
+
+
+class FakeTorchLoader:
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return ([FakeTensor(x), FakeTensor(y)] for x, y in pairs())
+
+
+class FakeTfTensor:
+    def __init__(self, array):
+        self.array = array
+
+    def numpy(self):
+        return self.array
+
+
+class FakeTfDataset:
+    def __init__(self, cardinality=3):
+        self._cardinality = cardinality
+
+    def cardinality(self):
+        return np.int64(self._cardinality)
+
+    def __len__(self):
+        raise TypeError("The dataset is infinite or of unknown length.")
+
+    def __iter__(self):
+        return ((FakeTfTensor(x), FakeTfTensor(y)) for x, y in pairs())
+
+
+class Frame:
+    """Like a pandas DataFrame: numbers behind `__array__`, and iteration over column names."""
+
+    def __array__(self, dtype=None, copy=None):
+        return X
+
+    def __iter__(self):
+        return iter("abcd")
+
+
+def grain_map():
+    return grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(4)
+
+
+def grain_loader():
+    sampler = grain_python.IndexSampler(10, shard_options=grain_python.NoSharding(), shuffle=False, num_epochs=1)
+    return grain.DataLoader(data_source=list(zip(X, Y, strict=True)), sampler=sampler,
+                            operations=[grain_python.Batch(4)])
+
+
+ROWS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+FULL = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+FEEDS = {
+    "arrays": (lambda: adapt(X, Y, batch_size=4), 3, ROWS),
+    "one array": (lambda: adapt(X, batch_size=4), 3, ROWS),
+    "jax arrays": (lambda: adapt(jnp.asarray(X), jnp.asarray(Y), batch_size=4), 3, ROWS),
+    "lists": (lambda: adapt(X.tolist(), Y.tolist(), batch_size=4), 3, ROWS),
+    "frame": (lambda: adapt(Frame(), Y, batch_size=4), 3, ROWS),
+    "dataset": (lambda: adapt(Dataset.from_arrays((X, Y)).batch(4)), 3, ROWS),
+    "mapped dataset": (lambda: adapt(Dataset.from_arrays((X, Y)).batch(4).map(lambda x, y: (x, y + 1))), 3, ROWS),
+    "generator": (lambda: adapt(pairs()), None, FULL),
+    "re-iterable": (lambda: adapt(ReIterable()), None, FULL),
+    "indexed": (lambda: adapt(Indexed()), 3, ROWS),
+    "torch loader": (lambda: adapt(FakeTorchLoader()), 3, FULL),
+    "tf dataset": (lambda: adapt(FakeTfDataset()), 3, FULL),
+    "grain map dataset": (lambda: adapt(grain_map()), 3, ROWS),
+    "grain iter dataset": (lambda: adapt(grain_map().to_iter_dataset()), None, ROWS),
+    "grain loader": (lambda: adapt(grain_loader()), None, ROWS),
+}
+
+
+@pytest.mark.parametrize(("build", "num_batches", "expected"), FEEDS.values(), ids=FEEDS)
+def test_every_kind_of_data_gives_its_batches_in_order(build, num_batches, expected):
+    source = build()
+    assert source.num_batches == num_batches
+    assert [column(batch) for batch in source.read(0)] == expected
+    for group_size in (1, 2, 5):
+        assert batches_of(build(), group_size=group_size) == expected
+    if not source.is_one_shot:
+        assert [column(batch) for batch in source.read(1, 1)] == expected[1:]
+
+
+@pytest.mark.parametrize("name", [name for name in FEEDS if name != "generator"])
+def test_steps_per_epoch_cuts_one_stream_of_all_passes_and_any_epoch_can_come_first(name):
+    build, _, expected = FEEDS[name]
+    stream = list(itertools.islice(itertools.cycle(expected), 12))
+    with Reader(build(), steps_per_epoch=4, group_size=3) as reader:
+        assert reader.num_batches == 4
+        for epoch in range(3):
+            found = [rows for group in reader.read(epoch) for rows in rows_of(group)]
+            assert found == stream[epoch * 4 : epoch * 4 + 4]
+    with Reader(build(), steps_per_epoch=4) as reader:
+        groups = list(reader.read(2, start=1))
+        assert [rows for group in groups for rows in rows_of(group)] == stream[9:12]
+        assert [group.first for group in groups] == [1, 2, 3]
+
+
+def test_shuffled_arrays_read_the_same_passes_with_and_without_steps_per_epoch():
+    by_pass = [batches_of(adapt(X, batch_size=4, shuffle=True, seed=7), epoch) for epoch in range(3)]
+    with Reader(adapt(X, batch_size=4, shuffle=True, seed=7), steps_per_epoch=3) as reader:
+        assert [[r for g in reader.read(epoch) for r in rows_of(g)] for epoch in range(3)] == by_pass
+    mapped = adapt(Dataset.from_arrays(X).shuffle(7).batch(4).map(lambda x: x))
+    with Reader(mapped, steps_per_epoch=3) as reader:
+        assert [[r for g in reader.read(epoch) for r in rows_of(g)] for epoch in range(3)] == by_pass
+    assert by_pass[0] != by_pass[1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=12), group=st.integers(1, 5), data=st.data())
+def test_groups_of_an_iterable_keep_every_batch_and_are_as_large_as_they_can_be(sizes, group, data):
+    values = [np.full((rows, 1), number, np.float32) for number, rows in enumerate(sizes)]
+    start = data.draw(st.integers(0, len(sizes) - 1))
+    with Reader(adapt(map(np.copy, values)), group_size=group) as reader:
+        groups = list(reader.read(0, start))
+    assert [int(batch[0, 0]) for found in groups for batch in found.data] == list(range(start, len(sizes)))
+    assert [found.rows for found in groups for _ in range(found.count)] == sizes[start:]
+    for found, following in itertools.pairwise(groups):
+        assert found.count <= group
+        assert found.count == group or found.rows != following.rows
+
+
+def test_a_pipeline_that_reuses_its_buffer_does_not_change_batches_already_read():
+    def reuses():
+        buffer = np.empty((2, 1), np.float32)
+        for number in range(5):
+            buffer[:] = number
+            yield buffer
+
+    groups = list(Reader(adapt(reuses()), group_size=3).read(0))
+    assert [group.data[:, 0, 0].tolist() for group in groups] == [[0, 1, 2], [3, 4]]
+
+
+def test_group_size_may_change_between_epochs():
+    reader = Reader(adapt(X, batch_size=2))
+    assert [group.count for group in reader.read(0)] == [1] * 5
+    reader.group_size = 4
+    assert [(group.count, group.first) for group in reader.read(1)] == [(4, 0), (1, 4)]
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_peek_gives_a_copy_of_the_first_batch_without_losing_it(name):
+    build, _, expected = FEEDS[name]
+    with Reader(build()) as reader:
+        for _ in range(2):
+            batch = reader.peek()
+            assert column(batch) == expected[0]
+            (batch[0] if isinstance(batch, tuple) else batch)[:] = -1
+        assert [rows for group in reader.read(0) for rows in rows_of(group)] == expected
+
+
+def test_peeking_opens_a_re_iterable_once_and_every_pass_is_closed():
+    data = ReIterable()
+    with Reader(adapt(data)) as reader:
+        reader.peek()
+        list(reader.read(0))
+        assert (data.opened, data.closed) == (1, 1)
+        epoch = reader.read(1)
+        next(epoch)
+        epoch.close()
+        assert (data.opened, data.closed) == (2, 2)
+    with Reader(adapt(data), steps_per_epoch=1) as reader:
+        list(reader.read(0))
+        list(reader.read(1))
+        assert (data.opened, data.closed) == (3, 2)
+    assert data.closed == 3
+
+
+def test_closing_a_prefetcher_runs_the_pipelines_finally_blocks():
+    data = ReIterable(count=1000)
+    with prefetch(Reader(adapt(data)).read(0), lambda group: group) as ready:
+        next(ready)
+    assert (data.opened, data.closed) == (1, 1)
+
+
+def test_a_one_shot_iterator_continues_over_epochs_and_stays_the_users():
+    generator = pairs(5)
+    reader = Reader(adapt(generator), steps_per_epoch=2)
+    firsts = [[rows[0] for group in reader.read(epoch) for rows in rows_of(group)] for epoch in range(2)]
+    assert firsts == [[0, 4], [8, 12]]
+    reader.close()
+    assert next(generator)[1].tolist() == [16, 17, 18, 19]
+
+
+def test_a_one_shot_iterator_that_runs_out_warns_and_ends_the_epoch():
+    reader = Reader(adapt(pairs(3)), steps_per_epoch=2)
+    list(reader.read(0))
+    assert not reader.exhausted
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        assert [group.first for group in reader.read(1)] == [0]
+    assert reader.exhausted
+
+
+def test_a_one_shot_iterator_without_steps_has_one_epoch():
+    reader = Reader(adapt(pairs(3)))
+    assert reader.num_batches is None
+    assert len(list(reader.read(0))) == 3
+    assert not reader.exhausted
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        assert list(reader.read(1)) == []
+    assert reader.exhausted
+
+
+def test_a_fresh_one_shot_iterator_is_forwarded_to_where_a_run_resumes():
+    (group,) = Reader(adapt(pairs(9)), steps_per_epoch=3).read(2, start=2)
+    assert group.first == 2
+    assert rows_of(group) == [[32, 33, 34, 35]]
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize(("data", "word"), [(lambda: iter(()), "generator"), (lambda: ReIterable(0), "dataset")])
+def test_data_that_yield_nothing_are_refused(steps, data, word):
+    with pytest.raises(ValueError, match=f"{word} must yield at least one batch"):
+        list(Reader(adapt(data()), steps).read(0))
+    with pytest.raises(ValueError, match=f"{word} must yield at least one batch"):
+        Reader(adapt(data()), steps).peek()
+
+
+def test_an_indexed_object_is_told_of_each_whole_pass_and_its_batches_are_shuffled():
+    items = Indexed()
+    passes = [batches_of(adapt(items, shuffle=True, seed=2), epoch) for epoch in range(4)]
+    assert items.epochs_ended == 4
+    assert all(sorted(batches) == ROWS for batches in passes)
+    assert len({str(batches) for batches in passes}) > 1
+    assert batches_of(adapt(Indexed(), shuffle=True, seed=2), 1) == passes[1]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: Dataset.from_arrays(X).batch(5).repeat(), EndlessPyDataset, lambda: FakeTfDataset(-1),
+     lambda: grain_map().repeat()],
+    ids=["dataset", "py dataset", "tf dataset", "grain"],
+)
+def test_endless_data_need_steps_per_epoch(build):
+    source = adapt(build())
+    assert source.num_batches == math.inf
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        Reader(source)
+    with Reader(source, steps_per_epoch=2) as reader:
+        assert sum(group.count for group in reader.read(0)) == 2
+        assert sum(group.count for group in reader.read(1)) == 2
+
+
+def test_the_number_of_batches_of_a_tf_dataset_may_be_unknown():
+    assert adapt(FakeTfDataset(-2)).num_batches is None
+
+
+def test_grains_word_for_endless_is_what_adapt_takes_it_for():
+    assert len(grain.MapDataset.range(3).repeat()) == sys.maxsize
+
+
+def breaks():
+    yield from pairs(2)
+    raise OSError("disk gone")
+
+
+def mapped_break():
+    def fn(x, y):
+        if y[0] >= 4:
+            raise OSError("disk gone")
+        return x, y
+
+    return Dataset.from_arrays((X, Y)).batch(2).map(fn)
+
+
+@pytest.mark.parametrize("data", [breaks, mapped_break])
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_an_error_of_the_pipeline_names_the_batch_after_those_before_it(data, group_size):
+    received = []
+    with pytest.raises(RuntimeError, match="OSError at batch 2: disk gone") as caught:
+        for group in Reader(adapt(data()), group_size=group_size).read(0):
+            received.append(group.count)
+    assert sum(received) == 2
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ((X[:, :3], Y), ["`x`", "(10, 3)", "(10, 4)"]),
+        ((X, Y.astype(np.float32)), ["`y`", "float32", "int32"]),
+        ((X,), ["structure", "(10, 4)"]),
+        (({"a": X}, Y), ["structure"]),
+        ((X, Y[:9]), ["`x`", "(10, 4)", "`y`", "(9,)", "rows"]),
+        ((X[:0], Y[:0]), ["empty", "(0, 4)"]),
+        ((X, np.array(["a"] * 10)), ["`y`", "numeric", "<U1"]),
+        ((X, 3), ["`y`", "scalar"]),
+        ((X, [[1, 2], [3]]), ["list", "array"]),
+    ],
+)
+def test_a_batch_unlike_the_first_or_inconsistent_is_refused_by_number(second, words):
+    with pytest.raises(ValueError) as caught:
+        list(Reader(adapt(iter([(X, Y), second]))).read(0))
+    assert not [word for word in ["batch 1", *words] if word not in str(caught.value)], str(caught.value)
+
+
+def test_batches_are_compared_with_the_first_of_the_run_not_of_the_epoch():
+    data = [[X], [X[:, :3]]]
+
+    class Changing:
+        def __iter__(self):
+            return iter(data.pop(0))
+
+    reader = Reader(adapt(Changing()))
+    list(reader.read(0))
+    with pytest.raises(ValueError, match="batch 0"):
+        list(reader.read(1))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: adapt(X, Y[:9]), ["`x`", "(10, 4)", "`y`", "(9,)"]),
+        (lambda: adapt({"a": X, "b": X[:3]}), ["x['a']", "x['b']", "(3, 4)"]),
+        (lambda: adapt(X, Y, np.ones(9)), ["`sample_weight`", "(9,)"]),
+        (lambda: adapt(X[:0], Y[:0]), ["empty"]),
+        (lambda: adapt([]), ["empty"]),
+        (lambda: adapt(X, Y, batch_size=0), ["batch_size", "0"]),
+        (lambda: adapt(X, Y, batch_size=-3), ["batch_size", "-3"]),
+        (lambda: adapt(X, Y, batch_size=2.5), ["batch_size", "2.5"]),
+        (lambda: adapt(X, Y, np.ones(10), class_weight={0: 1.0}), ["class_weight", "sample_weight"]),
+        (lambda: adapt(X, Y, shuffle="rows"), ["shuffle"]),
+        (lambda: adapt(3), ["`x`", "scalar", "int"]),
+        (lambda: adapt(X, 3), ["`y`", "scalar"]),
+        (lambda: adapt(X, pairs()), ["`y`", "object"]),
+        (lambda: adapt(X, np.array(["a"] * 10)), ["`y`", "<U1"]),
+        (lambda: adapt(None), ["Unrecognized data type", "NoneType"]),
+        (lambda: adapt("text"), ["Unrecognized data type", "str"]),
+        (lambda: adapt(object()), ["Unrecognized data type", "object"]),
+        (lambda: adapt((pairs(), pairs())), ["Unrecognized data type", "generator"]),
+        (lambda: adapt({"a": pairs()}), ["Unrecognized data type", "generator"]),
+        (lambda: adapt(Dataset.from_arrays(X)), ["batch("]),
+        (lambda: adapt(Dataset.from_arrays(X).batch(2), batch_size=2), ["Dataset", "batch_size"]),
+        (lambda: adapt(Dataset.from_arrays(X).batch(2), Y), ["`x` as a Dataset", "`y`"]),
+        (lambda: adapt(pairs(), Y), ["providing `x` as a generator", "`y`"]),
+        (lambda: adapt(pairs(), sample_weight=np.ones(3)), ["providing `x` as a generator", "`sample_weight`"]),
+        (lambda: Reader(adapt(X), steps_per_epoch=0), ["steps_per_epoch", "0"]),
+        (lambda: Reader(adapt(X), group_size=0), ["group_size", "0"]),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(build, words):
+    with pytest.raises(ValueError) as caught:
+        build()
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((X,), X),
+        (((X, X),), ((X, X),)),
+        (({"a": X},), {"a": X}),
+        ((X, Y), (X, Y)),
+        ((X, Y, Y), (X, Y, Y)),
+        ((X, None, Y), (X, None, Y)),
+    ],
+)
+def test_batches_are_packed_as_keras_packs_them(arguments, expected):
+    (batch,) = adapt(*arguments, batch_size=10).read(0)
+    np.testing.assert_equal(batch, expected)
+    assert type(batch) is type(expected)
+    np.testing.assert_equal(pack_x_y_sample_weight(*arguments), expected)
+    unpacked = unpack_x_y_sample_weight(batch)
+    np.testing.assert_equal(unpacked, (*arguments, None, None)[:3])
+
+
+def test_a_batch_of_four_parts_cannot_be_unpacked():
+    with pytest.raises(ValueError, match="4 parts"):
+        unpack_x_y_sample_weight((X, X, X, X))
+
+
+def test_arrays_are_batched_by_32_and_shuffle_batch_keeps_rows_together():
+    x = np.arange(100.0)[:, None] * 4
+    assert [len(rows) for rows in batches_of(adapt(x))] == [32, 32, 32, 4]
+    assert adapt(x).rows == 100
+    shuffled = batches_of(adapt(x, batch_size=4, shuffle="batch"))
+    assert sorted(shuffled) == [list(range(start, start + 4)) for start in range(0, 100, 4)]
+    assert shuffled != sorted(shuffled)
+
+
+ONE_HOT = np.eye(3)[[0, 2, 1, 2]]
+
+
+@pytest.mark.parametrize("y", [np.array([0, 2, 1, 2]), np.array([[0], [2], [1], [2]]), ONE_HOT, np.array([0.0, 2, 1, 2])])
+@pytest.mark.parametrize("as_generator", [False, True])
+def test_class_weight_gives_every_row_the_weight_of_its_label(y, as_generator):
+    class_weight = {2: 5.0, 0: 1, 1: 0.5}
+    x = np.zeros((4, 1))
+    source = (adapt(iter([(x, y)]), class_weight=class_weight) if as_generator
+              else adapt(x, y, batch_size=4, class_weight=class_weight))
+    (batch,) = source.read(0)
+    assert batch[2].tolist() == [1, 5, 0.5, 5]
+    assert batch[2].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("class_weight", "y", "words"),
+    [
+        ({0: 1.0, 1: 2.0}, np.array([0, 1, 7]), ["class_weight", "7"]),
+        ({"a": 1.0}, np.zeros(3, int), ["integer keys", "str"]),
+        ([1.0, 2.0], np.zeros(3, int), ["integer keys", "float"]),
+        ({}, np.zeros(3, int), ["integer keys"]),
+        ({0: "heavy"}, np.zeros(3, int), ["numbers", "str"]),
+        ({0: 1.0}, None, ["class_weight", "`y`", "NoneType"]),
+        ({0: 1.0}, (np.zeros(3, int), np.zeros(3, int)), ["single array"]),
+        ({0: 1.0}, np.zeros((3, 2, 2), int), ["(3, 2, 2)", "sample_weight"]),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_refused(class_weight, y, words):
+    with pytest.raises(ValueError) as caught:
+        adapt(np.zeros((3, 1)), y, class_weight=class_weight)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_class_weight_with_batches_that_bring_weights_is_refused():
+    with pytest.raises(ValueError, match="batch 0.*class_weight.*sample_weight"):
+        list(Reader(adapt(iter([(X, Y, Y)]), class_weight={0: 1.0})).read(0))
+
+
+@pytest.mark.parametrize(("rows", "fraction", "expected"), [(10, 0.2, 8), (10, 0.25, 7), (500, 0.2, 400), (3, 0.5, 1)])
+def test_validation_split_takes_the_last_rows_as_keras_does(rows, fraction, expected):
+    data = {"a": np.arange(rows)}, np.arange(rows).tolist(), None
+    train, validation = split_validation(data, fraction)
+    assert train[0]["a"].tolist() == train[1].tolist() == list(range(expected))
+    assert validation[0]["a"].tolist() == validation[1].tolist() == list(range(expected, rows))
+    assert train[2] is validation[2] is None
+    assert np.shares_memory(train[0]["a"], data[0]["a"])
+
+
+@pytest.mark.parametrize(
+    ("data", "fraction", "words"),
+    [
+        (X, 1.5, ["validation_split", "1.5"]),
+        (X, 0.0, ["validation_split", "0.0"]),
+        (X, "half", ["validation_split", "half"]),
+        (X[:1], 0.5, ["validation_split", "empty"]),
+        ((X, Y[:3]), 0.5, ["rows"]),
+        (pairs(), 0.5, ["validation_split", "only supported for arrays", "generator"]),
+    ],
+)
+def test_bad_validation_splits_are_refused(data, fraction, words):
+    with pytest.raises(ValueError) as caught:
+        split_validation(data, fraction)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)

@@ -1,0 +1,136 @@
+"""`prefetch`: order, errors, and a thread that never outlives its use."""
+
+import gc
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from trainer.data import prefetch
+from trainer.data.arrays import canonical_dtype
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads():
+    before = set(threading.enumerate())
+    yield
+    leaked = set(threading.enumerate()) - before
+    assert not leaked, leaked
+
+
+def identity(group):
+    return group
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7])
+def test_groups_come_placed_and_in_order(depth):
+    with prefetch(iter(range(50)), lambda group: group + 100, depth) as ready:
+        assert list(ready) == list(range(100, 150))
+        assert list(ready) == []
+
+
+def test_no_more_than_depth_groups_are_placed_ahead():
+    placed = []
+    third = threading.Event()
+
+    def place(group):
+        placed.append(group)
+        if len(placed) == 3:
+            third.set()
+        return group
+
+    with prefetch(iter(range(10)), place, depth=2) as ready:
+        assert next(ready) == 0
+        assert third.wait(5)
+        time.sleep(0.05)
+        assert placed == [0, 1, 2]
+
+
+@pytest.mark.parametrize("failing", ["groups", "place"])
+def test_an_exception_is_raised_after_the_groups_before_it_with_its_traceback(failing):
+    def broken(value):
+        raise OSError(f"disk gone at {value}")
+
+    def groups():
+        yield from (0, 1)
+        yield broken(2) if failing == "groups" else 2
+
+    def place(group):
+        return broken(group) if group == 2 else group
+
+    ready = prefetch(groups(), place)
+    assert [next(ready), next(ready)] == [0, 1]
+    with pytest.raises(OSError, match="disk gone at 2") as caught:
+        next(ready)
+    assert "broken" in [entry.name for entry in caught.traceback]
+    assert list(ready) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_leaving_the_block_by_an_exception_closes_the_groups(error):
+    closed = threading.Event()
+
+    def groups():
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    with pytest.raises(error), prefetch(groups(), identity) as ready:
+        next(ready)
+        raise error
+    assert closed.is_set()
+
+
+def test_close_is_prompt_while_the_thread_waits_for_a_place_and_may_be_repeated():
+    ready = prefetch(iter(range(1000)), identity)
+    next(ready)
+    started = time.monotonic()
+    ready.close()
+    ready.close()
+    assert time.monotonic() - started < 1
+    assert list(ready) == []
+
+
+def test_a_group_pulled_while_closing_is_not_placed():
+    entered, release, placed = threading.Event(), threading.Event(), []
+
+    def groups():
+        entered.set()
+        release.wait(5)
+        yield 1
+
+    ready = prefetch(groups(), placed.append)
+    assert entered.wait(5)
+    closer = threading.Thread(target=ready.close)
+    closer.start()
+    time.sleep(0.05)
+    release.set()
+    closer.join()
+    assert placed == []
+
+
+def test_a_prefetcher_that_is_dropped_ends_its_thread():
+    ready = prefetch(iter(range(1000)), identity)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]
+    next(ready)
+    del ready
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_the_thread_has_the_callers_jax_settings():
+    device = jax.devices()[-1]
+    with jax.default_device(device), jax.enable_x64(True):
+        with prefetch(iter([0]), lambda _: (jax.config.jax_default_device, canonical_dtype(np.dtype("f8")))) as ready:
+            assert next(ready) == (device, np.float64)
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1.5])
+def test_a_depth_that_is_no_positive_integer_is_refused(depth):
+    with pytest.raises(ValueError, match="depth"):
+        prefetch(iter([]), identity, depth)

@@ -1,0 +1,52 @@
+"""Every Python block of the README runs as it stands, and its table of strategies is true."""
+
+import re
+
+import project_files
+import pytest
+
+from trainer import distribute
+
+README = (project_files.ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+STRATEGIES = re.findall(r"^\| `(\w+Strategy)` \|.*\| (works|planned) \|$", README, re.MULTILINE)
+
+
+def run(block: str) -> dict:
+    names = {"__name__": "__main__"}
+    exec(compile(block, "README.md", "exec"), names)
+    return names
+
+
+def test_the_quick_start_does_what_its_comments_say():
+    names = run(BLOCKS[0])
+    assert names["logits"].shape == (200, 3)
+    logs = names["model"].evaluate(names["x"][800:], names["y"][800:], verbose=0)
+    assert set(logs) == {"loss", "accuracy"}
+    assert logs["accuracy"] > 0.8
+
+
+def test_an_optax_transformation_trains_a_model_of_the_package():
+    names = run(BLOCKS[1])
+    assert names["model"].predict(names["images"], verbose=0).shape == (8, 10)
+
+
+def test_the_custom_step_is_the_one_that_trains():
+    model = run(BLOCKS[2])["model"]
+    before = model.get_weights()
+    model.train_on_batch([[1.0, 1.0, 1.0]], [[1.0]])
+    for old, new in zip(before, model.get_weights(), strict=True):
+        assert abs(new - old) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_every_python_block_is_run():
+    assert len(BLOCKS) == README.count("```python") == 3
+
+
+def test_strategies_are_listed():
+    assert len(STRATEGIES) == README.count("Strategy` |")
+
+
+@pytest.mark.parametrize(("name", "state"), STRATEGIES)
+def test_a_strategy_is_said_to_work_exactly_if_it_exists(name, state):
+    assert hasattr(distribute, name) == (state == "works")

@@ -1,0 +1,25 @@
+"""A Keras-style trainer for Flax modules: the same numbers on any number of devices."""
+
+from importlib.metadata import version as _version
+
+from trainer import callbacks, data, distribute, losses, metrics, models, optimizers
+from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.model import Model, Sequential
+from trainer.state import TrainState
+
+__version__ = _version("trainer-jax")
+
+__all__ = [
+    "Model",
+    "Sequential",
+    "TrainState",
+    "callbacks",
+    "data",
+    "distribute",
+    "losses",
+    "metrics",
+    "models",
+    "optimizers",
+    "pack_x_y_sample_weight",
+    "unpack_x_y_sample_weight",
+]

@@ -1,0 +1,65 @@
+"""`model.optimizer`: an optimizer together with the state that a model holds for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from trainer.optimizers import LearningRate, Optimizer, OptimizerState
+
+
+class AttachedOptimizer:
+    """An optimizer as a compiled model has it: its learning rate can be read and set at any time.
+
+    Args:
+      optimizer: the optimizer.
+      read: returns its present state; None before the model is built.
+      write: replaces its state.
+
+    Attributes:
+      optimizer: the optimizer itself.
+
+    Example:
+      >>> model.optimizer.learning_rate = 0.5 * model.optimizer.learning_rate  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, read: Callable[[], OptimizerState | None], write: Callable[[OptimizerState], None]
+    ):
+        self.optimizer = optimizer
+        self._read, self._write = read, write
+
+    @property
+    def name(self) -> str:
+        """The optimizer's name."""
+        return self.optimizer.name
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """The rate that the next update will use. Reading it waits for the steps that are running."""
+        state = self._read()
+        if state is None:
+            return self.optimizer.learning_rate
+        count, rate = jax.device_get((state.count, state.learning_rate))
+        return LearningRate(self.optimizer.read_learning_rate(OptimizerState(count, rate, None)))
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        state = self._read()
+        if state is None:
+            self.optimizer.learning_rate = value
+        else:
+            self._write(self.optimizer.with_learning_rate(state, value))
+
+    @property
+    def iterations(self) -> int:
+        """How many updates were made."""
+        state = self._read()
+        return 0 if state is None else int(state.count)
+
+    @property
+    def variables(self) -> list[jax.Array]:
+        """The arrays of the optimizer's state."""
+        return jax.tree.leaves(self._read())

@@ -1,0 +1,85 @@
+"""Checks of a run before its first step compiles: labels that fit the loss, probabilities where a loss expects them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer import errors
+from trainer.compiled_loss import CompiledLoss
+from trainer.outputs import match_arrays
+
+
+def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
+    """Raises ValueError if an integer label lies outside of the classes that the model has outputs for.
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      y: the targets on the host; further leading axes do not matter.
+    """
+    sparse = [entry.loss is not None and entry.loss.sparse_labels for entry in compiled_loss.per_output]
+    if y is None or not any(sparse):
+        return
+    for entry, is_sparse, labels in zip(
+            compiled_loss.per_output, sparse, match_arrays("y", y, compiled_loss.outputs), strict=True):
+        if not is_sparse or labels is None:
+            continue
+        classes = entry.shape[getattr(entry.loss, "axis", -1)]
+        ignored = getattr(entry.loss, "ignore_class", None)
+        if ignored is not None:
+            labels = labels[labels != ignored]
+        low, high = (labels.min(), labels.max()) if labels.size else (0, 0)
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"`y` has the label {int(low if low < 0 else high)}, but the model has {classes} outputs per row, for the "
+                f"labels 0 to {classes - 1} of {entry.loss.name!r}. Make the last layer larger, number the labels from "
+                "0, or give `ignore_class`.")
+
+
+def check_probabilities(compiled_loss: CompiledLoss, outputs: Any) -> None:
+    """Raises ValueError if outputs that a loss takes for probabilities lie outside of [0, 1].
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      outputs: the model's outputs for some rows.
+    """
+    for entry, output in zip(compiled_loss.per_output, jax.tree.leaves(outputs), strict=True):
+        if entry.loss is None or not entry.loss.expects_probabilities:
+            continue
+        values = np.asarray(output, np.float32)
+        if (values < -1e-3).any() or (values > 1 + 1e-3).any():
+            raise ValueError(
+                f"The loss {entry.loss.name!r} expects probabilities, but the model's outputs (shape {values.shape}) go "
+                f"from {values.min():.3g} to {values.max():.3g}: they look like logits. Use the loss with "
+                "from_logits=True, or end the model with a softmax or sigmoid.")
+
+
+def check_count(argument: str, value: Any, minimum: int, optional: bool = False) -> None:
+    """Raises an error unless `value` is a whole number of at least `minimum`, or None if it is `optional`."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise errors.wrong_type(argument, value, "a whole number" + (" or None" if optional else ""))
+    if value < minimum:
+        raise ValueError(f"`{argument}` must be at least {minimum}. Received: {value}.")
+
+
+def check_validation_freq(value: Any) -> None:
+    """Raises an error unless `value` is a positive whole number or a collection of epochs."""
+    if isinstance(value, int) or not hasattr(value, "__contains__"):
+        check_count("validation_freq", value, 1)
+
+
+def check_verbose(value: Any) -> int:
+    """Returns `verbose` as a number: "auto" is 1.
+
+    Raises:
+      ValueError: if it is none of 0, 1, 2 and "auto".
+    """
+    if value == "auto":
+        return 1
+    if value not in (0, 1, 2):
+        raise ValueError(f"`verbose` must be 0, 1, 2 or 'auto'. Received: {value!r}.")
+    return int(value)

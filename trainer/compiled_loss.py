@@ -1,0 +1,145 @@
+"""The loss of a compiled model: the sum over its outputs, exact over all replicas and without padded rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from trainer import errors, losses
+from trainer.losses.base import broadcast_sample_weight
+from trainer.outputs import match_arrays, match_choices, output_names
+from trainer.replica import ReduceOp, get_replica_context
+
+
+class OutputLoss(NamedTuple):
+    """The loss of one output.
+
+    Attributes:
+      name: the output's name; None if it is the only one.
+      loss: its loss; None if it has none.
+      factor: its entry of `loss_weights`.
+      shape: the shape of this replica's output.
+    """
+
+    name: str | None
+    loss: losses.Loss | None
+    factor: float | None
+    shape: tuple[int, ...]
+
+
+class CompiledLoss:
+    """The `loss` and `loss_weights` of `compile`, resolved at the first batch.
+
+    Args:
+      loss: a name, function or `Loss`; or a dict by output name, or a list, of these. None entries have no loss.
+      loss_weights: factors of the single losses: a number, or a dict or list like `loss`.
+
+    Raises:
+      ValueError: for an unknown name, a reduction that gives no scalar, or `loss_weights` that do not fit.
+      TypeError: for a loss of a wrong type.
+
+    Attributes:
+      per_output: the loss of each output, once a first batch was seen.
+      outputs: the shapes of the outputs of that batch.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any = None):
+        if loss_weights is not None and not isinstance(loss_weights, (int, float, list, tuple, Mapping)):
+            raise errors.wrong_type("loss_weights", loss_weights, "a number, or a list or dict of numbers")
+        self._choices = jax.tree.map(_resolve, loss, is_leaf=lambda leaf: not isinstance(leaf, (Mapping, list, tuple)))
+        self._weights = loss_weights
+        if isinstance(loss_weights, (Mapping, list, tuple)) and isinstance(loss, (Mapping, list, tuple)) \
+                and len(loss_weights) != len(loss):
+            raise ValueError(f"`loss_weights` must match the number of losses, got {len(loss)} losses and "
+                             f"{len(loss_weights)} weights.")
+        self.per_output: list[OutputLoss] = []
+        self.outputs: Any = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is any loss at all."""
+        return bool(jax.tree.leaves(self._choices))
+
+    def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
+        """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
+
+        A scalar is `sum over this replica's real rows * replicas / number of values over all replicas`, so that its mean
+        over the replicas is the loss of the whole batch.
+
+        Raises:
+          ValueError: if targets, weights and outputs do not fit each other, or there is no loss.
+        """
+        if not self.is_given:
+            raise ValueError("No loss to compute. Give one to `compile(loss=...)`, or override `compute_loss`.")
+        if y is None:
+            raise ValueError("The loss needs targets, but `y` was not given. Pass `fit(x, y)`, or batches `(x, y)`.")
+        outputs_list = jax.tree.leaves(outputs)
+        targets = match_arrays("y", y, outputs)
+        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
+        if not self.per_output:
+            self.per_output = self._match(targets, outputs)
+            self.outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), outputs)
+        return {
+            entry.name: _mean_over_replicas(entry.loss, target, output, weight)
+            for entry, target, output, weight in zip(self.per_output, targets, outputs_list, weights, strict=True)
+            if entry.loss is not None
+        }
+
+    def total(self, values: Mapping[str | None, jax.Array]) -> jax.Array:
+        """Returns the sum of the outputs' losses, each times its entry of `loss_weights`."""
+        factors = {entry.name: entry.factor for entry in self.per_output if entry.factor is not None}
+        weighted = (value * factors[name] if name in factors else value for name, value in values.items())
+        return sum(weighted, start=jnp.zeros((), jnp.float32))
+
+    def _match(self, targets: list[Any], outputs: Any) -> list[OutputLoss]:
+        chosen = match_choices("loss", self._choices, outputs, lambda choices: True)
+        factors = match_choices("loss_weights", self._weights, outputs, lambda choices: True)
+        leaves = jax.tree.leaves(outputs)
+        matched = [
+            OutputLoss(name, loss, factor, tuple(leaf.shape))
+            for name, loss, factor, leaf in zip(output_names(outputs), chosen, factors, leaves, strict=True)
+        ]
+        for entry, target, leaf in zip(matched, targets, leaves, strict=True):
+            if entry.loss is not None and target is None:
+                raise ValueError(f"Output {entry.name!r} has a loss, but `y` has no targets for it.")
+            if entry.loss is not None:
+                entry.loss.validate(target, leaf)
+        return matched
+
+
+def _resolve(choice: Any) -> losses.Loss | None:
+    if choice is None:
+        return None
+    loss = losses.as_loss(choice)
+    if loss.reduction in (None, "none"):
+        raise ValueError(f"The loss {loss.name!r} has reduction {loss.reduction!r}, which gives no scalar to minimise. "
+                         "Use 'sum_over_batch_size', the default, or 'sum' or 'mean_with_sample_weight'.")
+    return loss
+
+
+def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weight: Any) -> jax.Array:
+    context = get_replica_context()
+    replicas, mask = context.num_replicas_in_sync, context.padding_mask
+    values = loss.values(target, output)
+    if values.ndim == 0:
+        if mask is None and sample_weight is None:
+            return values * replicas if loss.reduction == "sum" else values
+        # The function has reduced its rows already, so each row is given to it as a batch of one.
+        values = jax.vmap(lambda t, o: loss.values(t[None], o[None]))(target, output)
+    rows = values.shape[0]
+    weights = None if sample_weight is None else broadcast_sample_weight(values, sample_weight).astype(values.dtype)
+    if mask is not None:
+        rows_mask = mask.reshape(rows, *[1] * (values.ndim - 1)).astype(values.dtype)
+        weights = rows_mask if weights is None else weights * rows_mask
+    local_sum = values.sum() if weights is None else (values * weights).sum()
+    if loss.reduction == "sum":
+        return local_sum * replicas
+    if loss.reduction == "mean_with_sample_weight" and weights is not None:
+        divisor = context.all_reduce(ReduceOp.SUM, jnp.broadcast_to(weights, values.shape).sum())
+        return local_sum * replicas / jnp.where(divisor == 0, 1.0, divisor)
+    global_rows = rows if context.rows is None else context.global_rows
+    per_row = values.size // rows
+    return local_sum * replicas / (global_rows * per_row)

@@ -1,0 +1,122 @@
+"""The metrics of a compiled model: which metric reads which output, and under which name its log appears."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from trainer import errors, metrics
+from trainer.logs import MetricValue
+from trainer.losses.base import broadcast_sample_weight
+from trainer.outputs import match_arrays, match_choices, output_names
+from trainer.replica import get_replica_context
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    log_name: str
+    metric: metrics.Metric
+    output: int
+    weighted: bool
+
+
+class CompiledMetrics:
+    """The `metrics` and `weighted_metrics` of `compile`, resolved at the first batch.
+
+    Args:
+      plain: metrics that ignore sample weights: a list for all outputs, a dict by output name, or a list of lists.
+      weighted: metrics that use sample weights, given alike.
+
+    Raises:
+      TypeError: if either is none of these.
+    """
+
+    def __init__(self, plain: Any = None, weighted: Any = None):
+        for argument, given in (("metrics", plain), ("weighted_metrics", weighted)):
+            if given is not None and not isinstance(given, (list, tuple, Mapping)):
+                raise errors.wrong_type(argument, given, "a list, or a dict by output name")
+        self._plain, self._weighted = plain, weighted
+        self._entries: list[_Entry] | None = None
+
+    @property
+    def metrics(self) -> list[metrics.Metric]:
+        """The metrics in the order of their logs; empty until the first batch."""
+        return [entry.metric for entry in self._entries or []]
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """For each log with a better end, "max" or "min"."""
+        return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
+
+    def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
+        """Returns each metric's accumulators over this replica's real rows, by log name.
+
+        Raises:
+          ValueError: if a name is unknown, or targets and outputs do not fit a metric.
+        """
+        if not self._plain and not self._weighted:
+            return {}
+        targets = match_arrays("y", y, outputs)
+        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
+        predictions = jax.tree.leaves(outputs)
+        if self._entries is None:
+            # Metrics make their accumulators as they are built: concrete arrays, also when a step is being traced.
+            with jax.ensure_compile_time_eval():
+                self._entries = self._match(targets, outputs)
+        return {
+            entry.log_name: _update(
+                entry.metric, targets[entry.output], predictions[entry.output],
+                weights[entry.output] if entry.weighted else None)
+            for entry in self._entries
+        }
+
+    def _match(self, targets: list[Any], outputs: Any) -> list[_Entry]:
+        names, predictions = output_names(outputs), jax.tree.leaves(outputs)
+        entries: list[_Entry] = []
+        taken: set[str] = set()
+        for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
+            per_output = match_choices(
+                argument, given, outputs, lambda choices: len(names) > 1 and len(choices) == len(names))
+            for index, (output_name, chosen) in enumerate(zip(names, per_output, strict=True)):
+                if chosen is None:
+                    continue
+                for identifier in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
+                    if targets[index] is None:
+                        raise ValueError(f"`{argument}` has {identifier!r} for output {output_name!r}, but `y` has no "
+                                         "targets for it.")
+                    spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
+                    output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
+                    metric = metrics.resolve(identifier, spec, output_spec)
+                    metric.validate(spec, output_spec)
+                    name = _free_name(metric.name, output_name, weighted, taken)
+                    taken.add(name)
+                    entries.append(_Entry(name, metric, index, weighted))
+        return entries
+
+
+def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[str]) -> str:
+    prefix = "" if output_name is None else f"{output_name}_"
+    candidate = prefix + name
+    if weighted and candidate in taken:
+        candidate = f"{prefix}weighted_{name}"
+    number, free = 0, candidate
+    while free in taken:
+        number += 1
+        free = f"{candidate}_{number}"
+    return free
+
+
+def _update(metric: metrics.Metric, target: Any, prediction: Any, sample_weight: Any) -> MetricValue:
+    mask = get_replica_context().padding_mask
+    if mask is not None:
+        sample_weight = mask if sample_weight is None else _masked(sample_weight, mask)
+    arguments = () if sample_weight is None else (sample_weight,)
+    start = metric.stateless_reset_state()
+    return MetricValue(metric.stateless_update_state(start, target, prediction, *arguments), metric)
+
+
+def _masked(sample_weight: jax.Array, mask: jax.Array) -> jax.Array:
+    return sample_weight * broadcast_sample_weight(sample_weight, mask)

@@ -1,0 +1,151 @@
+"""Compiles the steps. The only file that calls `jax.jit` or `shard_map`, and the only one that donates.
+
+A compiled phase is one function over a strategy's mesh. It serves every group of batches of one shape; another shape,
+such as an uneven last batch, compiles once more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from trainer import logs, step
+from trainer.distribute import Strategy
+from trainer.distribute.placement import PlacedGroup
+from trainer.replica import ReplicaContext
+
+# Steps are fused until an execution holds about this many floating-point operations: enough to hide the cost of a
+# dispatch, little enough that an execution takes well below a second.
+FUSED_FLOPS = 1e9
+MAX_FUSED_STEPS = 64
+
+_ONE_BATCH = {"train": step.train_one_batch, "test": step.test_one_batch, "predict": step.predict_one_batch}
+_GROUP = {"train": step.train_group, "test": step.test_group, "predict": step.predict_group}
+
+
+class CompiledPhase:
+    """One phase's step, compiled over a strategy's mesh.
+
+    Args:
+      kind: "train", "test" or "predict".
+      user_step: the model's `train_step`, `test_step` or `predict_step`.
+      strategy: the mesh, the placement and the reduction.
+      steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
+      eager: whether the step runs uncompiled, operation by operation, as one replica.
+    """
+
+    def __init__(
+        self, kind: str, user_step: step.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool
+    ):
+        self._kind = kind
+        self._strategy = strategy
+        self._eager = eager
+        self._requested = 1 if eager else steps_per_execution
+        make_context = ReplicaContext if eager else strategy.replica_context
+        # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
+        one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
+        self._one_batch = one_batch if eager else jax.jit(one_batch)
+        self._execute: Callable[..., Any] | None = None
+        self._stack_sizes: dict[int, int] = {}
+        self.steps_per_execution = 1
+        self.empty_logs: dict[str, logs.RunningLog] = {}
+        self.log_names: tuple[str, ...] = ()
+
+    def prepare(self, state: Any, group: PlacedGroup) -> None:
+        """Traces a step on the shapes of `group`, before anything compiles, and learns from it.
+
+        Sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps) and `log_names`. How many
+        steps "auto" fuses follows from the cost of the program, never from a clock, so that a resumed run decides alike.
+        """
+        if self._execute is not None:
+            return
+        one_step = self._one_step()
+        shapes = jax.eval_shape(one_step, state, group.data, group.mask)
+        if self._kind != "predict":
+            empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
+            self.empty_logs = jax.device_put(empty, self._strategy.logs_sharding)
+            self.log_names = tuple(jax.eval_shape(logs.results, self.empty_logs))
+        if self._requested == "auto":
+            cost = one_step.lower(state, group.data, group.mask).cost_analysis() or {}
+            fitting = FUSED_FLOPS / max(float(cost.get("flops", FUSED_FLOPS)), 1.0)
+            self._requested = 2 ** (int(min(max(fitting, 1.0), MAX_FUSED_STEPS)).bit_length() - 1)
+        self.steps_per_execution = int(self._requested)
+        fused = self.steps_per_execution > 1
+        self._execute = self._compiled(functools.partial(_GROUP[self._kind], self._one_batch, fused))
+
+    def stack_size(self, rows: int, count: int) -> int:
+        """Returns how many batches a group of `count` is padded to, so that groups of those rows share one shape."""
+        self._stack_sizes[rows] = max(count, self._stack_sizes.get(rows, 0))
+        return self._stack_sizes[rows]
+
+    def __call__(self, state: Any, *running: Any, group: PlacedGroup) -> Any:
+        """Runs the batches of `group`; see `step.train_group`, `test_group` and `predict_group` for what it returns.
+
+        Train steps donate `state`: its buffers are gone afterwards.
+        """
+        assert self._execute is not None, "prepare() comes first"
+        return self._execute(state, *running, group.data, group.mask, group.device_count)
+
+    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        if self._eager:
+            return run
+        strategy, replicated = self._strategy, PartitionSpec()
+        running = () if self._kind == "predict" else (replicated,)
+        outputs = {"train": (strategy.state_spec, replicated), "test": replicated, "predict": strategy.batch_spec}
+        mapped = jax.shard_map(
+            run,
+            mesh=strategy.mesh,
+            in_specs=(strategy.state_spec, *running, strategy.batch_spec, strategy.mask_spec, replicated),
+            out_specs=outputs[self._kind],
+            check_vma=False,
+        )
+        # Running logs are not donated: a callback may read an earlier step's later.
+        return jax.jit(mapped, donate_argnums=(0,) if self._kind == "train" else ())
+
+    def _one_step(self) -> Any:
+        strategy = self._strategy
+        first = functools.partial(jax.tree.map, lambda leaf: leaf[0])
+
+        def run(state: Any, data: Any, mask: Any) -> Any:
+            return self._one_batch(state, first(data), mask)
+
+        if self._eager:
+            return run
+        out_specs = strategy.mask_spec if self._kind == "predict" else PartitionSpec()
+        return jax.jit(jax.shard_map(
+            run, mesh=strategy.mesh, in_specs=(strategy.state_spec, strategy.batch_spec, strategy.mask_spec),
+            out_specs=out_specs, check_vma=False))
+
+
+def init_placed(init: Callable[..., Any], sharding: Any, *args: Any) -> Any:
+    """Returns `init(*args)` with every leaf made where `sharding` says, in a buffer of its own."""
+    return jax.jit(init, out_shardings=sharding)(*args)
+
+
+@jax.jit
+def copy_buffers(tree: Any) -> Any:
+    """Returns a copy of a tree of arrays: no leaf shares a buffer with another, or with the original."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+_compute_results = jax.jit(logs.results)
+
+
+def fetch_results(running: Mapping[str, logs.RunningLog]) -> dict[str, Any]:
+    """Returns the values of running logs on the host: floats, or numpy arrays where a metric has several values.
+
+    Waits for the steps that the logs are of.
+    """
+    values = jax.device_get(_compute_results(running))
+    return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}
+
+
+def forward_compiled(forward: Callable[..., Any], *args: Any) -> Any:
+    """Returns `forward(*args)`, compiled for this one call."""
+    return jax.jit(forward)(*args)

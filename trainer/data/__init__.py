@@ -1,0 +1,28 @@
+"""User data to host batches, to groups of batches, to groups placed ahead of their use.
+
+Owns everything between what a user passes as `x` and a stacked tree of numpy arrays. It must not know about devices or
+strategies: whoever calls `prefetch` brings the function that places a group.
+"""
+
+from trainer.data.adapt import adapt
+from trainer.data.arrays import DataError, split_validation
+from trainer.data.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.dataset import Dataset
+from trainer.data.prefetch import Prefetcher, prefetch
+from trainer.data.reader import Reader
+from trainer.data.sources import Source
+
+__all__ = [
+    "Batch",
+    "DataError",
+    "Dataset",
+    "Group",
+    "Prefetcher",
+    "Reader",
+    "Source",
+    "adapt",
+    "pack_x_y_sample_weight",
+    "prefetch",
+    "split_validation",
+    "unpack_x_y_sample_weight",
+]

@@ -1,0 +1,137 @@
+"""Which source a user's `x`, `y` and `sample_weight` become.
+
+Owns the recognition of types, by what they can do and without importing their libraries.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.data.arrays import as_arrays, check_positive_int, check_rows, is_array_tree
+from trainer.data.batches import pack_x_y_sample_weight
+from trainer.data.class_weight import ClassWeights
+from trainer.data.dataset import Dataset
+from trainer.data.sources import DatasetSource, IndexedSource, IterableSource, Source, WeightedSource
+from trainer.errors import describe
+
+DEFAULT_BATCH_SIZE = 32
+
+
+def adapt(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool | str = False,
+    seed: int = 0,
+    class_weight: dict[int, float] | None = None,
+) -> Source:
+    """Returns the source of batches for what a user passed to `fit`, `evaluate` or `predict`.
+
+    Args:
+      x: arrays (one, or a tree of them, with equal first dimensions); or something that yields batches `x`, `(x,)`,
+        `(x, y)` or `(x, y, sample_weight)`: a batched `Dataset`, a generator, any re-iterable (Grain, `tf.data`, a
+        torch `DataLoader`), or an object with `__getitem__` and a length, such as a `keras.utils.PyDataset`.
+      y: targets, if `x` is arrays: an array or a tree of arrays of as many rows.
+      sample_weight: row weights, if `x` is arrays, of as many rows.
+      batch_size: rows of a batch, if `x` is arrays; 32 by default.
+      shuffle: True draws the rows of arrays, or the batches of an indexed object, in another order in each pass;
+        "batch" keeps the rows of a batch together. Other data come in the order in which they yield themselves.
+      seed: of the order.
+      class_weight: a dict from integer label to the weight of the rows with that label in `y`.
+
+    Raises:
+      ValueError: data that cannot be used, or arguments that do not go together.
+
+    Example:
+      >>> source = adapt(np.zeros((10, 4)), np.zeros(10), batch_size=4)
+      >>> [x.shape for x, y in source.read(0)]
+      [(4, 4), (4, 4), (2, 4)]
+
+    Source: the arguments follow `keras.Model.fit`.
+    """
+    if class_weight is not None and sample_weight is not None:
+        raise ValueError("`class_weight` and `sample_weight` cannot be used together. "
+                         "Multiply the class weights into `sample_weight`.")
+    if not isinstance(shuffle, (bool, np.bool_)) and shuffle != "batch":
+        raise ValueError(f'`shuffle` must be True, False or "batch". Received: {describe(shuffle)}.')
+    class_weights = None if class_weight is None else ClassWeights(class_weight)
+    if is_array_tree(x):
+        return _adapt_arrays(x, y, sample_weight, batch_size, shuffle, seed, class_weights)
+    source = _adapt_batches(x, bool(shuffle), seed)
+    for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
+        if value is not None:
+            raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
+                             f"batches are taken as the {_kind(x)} yields them. Received: {name}={describe(value)}.")
+    return source if class_weights is None else WeightedSource(source, class_weights)
+
+
+def _adapt_arrays(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    shuffle: bool | str,
+    seed: int,
+    class_weights: ClassWeights | None,
+) -> Source:
+    batch_size = DEFAULT_BATCH_SIZE if batch_size is None else check_positive_int("batch_size", batch_size)
+    x, y, sample_weight = as_arrays((x, y, sample_weight))
+    check_rows((x, y, sample_weight))
+    if class_weights is not None:
+        sample_weight = class_weights(y)
+    dataset = Dataset.from_arrays(pack_x_y_sample_weight(x, y, sample_weight))
+    if shuffle == "batch":
+        return DatasetSource(dataset.batch(batch_size).shuffle(seed))
+    return DatasetSource((dataset.shuffle(seed) if shuffle else dataset).batch(batch_size))
+
+
+def _adapt_batches(x: Any, shuffle: bool, seed: int) -> Source:
+    if isinstance(x, Dataset):
+        if x.batch_size is None:
+            raise ValueError("The Dataset has rows as elements, not batches. Call its `batch(batch_size)` first.")
+        return DatasetSource(x)
+    if _is_indexed(x):
+        return IndexedSource(x, _indexed_length(x), shuffle, seed)
+    # Trees and text can be iterated, but not over batches: a tree that comes here has leaves that are not arrays.
+    if not hasattr(x, "__iter__") or isinstance(x, (str, bytes)) or not jax.tree_util.all_leaves([x]):
+        raise ValueError(
+            f"Unrecognized data type: {describe(x)}. Expected arrays, a tree of arrays, a trainer.data.Dataset, a "
+            "generator, or another object that yields batches when iterated or indexed."
+        )
+    return IterableSource(x, _iterable_length(x))
+
+
+def _is_indexed(x: Any) -> bool:
+    has_length = hasattr(type(x), "num_batches") or (hasattr(x, "__len__") and not hasattr(x, "__iter__"))
+    return has_length and hasattr(x, "__getitem__")
+
+
+def _indexed_length(x: Any) -> int | float:
+    # `PyDataset.num_batches` is None for an endless one.
+    length = x.num_batches if hasattr(type(x), "num_batches") else len(x)
+    return math.inf if length is None else length
+
+
+def _iterable_length(x: Any) -> int | float | None:
+    if hasattr(x, "cardinality"):
+        # `tf.data`: -1 is an endless dataset and -2 an unknown number.
+        cardinality = int(x.cardinality())
+        return {-1: math.inf, -2: None}.get(cardinality, cardinality)
+    try:
+        length = len(x)
+    except TypeError:
+        return None
+    # Grain's word for endless.
+    return math.inf if length == sys.maxsize else length
+
+
+def _kind(x: Any) -> str:
+    return "generator" if isinstance(x, types.GeneratorType) else type(x).__name__

@@ -1,0 +1,165 @@
+"""What a batch is: its packing as (x, y, sample_weight), its structure, and stacks of several.
+
+Owns the form of the data that flows from sources to steps. It must not know where batches come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.data.arrays import DataError, as_arrays, canonical_dtype, check_rows, leaf_names
+from trainer.errors import describe
+
+Batch = Any
+"""A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+
+
+def unpack_x_y_sample_weight(batch: Batch) -> tuple[Any, Any, Any]:
+    """Returns `(x, y, sample_weight)` of a batch, None for what it lacks.
+
+    Args:
+      batch: `x` alone (an array or a dict), or a tuple or list of one to three parts.
+
+    Raises:
+      ValueError: a tuple with another number of parts.
+
+    Example:
+      >>> unpack_x_y_sample_weight((1, 2))
+      (1, 2, None)
+    """
+    if not isinstance(batch, (tuple, list)):
+        return batch, None, None
+    if not 1 <= len(batch) <= 3:
+        raise ValueError("A batch must be `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`. "
+                         f"Received: a {type(batch).__name__} of {len(batch)} parts, {describe(batch)}.")
+    return (*batch, None, None)[:3]
+
+
+def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Batch:
+    """Returns a batch of the given parts: the inverse of `unpack_x_y_sample_weight`.
+
+    Returns:
+      `x` itself when nothing else is given and it is not a tuple or list; otherwise `(x,)`, `(x, y)` or
+      `(x, y, sample_weight)`.
+
+    Example:
+      >>> pack_x_y_sample_weight(1), pack_x_y_sample_weight(1, 2), pack_x_y_sample_weight((1, 2))
+      (1, (1, 2), ((1, 2),))
+    """
+    if sample_weight is not None:
+        return x, y, sample_weight
+    if y is not None:
+        return x, y
+    return (x,) if isinstance(x, (tuple, list)) else x
+
+
+def as_batch(element: Any) -> Batch:
+    """Returns what a user's pipeline yielded as a batch of numpy arrays in canonical dtypes.
+
+    Arrays that need no conversion are not copied, so the batch may share memory with the pipeline's.
+
+    Raises:
+      DataError: a leaf cannot be used, the rows differ between leaves, or there are none.
+    """
+    batch = jax.tree.map(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), as_arrays(element))
+    check_rows(batch)
+    return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSpec:
+    """The structure, shapes and dtypes of a run's first batch, which later ones must match.
+
+    Attributes:
+      structure: the tree.
+      shapes: the shape of each leaf, rows included.
+      dtypes: the dtype of each leaf.
+    """
+
+    structure: jax.tree_util.PyTreeDef
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
+
+    @classmethod
+    def of(cls, batch: Batch) -> BatchSpec:
+        """Returns the spec that `batch` defines."""
+        leaves, structure = jax.tree.flatten(batch)
+        return cls(structure, tuple(leaf.shape for leaf in leaves), tuple(leaf.dtype for leaf in leaves))
+
+    def check(self, batch: Batch) -> None:
+        """Raises DataError unless `batch` has this structure, these shapes except for the rows, and these kinds."""
+        leaves, structure = jax.tree.flatten(batch)
+        if structure != self.structure:
+            raise DataError(f"its structure is not that of the first batch. Received: {describe(batch)}. "
+                            f"Expected: {self.structure}.")
+        for position, (leaf, shape, dtype) in enumerate(zip(leaves, self.shapes, self.dtypes, strict=True)):
+            if leaf.shape[1:] != shape[1:] or leaf.dtype.kind != dtype.kind:
+                raise DataError(f"`{leaf_names(batch)[position]}` is not like that of the first batch. "
+                                f"Received: shape {leaf.shape} and dtype {leaf.dtype}. "
+                                f"Expected: shape {shape} and dtype {dtype}; only the first dimension may differ.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Consecutive batches of equally many rows, stacked.
+
+    Attributes:
+      data: the tree of a batch, with leaves of shape `(count, rows, ...)` that share no memory with the user's arrays.
+      count: how many batches.
+      rows: how many rows each has.
+      first: the number of the first batch in its epoch, from 0.
+    """
+
+    data: Any
+    count: int
+    rows: int
+    first: int
+
+
+class GroupBuffer:
+    """Stacks batches as they come, each copied at once, because a pipeline may write the next one into its memory.
+
+    Args:
+      capacity: how many batches fit.
+    """
+
+    def __init__(self, capacity: int):
+        self.count = 0
+        self._capacity = capacity
+        self._buffers: list[np.ndarray] = []
+        self._structure: jax.tree_util.PyTreeDef | None = None
+        self._first = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further batch fits."""
+        return self.count == self._capacity
+
+    def fits(self, batch: Batch) -> bool:
+        """Returns whether `batch`, of the same structure, has the shapes and dtypes of those already here."""
+        if self.count == 0:
+            return True
+        pairs = zip(jax.tree.leaves(batch), self._buffers, strict=True)
+        return all(leaf.shape == buffer.shape[1:] and leaf.dtype == buffer.dtype for leaf, buffer in pairs)
+
+    def add(self, batch: Batch, number: int) -> None:
+        """Copies `batch`, the epoch's batch `number`, to the end."""
+        leaves, structure = jax.tree.flatten(batch)
+        if self.count == 0:
+            self._structure = structure
+            self._buffers = [np.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
+            self._first = number
+        for leaf, buffer in zip(leaves, self._buffers, strict=True):
+            buffer[self.count] = leaf
+        self.count += 1
+
+    def take(self) -> Group:
+        """Returns the batches so far, at least one, and empties the buffer, which keeps no reference to them."""
+        stacked = [buffer[: self.count] for buffer in self._buffers]
+        group = Group(jax.tree.unflatten(self._structure, stacked), self.count, stacked[0].shape[1], self._first)
+        self.count, self._buffers = 0, []
+        return group

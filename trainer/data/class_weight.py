@@ -1,0 +1,61 @@
+"""Weights of classes as weights of rows."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.data.arrays import DataError
+from trainer.errors import describe
+
+
+class ClassWeights:
+    """Turns labels into row weights.
+
+    Args:
+      class_weight: a dict from the integer label of a class to its weight.
+
+    Raises:
+      ValueError: `class_weight` is not a dict with integer keys and numbers as values.
+    """
+
+    def __init__(self, class_weight: Mapping[int, float]):
+        if not isinstance(class_weight, Mapping) or not class_weight:
+            raise ValueError("`class_weight` must be a dict with integer keys, one for each class. "
+                             f"Received: {describe(class_weight)}.")
+        for label, weight in class_weight.items():
+            if isinstance(label, bool) or not isinstance(label, numbers.Integral):
+                raise ValueError("`class_weight` must be a dict with integer keys, one for each class. "
+                                 f"Received: a key of type {type(label).__name__}.")
+            if not isinstance(weight, numbers.Real):
+                raise ValueError("`class_weight` must map labels to numbers. "
+                                 f"Received: {describe(weight)} for the label {label}.")
+        labels = sorted(class_weight)
+        self._labels = np.array(labels)
+        self._weights = np.array([class_weight[label] for label in labels], np.float32)
+
+    def __call__(self, y: Any) -> np.ndarray:
+        """Returns the weight of each row; float32, shape `(rows,)`.
+
+        Args:
+          y: labels of shape `(rows,)` or `(rows, 1)`, or one-hot rows of shape `(rows, classes)`; a numpy array.
+
+        Raises:
+          DataError: `y` is not one array of such a shape, or holds a label without a weight.
+        """
+        if y is None or jax.tree.structure(y) != jax.tree.structure(0):
+            raise DataError(f"`class_weight` needs `y` to be a single array of labels. Received: {describe(y)}.")
+        if y.ndim > 2:
+            raise DataError("`class_weight` needs `y` of shape (rows,), (rows, 1) or (rows, classes). "
+                            f"Received: {describe(y)}. Pass `sample_weight` instead.")
+        labels = y.argmax(axis=-1) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1)
+        slots = np.searchsorted(self._labels, labels).clip(max=len(self._labels) - 1)
+        is_missing = self._labels[slots] != labels
+        if is_missing.any():
+            raise DataError(f"`class_weight` has no weight for the label {labels[is_missing][0]}. "
+                            "Give every class in `y` a weight.")
+        return self._weights[slots]

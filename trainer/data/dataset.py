@@ -1,0 +1,271 @@
+"""Datasets over arrays, with the words and the order of `tf.data`.
+
+Owns the public `Dataset`. It touches only row numbers until a batch is read; then each array is gathered once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.data.arrays import as_arrays, check_positive_int, check_rows, gather_rows
+from trainer.data.batches import Batch, as_batch
+from trainer.data.order import Order
+
+# How many rows an unbatched dataset gathers at a time.
+_CHUNK_ROWS = 1024
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """An immutable description of batches to be read from arrays in memory.
+
+    Each method returns a new dataset and costs nothing; reading a batch gathers its rows, so that a dataset is as fast
+    as the arrays themselves. The words mean what they mean in `tf.data`: before `batch` the elements are rows, after it
+    they are batches, and `shuffle`, `map`, `repeat` and `take` act on whatever the elements are. Iterating yields pass
+    0; `fit` reads another pass in each epoch.
+
+    Batches are owned copies, in the dtypes that JAX would give them (64 bits become 32 unless `jax_enable_x64` is set).
+
+    Example:
+      >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)
+      >>> [y.tolist() for x, y in dataset]
+      [[0, 1], [2, 3], [4]]
+
+    Source: the interface follows https://www.tensorflow.org/api_docs/python/tf/data/Dataset.
+    """
+
+    _arrays: Any
+    _row_order: Order
+    _row_maps: tuple[Callable, ...] = ()
+    _batch_size: int | None = None
+    _batch_order: Order | None = None
+    _batch_maps: tuple[Callable, ...] = ()
+
+    @classmethod
+    def from_arrays(cls, data: Any) -> Dataset:
+        """Returns a dataset whose elements are the rows of arrays.
+
+        Args:
+          data: an array, or a tree (tuple, dict, nested) of arrays with equal first dimensions. NumPy and JAX arrays,
+            whatever `np.asarray` takes, and lists of numbers. A list of arrays is treated like a tuple. NumPy arrays
+            are neither copied nor changed.
+
+        Raises:
+          ValueError: the first dimensions differ, there are no rows, or an array is a scalar or not numeric.
+        """
+        arrays = as_arrays(data)
+        return cls(arrays, Order(check_rows(arrays)))
+
+    def shuffle(self, seed: int = 0) -> Dataset:
+        """Returns this dataset with its elements in an order drawn uniformly, another one in each pass.
+
+        The order is a function of the seed and the number of the pass alone; each repetition of `repeat` is a pass.
+        There is no buffer: every permutation is as likely as any other.
+
+        Raises:
+          ValueError: the dataset is endless, or the seed is not an integer of at least 0.
+        """
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+            raise ValueError(f"`seed` must be an integer of at least 0. Received: {seed!r}.")
+        return self._reordered(lambda order: order.shuffle(int(seed)))
+
+    def map(self, fn: Callable) -> Dataset:
+        """Returns this dataset with `fn` applied to each element.
+
+        Args:
+          fn: takes an element, a tuple as separate arguments, and returns a tree of arrays. Before `batch` it is called
+            once for each row; after `batch` once for each batch, whose rows it must keep equal in number in all
+            arrays. Calling it after `batch`, on whole batches, is much faster.
+        """
+        if self._batch_size is None:
+            return dataclasses.replace(self, _row_maps=(*self._row_maps, fn))
+        return dataclasses.replace(self, _batch_maps=(*self._batch_maps, fn))
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset:
+        """Returns this dataset with `batch_size` consecutive rows as one element.
+
+        Args:
+          batch_size: rows of a batch.
+          drop_remainder: leave out a last batch of fewer rows.
+
+        Raises:
+          ValueError: `batch_size` is not a positive integer, the dataset is batched already, or nothing would remain.
+        """
+        if self._batch_size is not None:
+            raise ValueError(f"The dataset is already batched, with batch_size={self._batch_size}.")
+        batch_size = check_positive_int("batch_size", batch_size)
+        rows = self._row_order.length
+        if drop_remainder and rows != math.inf:
+            rows -= rows % batch_size
+            if rows == 0:
+                raise ValueError("`drop_remainder=True` leaves the dataset empty: "
+                                 f"it has {self._row_order.length} rows, fewer than batch_size={batch_size}.")
+        row_order = self._row_order.take(rows)
+        num_batches = math.inf if rows == math.inf else -(-rows // batch_size)
+        return dataclasses.replace(self, _row_order=row_order, _batch_size=batch_size, _batch_order=Order(num_batches))
+
+    def repeat(self, times: int | None = None) -> Dataset:
+        """Returns this dataset with its elements repeated `times` times, endlessly when None.
+
+        Raises:
+          ValueError: `times` is neither None nor a positive integer.
+        """
+        if times is not None:
+            times = check_positive_int("times", times)
+        return self._reordered(lambda order: order.repeat(times))
+
+    def take(self, count: int) -> Dataset:
+        """Returns a dataset of the first `count` elements, or of all if there are fewer.
+
+        Raises:
+          ValueError: `count` is not a positive integer.
+        """
+        count = check_positive_int("count", count)
+        return self._reordered(lambda order: order.take(count))
+
+    @property
+    def cardinality(self) -> int | float:
+        """How many elements a pass has: rows before `batch`, batches after it; `math.inf` when endless."""
+        return self._order.length
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a full batch; None before `batch`."""
+        return self._batch_size
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether `map` was called, so that batches are not simply rows of the arrays."""
+        return bool(self._row_maps or self._batch_maps)
+
+    @property
+    def arrays(self) -> Any:
+        """The tree of numpy arrays that rows are gathered from: the user's own, not to be written to."""
+        return self._arrays
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows a pass has, or None if it is endless or its batches were reordered, repeated or taken from."""
+        is_counted = self._row_order.length != math.inf and not (self._batch_order and self._batch_order.steps)
+        return self._row_order.length if is_counted else None
+
+    def __len__(self) -> int:
+        """Returns `cardinality`; a TypeError for an endless dataset, whose length no int can be."""
+        if self.cardinality == math.inf:
+            raise TypeError("An endless dataset has no length. Use `cardinality`, or `take` some elements first.")
+        return self.cardinality
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.read()
+
+    def __repr__(self) -> str:
+        elements = "rows" if self._batch_size is None else f"batches of {self._batch_size} rows"
+        return f"Dataset({self.cardinality} {elements})"
+
+    def read(self, pass_index: int = 0, start: int = 0) -> Iterator[Any]:
+        """Yields the elements of one pass.
+
+        Args:
+          pass_index: which pass, from 0; shuffled datasets have another order in each.
+          start: how many elements to leave out, without reading them.
+
+        Yields:
+          Trees of owned numpy arrays: rows, or batches once `batch` was called.
+        """
+        if self._batch_size is None:
+            yield from self._read_rows(pass_index, start)
+            return
+        while start < self.cardinality:
+            yield self._mapped(self.gather(self.index_block(pass_index, start, start + 1)[0]))
+            start += 1
+
+    def index_block(self, pass_index: int, start: int, stop: int) -> np.ndarray:
+        """Returns the row numbers of batches from `start` on, as many as are of equal size, before `stop`.
+
+        Args:
+          pass_index: which pass.
+          start: the number of the first batch.
+          stop: the number after the last batch, greater than `start`.
+
+        Returns:
+          Integers of shape `(count, rows)` with `1 <= count <= stop - start`.
+        """
+        numbers_of_batches = np.arange(start, min(stop, self.cardinality))
+        parts: list[np.ndarray] = []
+        for base_pass, batches in self._batch_order.locate(pass_index, numbers_of_batches):
+            for part in self._split_at_remainder(batches):
+                index = self._rows_of(base_pass, part)
+                if parts and index.shape[1] != parts[0].shape[1]:
+                    return np.concatenate(parts)
+                parts.append(index)
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def gather(self, index: np.ndarray) -> Batch:
+        """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
+        return jax.tree.map(lambda array: gather_rows(array, index), self._arrays)
+
+    @property
+    def _order(self) -> Order:
+        return self._row_order if self._batch_order is None else self._batch_order
+
+    def _reordered(self, change: Callable[[Order], Order]) -> Dataset:
+        if self._batch_order is None:
+            return dataclasses.replace(self, _row_order=change(self._row_order))
+        return dataclasses.replace(self, _batch_order=change(self._batch_order))
+
+    def _split_at_remainder(self, batches: np.ndarray) -> list[np.ndarray]:
+        """Splits batch numbers so that the short last batch stands alone."""
+        if self._row_order.length == math.inf or self._row_order.length % self._batch_size == 0:
+            return [batches]
+        remainder = self._row_order.length // self._batch_size
+        found = np.flatnonzero(batches == remainder)
+        if not found.size:
+            return [batches]
+        return [part for part in np.split(batches, [found[0], found[0] + 1]) if part.size]
+
+    def _rows_of(self, pass_index: int, batches: np.ndarray) -> np.ndarray:
+        """Returns the row numbers, shape `(count, rows)`, of batches that are equally long."""
+        first_rows = batches[:, None] * self._batch_size
+        width = min(self._batch_size, self._row_order.length - int(first_rows[0, 0]))
+        positions = first_rows + np.arange(width)
+        runs = self._row_order.locate(pass_index, positions.reshape(-1))
+        return np.concatenate([rows for _, rows in runs]).reshape(positions.shape)
+
+    def _read_rows(self, pass_index: int, start: int) -> Iterator[Any]:
+        while start < self.cardinality:
+            positions = np.arange(start, min(start + _CHUNK_ROWS, self.cardinality))
+            for _, index in self._row_order.locate(pass_index, positions):
+                for row in _rows(self.gather(index)):
+                    yield self._map_row(row)
+            start += len(positions)
+
+    def _map_row(self, row: Any) -> Any:
+        for fn in self._row_maps:
+            row = _call(fn, row)
+        return row
+
+    def _mapped(self, batch: Batch) -> Batch:
+        if not self.is_mapped:
+            return batch
+        if self._row_maps:
+            batch = jax.tree.map(lambda *leaves: np.stack(leaves), *(self._map_row(row) for row in _rows(batch)))
+        for fn in self._batch_maps:
+            batch = _call(fn, batch)
+        return as_batch(batch)
+
+
+def _call(fn: Callable, element: Any) -> Any:
+    return fn(*element) if isinstance(element, tuple) else fn(element)
+
+
+def _rows(batch: Batch) -> Iterator[Any]:
+    leaves, structure = jax.tree.flatten(batch)
+    for parts in zip(*leaves, strict=True):
+        yield jax.tree.unflatten(structure, parts)

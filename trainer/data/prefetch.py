@@ -1,0 +1,134 @@
+"""Placing groups on devices ahead of their use, in a background thread.
+
+Owns the thread, its order, its errors and its end. It must not know what a placement is.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from trainer.data.arrays import check_positive_int
+from trainer.data.batches import Group
+
+T = TypeVar("T")
+
+# A thread that is inside the user's own code cannot be interrupted, only waited for.
+_JOIN_TIMEOUT_SECS = 2.0
+
+
+def prefetch(groups: Iterator[Group], place: Callable[[Group], T], depth: int = 2) -> Prefetcher[T]:
+    """Returns an iterator over placed groups that a background thread keeps ready.
+
+    Args:
+      groups: an iterator of groups. It is the prefetcher's from now on: it runs in the thread, and is closed with it.
+      place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, with the
+        caller's context variables, default device and `jax_enable_x64`.
+      depth: how many placed groups are ready at most, besides the one in use.
+
+    Raises:
+      ValueError: `depth` is not a positive integer.
+
+    Example:
+      >>> with prefetch(iter([1, 2, 3]), lambda group: group * 10) as ready:
+      ...     list(ready)
+      [10, 20, 30]
+    """
+    return Prefetcher(groups, place, depth)
+
+
+class Prefetcher(Generic[T]):
+    """The iterator that `prefetch` returns; also a context manager that closes it.
+
+    What the thread raises is raised in the consumer in its place, after the groups before it.
+    """
+
+    def __init__(self, groups: Iterator[Group], place: Callable[[Group], T], depth: int = 2):
+        check_positive_int("depth", depth)
+        self._channel = _Channel(depth)
+        # The thread holds the channel and not the prefetcher, so that one that is dropped without `close` ends it too.
+        self._stop = weakref.finalize(self, self._channel.stop)
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(_run, groups, place, self._channel, jax.config.jax_default_device, jax.config.jax_enable_x64),
+            name="trainer-prefetch",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Prefetcher[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._stop.alive:
+            raise StopIteration
+        value, error = self._channel.ready.get()
+        if error is None:
+            self._channel.free.put(None)
+            return value
+        self.close()
+        raise error
+
+    def close(self) -> None:
+        """Ends the thread and drops what is ready; waits for it at most two seconds. May be called again.
+
+        The iterator of groups is closed in the thread, so that the `finally` blocks of a pipeline run.
+        """
+        self._stop()
+        self._thread.join(_JOIN_TIMEOUT_SECS)
+        self._channel.ready = queue.SimpleQueue()
+
+    def __enter__(self) -> Prefetcher[T]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Channel:
+    """What consumer and thread share: free places going one way, (value, error) pairs the other."""
+
+    def __init__(self, depth: int):
+        self.free: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.ready: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.is_stopped = False
+        for _ in range(depth):
+            self.free.put(None)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        # Wakes a thread that waits for a free place.
+        self.free.put(None)
+
+
+def _run(groups: Iterator[Group], place: Callable[[Group], Any], channel: _Channel, device: Any, x64: bool) -> None:
+    # JAX keeps these two per thread, not in context variables.
+    with jax.default_device(device), jax.enable_x64(x64):
+        try:
+            _place_all(groups, place, channel)
+        finally:
+            if hasattr(groups, "close"):
+                groups.close()
+
+
+def _place_all(groups: Iterator[Group], place: Callable[[Group], Any], channel: _Channel) -> None:
+    try:
+        while True:
+            channel.free.get()
+            if channel.is_stopped:
+                return
+            group = next(groups)
+            if channel.is_stopped:
+                return
+            channel.ready.put((place(group), None))
+            # Held on to while waiting for a place, it would be one group of memory more.
+            del group
+    except BaseException as error:
+        # StopIteration is the end; everything else is the consumer's to see.
+        channel.ready.put((None, error))

@@ -1,0 +1,235 @@
+"""Epochs and groups: which batches of a source make up an epoch, stacked how many at a time.
+
+Owns what an epoch is, the checks that every batch of a run is like the first, and the errors that name a batch. It
+must not know what becomes of a group.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from trainer.data.arrays import DataError, check_positive_int
+from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer
+from trainer.data.sources import DatasetSource, Source
+
+
+class Reader:
+    """Reads epochs of a source as groups of batches.
+
+    Without `steps_per_epoch`, epoch e is pass e of the source. With it, the batches of all passes form one stream, and
+    epoch e is batches `[e * steps_per_epoch, (e + 1) * steps_per_epoch)` of that. A one-shot source has no passes: each
+    epoch continues where the last one stopped.
+
+    A reader opens iterators and keeps them open from one epoch to the next: close it, or use it as a context manager.
+
+    Args:
+      source: what `adapt` returned.
+      steps_per_epoch: batches of an epoch; None for as many as the source yields in a pass.
+      group_size: the most batches that a group holds; may be assigned between epochs.
+
+    Attributes:
+      group_size: see above.
+      exhausted: a one-shot source ran out before its epoch was over; there will be no further batches.
+
+    Raises:
+      ValueError: the source is endless and `steps_per_epoch` is None, or an argument is not a positive integer.
+    """
+
+    def __init__(self, source: Source, steps_per_epoch: int | None = None, group_size: int = 1):
+        if steps_per_epoch is not None:
+            steps_per_epoch = check_positive_int("steps_per_epoch", steps_per_epoch)
+        elif source.num_batches == math.inf:
+            raise ValueError("The data are endless: pass `steps_per_epoch` (`validation_steps`, `steps`) to say "
+                             "how many batches an epoch has.")
+        self._source = source
+        self._steps = steps_per_epoch
+        self.group_size = check_positive_int("group_size", group_size)
+        self.exhausted = False
+        self._stream: _Stream | None = None
+        self._spec: BatchSpec | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of an epoch, or None if only reading will tell."""
+        return self._source.num_batches if self._steps is None else self._steps
+
+    def read(self, epoch: int, start: int = 0) -> Iterator[Group]:
+        """Yields one epoch's batches in order, in groups of batches with equally many rows.
+
+        A group ends when `group_size` is reached, before a batch of other rows or dtypes, and with the epoch. Groups
+        share no memory with the user's arrays.
+
+        Args:
+          epoch: which epoch, from 0.
+          start: how many batches at its beginning to leave out. Arrays skip them; other data are read and dropped.
+
+        Raises:
+          ValueError: a batch is unlike the first one of the run, is inconsistent in itself, or there is none at all.
+          RuntimeError: the user's pipeline raised; the cause is attached. Both name the batch, counted from 0 in the
+            epoch.
+        """
+        if isinstance(self._source, DatasetSource) and not self._source.dataset.is_mapped:
+            return self._read_arrays(epoch, start)
+        return self._read_stream(epoch, start)
+
+    def peek(self) -> Batch:
+        """Returns the first batch to come as a copy, without losing it.
+
+        Raises:
+          ValueError, RuntimeError: as `read`.
+        """
+        if self._stream is None:
+            self._stream = self._open(0, 0)
+        batch = self._next_batch(self._stream, 0)
+        if batch is None:
+            raise self._empty_error()
+        self._stream.push_back(batch)
+        return jax.tree.map(np.array, batch)
+
+    def close(self) -> None:
+        """Closes the iterator that is open, unless it is the user's own one-shot iterator."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _read_arrays(self, epoch: int, start: int) -> Iterator[Group]:
+        dataset, pass_index, first, stop = self._source.dataset, epoch, 0, self._source.num_batches
+        if self._steps is not None:
+            dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
+            stop = first + self._steps
+        position, group_size = first + start, self.group_size
+        while position < stop:
+            index = dataset.index_block(pass_index, position, min(position + group_size, stop))
+            yield Group(dataset.gather(index), *index.shape, first=position - first)
+            position += len(index)
+
+    def _read_stream(self, epoch: int, start: int) -> Iterator[Group]:
+        stream = self._seek(epoch, start)
+        number, buffer = start, GroupBuffer(self.group_size)
+        try:
+            while self._steps is None or number < self._steps:
+                batch = self._next_batch(stream, number)
+                if batch is None:
+                    break
+                if not buffer.fits(batch):
+                    yield buffer.take()
+                buffer.add(batch, number)
+                number += 1
+                if buffer.is_full:
+                    yield buffer.take()
+        except (DataError, RuntimeError):
+            # The batches before the faulty one come first, as they would have one by one.
+            if buffer.count:
+                yield buffer.take()
+            raise
+        finally:
+            if self._steps is None and not self._source.is_one_shot:
+                self.close()
+        if buffer.count:
+            yield buffer.take()
+        if number < (self._steps or 1):
+            self._report_end(stream)
+
+    def _seek(self, epoch: int, start: int) -> _Stream:
+        """Returns the stream of batches from where the epoch's batch `start` is next."""
+        pass_index, position = (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
+        stream = self._stream
+        if self._source.is_one_shot:
+            stream = self._stream = stream or self._open(0, 0)
+            while stream.position < position and self._next_batch(stream, stream.position) is not None:
+                pass
+        elif stream is None or (stream.pass_index, stream.position) != (pass_index, position):
+            self.close()
+            stream = self._stream = self._open(pass_index, position)
+        return stream
+
+    def _open(self, pass_index: int, position: int) -> _Stream:
+        is_continuous = self._steps is not None and not self._source.is_one_shot
+        batches = _all_passes(self._source, position) if is_continuous else self._source.read(pass_index, position)
+        return _Stream(batches, pass_index, position)
+
+    def _next_batch(self, stream: _Stream, number: int) -> Batch | None:
+        try:
+            batch = stream.next()
+            if batch is not None:
+                self._spec = self._spec or BatchSpec.of(batch)
+                self._spec.check(batch)
+            return batch
+        except DataError as error:
+            raise DataError(f"The data cannot be used at batch {number}: {error}") from error
+        except Exception as error:
+            raise RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}") from error
+
+    def _report_end(self, stream: _Stream) -> None:
+        if stream.position == 0 or not self._source.is_one_shot:
+            raise self._empty_error()
+        self.exhausted = True
+        warnings.warn("Your input ran out of data; the epoch ends early. Make sure that it yields at least "
+                      "`steps_per_epoch * epochs` batches, or pass data that can be iterated anew.", stacklevel=2)
+
+    def _empty_error(self) -> DataError:
+        kind = "generator" if self._source.is_one_shot else "dataset"
+        return DataError(f"The data are empty: the {kind} must yield at least one batch. A generator that was read to "
+                         "its end before yields nothing more.")
+
+
+class _Stream:
+    """An open iterator of batches and where it stands: `position` batches into what `pass_index` started."""
+
+    def __init__(self, batches: Iterator[Batch], pass_index: int, position: int):
+        self.pass_index = pass_index
+        self.position = position
+        self._batches = batches
+        self._pushed_back: Batch | None = None
+
+    def next(self) -> Batch | None:
+        batch, self._pushed_back = self._pushed_back, None
+        if batch is None:
+            batch = next(self._batches, None)
+        if batch is not None:
+            self.position += 1
+        return batch
+
+    def push_back(self, batch: Batch) -> None:
+        self._pushed_back = batch
+        self.position -= 1
+
+    def close(self) -> None:
+        self._batches.close()
+
+
+def _all_passes(source: Source, position: int) -> Iterator[Batch]:
+    """Yields the batches of pass after pass of a source, from batch `position` of them all on."""
+    pass_index, start, dropped = 0, 0, 0
+    if source.num_batches is None:
+        dropped = position
+    elif source.num_batches == math.inf:
+        start = position
+    else:
+        pass_index, start = divmod(position, source.num_batches)
+    while True:
+        is_empty = start == 0
+        batches = source.read(pass_index, start)
+        try:
+            for batch in batches:
+                is_empty = False
+                if dropped:
+                    dropped -= 1
+                else:
+                    yield batch
+        finally:
+            batches.close()
+        if is_empty:
+            raise DataError("a pass over the dataset yielded nothing; it must yield at least one batch.")
+        pass_index, start = pass_index + 1, 0

@@ -1,0 +1,53 @@
+"""Builders of error messages: what was received, what was expected, how to mend it.
+
+Owns the wording that several modules share. Messages name shapes, dtypes and types, never contents, so that they
+stay short and do not print a user's data.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+def near_names(received: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Returns the names in `known` that look like `received`, the nearest first."""
+    by_lowercase = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(received.lower(), by_lowercase, n=limit, cutoff=0.6)
+    return [by_lowercase[match] for match in matches]
+
+
+def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueError:
+    """Returns the error for a name that is not among `known`, with the near ones listed.
+
+    Args:
+      argument: the argument that the name was given for, such as "optimizer".
+      received: the name as it was given.
+      known: every name that would have been accepted.
+    """
+    known = sorted(set(known))
+    near = near_names(received, known)
+    hint = f"Did you mean {' or '.join(repr(name) for name in near)}?" if near else f"Known names: {', '.join(known)}."
+    return ValueError(f"Unknown {argument} {received!r}. {hint}")
+
+
+def wrong_type(argument: str, received: Any, expected: str) -> TypeError:
+    """Returns the error for an argument of a type that cannot be used."""
+    return TypeError(f"`{argument}` must be {expected}. Received: a value of type {type(received).__name__}.")
+
+
+def describe(value: Any) -> str:
+    """Returns a value's shape and dtype, or its type, for an error message.
+
+    >>> describe(3)
+    'int'
+    """
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"array of shape {tuple(value.shape)} and dtype {value.dtype}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        opening, closing = "()" if isinstance(value, tuple) else "[]"
+        return opening + ", ".join(describe(item) for item in value) + closing
+    return type(value).__name__

@@ -1,0 +1,275 @@
+"""The base class of losses, and how the values of many samples become one number.
+
+Owns dtypes, sample weights, masks and reductions. It must not know any particular loss, nor anything of replicas:
+a step that runs on several of them takes `values` and does its own sum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from trainer.losses.shapes import as_arrays, check_arrays, check_same_shape, match_ranks
+
+#: Keras's epsilon: how near to 0 and 1 a probability may be, and what replaces a divisor of 0.
+EPSILON = 1e-7
+
+_WORD_STARTS = r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])"
+
+REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none", None)
+
+
+def broadcast_sample_weight(values: jax.Array, sample_weight: Any) -> jax.Array:
+    """Returns the weights in a shape that multiplies `values`, rows first.
+
+    A last axis of size 1 is removed and missing last axes are added, so that `(n,)` and `(n, 1)` fit values of
+    shape `(n,)` as well as `(n, t)`. Nothing is repeated: each axis has size 1 or that of `values`, and a scalar
+    stays a scalar, so that the sum of the result is the sum of the weights as they were given.
+
+    Args:
+      values: one loss value per sample, `(n, ...)`.
+      sample_weight: an array or list of numbers: `()`, `(n,)`, `(n, 1)` or a shape that matches `values`.
+
+    Returns:
+      The weights, at least float32: `()`, or of the rank of `values`.
+
+    Raises:
+      ValueError: where the shapes cannot match.
+
+    >>> broadcast_sample_weight(jnp.zeros((4, 3)), [1, 2, 3, 4]).shape
+    (4, 1)
+    """
+    weights = jnp.asarray(sample_weight, jnp.promote_types(values.dtype, jnp.float32))
+    if weights.ndim == 0:
+        return weights
+    shape = weights.shape
+    if len(shape) == values.ndim + 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    shape += (1,) * (values.ndim - len(shape))
+    if len(shape) != values.ndim or any(size not in (1, full) for size, full in zip(shape, values.shape, strict=True)):
+        fix = "Give one weight per row or per value." if values.ndim else "The loss must return one value per row."
+        raise ValueError(f"`sample_weight` cannot be matched to the loss values. Received: sample_weight.shape="
+                         f"{weights.shape}, values.shape={values.shape}. {fix}")
+    return weights.reshape(shape)
+
+
+def reduce_values(
+    values: jax.Array, reduction: str | None, sample_weight: Any = None, mask: jax.Array | None = None
+) -> jax.Array:
+    """Returns `values`, weighted, as one number (or as they are for the reduction "none").
+
+    Args:
+      values: one loss value per sample, `(n, ...)`; a scalar is only weighted.
+      reduction: one of `REDUCTIONS`. A mean divides by the number of values that the mask keeps, whatever their
+        weights; only "mean_with_sample_weight" divides by the sum of the weights.
+      sample_weight: see `broadcast_sample_weight`.
+      mask: bool, of the shape of `values`: False for those that do not count.
+
+    Returns:
+      A scalar of the dtype of `values`; 0 where there is nothing to divide by.
+
+    >>> float(reduce_values(jnp.array([1.0, 3.0]), "mean", sample_weight=[1, 2]))
+    3.5
+    """
+    weights = None if sample_weight is None else broadcast_sample_weight(values, sample_weight)
+    if mask is not None:
+        mask = mask.astype(jnp.float32)
+        weights = mask if weights is None else weights * mask
+    weighted = values if weights is None else values * weights
+    if reduction in ("none", None) or values.ndim == 0:
+        return weighted.astype(values.dtype)
+    total = jnp.sum(weighted, dtype=jnp.promote_types(values.dtype, jnp.float32))
+    if reduction != "sum":
+        if reduction == "mean_with_sample_weight" and weights is not None:
+            divisor = weights.sum()
+        else:
+            divisor = jnp.asarray(values.size, total.dtype) if mask is None else mask.sum()
+        total = jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
+    return total.astype(values.dtype)
+
+
+class Loss:
+    """The base class of losses. A subclass defines `call(y_true, y_pred)`.
+
+    Args:
+      name: the loss's name in logs; the class's name in snake case where None.
+      reduction: how values of samples become one number: "sum_over_batch_size" or "mean" (their sum divided by how
+        many they are), "sum", "mean_with_sample_weight" (divided by the sum of the weights), "none" or None.
+      dtype: the dtype of the result, float32 where None. Computations run in float32 or wider.
+
+    Raises:
+      ValueError: for another reduction, or a dtype that is not a float.
+
+    >>> class Distance(Loss):
+    ...     def call(self, y_true, y_pred):
+    ...         return jnp.abs(y_true - y_pred).max(axis=-1)
+    >>> float(Distance()([[0, 0], [1, 1]], [[0, 2], [1, 1]]))
+    1.0
+    """
+
+    #: Whether `y_true` holds class indices, which keep their integer dtype.
+    sparse_labels: ClassVar[bool] = False
+
+    def __init__(self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: Any = None):
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"Invalid value for argument `reduction`. Expected one of {REDUCTIONS}. "
+                             f"Received: reduction={reduction!r}.")
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"Invalid value for argument `dtype`. Expected a float dtype such as \"float32\". "
+                             f"Received: dtype={dtype!r}.")
+        self.name = name or re.sub(_WORD_STARTS, "_", type(self).__name__).lower()
+        self.reduction = reduction
+        self._dtype = None if dtype is None else jnp.dtype(dtype).name
+
+    @property
+    def dtype(self) -> str:
+        """The name of the result's dtype."""
+        return self._dtype or "float32"
+
+    @property
+    def expects_probabilities(self) -> bool:
+        """Whether `y_pred` must lie in [0, 1]: logits would train, silently, to something else."""
+        return False
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """Returns one value per sample, rows first; to be defined by a subclass."""
+        raise NotImplementedError(f"{type(self).__name__} must define `call(self, y_true, y_pred)`.")
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        """Raises where shapes or dtypes cannot work; a subclass of one's own need not define it.
+
+        Args:
+          y_true: labels, or a tree of them: anything with `shape` and `dtype`.
+          y_pred: predictions, likewise.
+        """
+
+    def mask(self, y_true: Any, y_pred: Any) -> jax.Array | None:
+        """Returns a bool array of the shape of `values`, False for those that do not count; None if all do."""
+        return None
+
+    def values(self, y_true: Any, y_pred: Any) -> jax.Array:
+        """Returns the unreduced and unweighted loss.
+
+        Args:
+          y_true: labels: an array, a list of numbers, or a tree of arrays; any dtype.
+          y_pred: predictions, likewise.
+
+        Returns:
+          One value per sample, rows first, `(n, ...)`, of dtype `self.dtype`.
+
+        Raises:
+          ValueError: where `validate` finds that the shapes or dtypes cannot work.
+        """
+        compute_dtype = jnp.promote_types(self.dtype, jnp.float32)
+        y_true = as_arrays(y_true, None if self.sparse_labels else compute_dtype)
+        y_pred = as_arrays(y_pred, compute_dtype)
+        self.validate(y_true, y_pred)
+        return jnp.asarray(self.call(y_true, y_pred), self.dtype)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> jax.Array:
+        """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".
+
+        Args:
+          y_true: see `values`.
+          y_pred: see `values`.
+          sample_weight: a scalar, or one weight per row or per value.
+
+        Raises:
+          ValueError: for shapes that cannot be matched.
+        """
+        y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
+        return reduce_values(self.values(y_true, y_pred), self.reduction, sample_weight, self.mask(y_true, y_pred))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make an equal loss; `dtype` only where it was given."""
+        config = {"name": self.name, "reduction": self.reduction}
+        return config if self._dtype is None else {**config, "dtype": self._dtype}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Returns the loss that `get_config` described."""
+        return cls(**config)
+
+
+class FunctionLoss(Loss):
+    """A user's function `(y_true, y_pred) -> values` as a `Loss`.
+
+    Labels and predictions reach it as floats and, where both are single arrays, with ranks matched as Keras does.
+
+    Args:
+      function: returns one value per sample, rows first, or a scalar.
+      reduction: see `Loss`.
+      name: the function's own name where None.
+      dtype: see `Loss`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__(name or getattr(function, "__name__", type(function).__name__), reduction, dtype)
+        self.function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+        if isinstance(y_true, jax.Array) and isinstance(y_pred, jax.Array):
+            y_true, y_pred = match_ranks(y_true, y_pred)
+        return self.function(y_true, y_pred)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"function": self.function, **super().get_config()}
+
+
+class BuiltinLoss(Loss):
+    """A loss of this package: a class around one of its functions, with the function's name and arguments.
+
+    Args:
+      reduction: see `Loss`.
+      name: the function's name where None.
+      dtype: see `Loss`.
+    """
+
+    #: The same loss as a function of `(y_true, y_pred)` and `parameters`.
+    function: ClassVar[Callable[..., jax.Array]]
+    #: The names of the function's further arguments; the loss has attributes of these names.
+    parameters: ClassVar[tuple[str, ...]] = ()
+    #: Short names of the function.
+    aliases: ClassVar[tuple[str, ...]] = ()
+    #: Whether the features of a row are one vector, such as a distribution, and not independent numbers.
+    needs_vectors: ClassVar[bool] = False
+
+    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str | None = None, dtype: Any = None):
+        super().__init__(name or self.function.__name__, reduction, dtype)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The function's further arguments."""
+        return {parameter: getattr(self, parameter) for parameter in self.parameters}
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        check_arrays(y_true, y_pred)
+        check_same_shape(y_true, y_pred)
+        self.check_rank(y_pred)
+
+    def check_rank(self, y_pred: Any) -> None:
+        """Raises ValueError where the predictions have no axis of rows, or none of features that the loss needs."""
+        expected = "(batch, ..., features)" if self.needs_vectors else "(batch, ...)"
+        if len(y_pred.shape) < 1 + self.needs_vectors:
+            raise ValueError(f"`y_pred` must have shape {expected} for the loss {self.name!r}. "
+                             f"Received: y_pred.shape={tuple(y_pred.shape)}. Add the missing axis.")
+
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        y_true, y_pred = match_ranks(y_true, y_pred)
+        if y_pred.ndim == 1:
+            # One number per row: without an axis of features, the rows themselves would be averaged away.
+            y_true, y_pred = y_true[:, None], y_pred[:, None]
+        return self.function(y_true, y_pred, **self.arguments)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self.arguments}

@@ -1,0 +1,299 @@
+"""Losses between probability distributions: crossentropies, Kullback-Leibler divergence, Poisson.
+
+Functions take arrays or lists of any dtype, labels first, and return one value per sample, float32 or wider. With
+`from_logits=False`, Keras's default, predictions are probabilities, clipped to [1e-7, 1 - 1e-7].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpy.lib.array_utils import normalize_axis_index
+
+from trainer.losses.base import EPSILON, BuiltinLoss
+from trainer.losses.shapes import (
+    as_float,
+    as_float_pair,
+    check_arrays,
+    check_class_indices,
+    check_same_shape,
+    class_indices,
+)
+
+
+def binary_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+) -> jax.Array:
+    """Returns the mean over `axis` of the crossentropy of each yes-or-no label.
+
+    Args:
+      y_true: probabilities, mostly 0 or 1, `(n, ..., labels)`.
+      y_pred: predictions of the same shape: probabilities or logits.
+      from_logits: whether `y_pred` holds logits.
+      label_smoothing: how far to move labels towards 0.5: 1 becomes `1 - label_smoothing / 2`.
+      axis: the axis of the mean.
+
+    Returns:
+      The shape of `y_pred` without `axis`.
+
+    Raises:
+      ValueError: where shapes differ.
+
+    >>> round(binary_crossentropy([[1]], [[0.5]]).item(), 4)
+    0.6931
+    """
+    y_true, y_pred = as_float_pair(y_true, y_pred)
+    y_true = y_true * (1.0 - label_smoothing) + 0.5 * label_smoothing
+    if from_logits:
+        values = y_true * jax.nn.softplus(-y_pred) + (1.0 - y_true) * jax.nn.softplus(y_pred)
+    else:
+        y_pred = jnp.clip(y_pred, EPSILON, 1.0 - EPSILON)
+        values = -(y_true * jnp.log(y_pred) + (1.0 - y_true) * jnp.log(1.0 - y_pred))
+    return jnp.mean(values, axis=axis)
+
+
+def categorical_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+) -> jax.Array:
+    """Returns the crossentropy of one-hot labels, or of other distributions, and predictions.
+
+    Args:
+      y_true: distributions over classes, `(n, ..., classes)`.
+      y_pred: predictions of the same shape: probabilities, which are scaled to a sum of 1, or logits.
+      from_logits: whether `y_pred` holds logits.
+      label_smoothing: how much of each label to spread evenly over all classes.
+      axis: the axis of classes.
+
+    Returns:
+      The shape of `y_pred` without `axis`.
+
+    Raises:
+      ValueError: where shapes differ.
+
+    Source: for the smoothing, Szegedy et al., "Rethinking the Inception Architecture", 2015,
+    https://arxiv.org/abs/1512.00567.
+
+    >>> round(categorical_crossentropy([[0, 1]], [[0.5, 0.5]]).item(), 4)
+    0.6931
+    """
+    y_true, y_pred = as_float_pair(y_true, y_pred)
+    y_true = y_true * (1.0 - label_smoothing) + label_smoothing / y_true.shape[axis]
+    return -jnp.sum(y_true * _log_probabilities(y_pred, from_logits, axis), axis=axis)
+
+
+def sparse_categorical_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
+) -> jax.Array:
+    """Returns the crossentropy of class indices and predictions.
+
+    Args:
+      y_true: class indices, `(n, ...)` or with size 1 at `axis`. As in Keras, an index that is no class costs 0.
+      y_pred: predictions, `(n, ..., classes)`: probabilities, which are scaled to a sum of 1, or logits.
+      from_logits: whether `y_pred` holds logits.
+      ignore_class: a label that costs 0, such as -1 or 255 for pixels of no class.
+      axis: the axis of classes in `y_pred`.
+
+    Returns:
+      The shape of `y_pred` without `axis`.
+
+    Raises:
+      ValueError: where the shapes cannot match, one-hot labels among them.
+
+    >>> round(sparse_categorical_crossentropy([1], [[0.5, 0.5]]).item(), 4)
+    0.6931
+    """
+    y_pred = as_float(y_pred)
+    labels = class_indices(y_true, y_pred, axis)
+    is_label = jax.nn.one_hot(labels, y_pred.shape[axis], axis=axis, dtype=bool)
+    # Selected, not multiplied: a logit of -inf, for a class that is ruled out, must not turn 0 into NaN.
+    values = -jnp.sum(jnp.where(is_label, _log_probabilities(y_pred, from_logits, axis), 0.0), axis=axis)
+    return values if ignore_class is None else jnp.where(labels == ignore_class, 0.0, values)
+
+
+def kl_divergence(y_true: Any, y_pred: Any) -> jax.Array:
+    """Returns `sum(y_true * log(y_true / y_pred), axis=-1)`, with both clipped to [1e-7, 1].
+
+    Args:
+      y_true: distributions, `(n, ..., classes)`.
+      y_pred: predicted distributions of the same shape.
+
+    Raises:
+      ValueError: where shapes differ.
+
+    Source: Kullback and Leibler, "On Information and Sufficiency", 1951.
+
+    >>> round(kl_divergence([[1, 0]], [[0.5, 0.5]]).item(), 4)
+    0.6931
+    """
+    y_true, y_pred = (jnp.clip(values, EPSILON, 1.0) for values in as_float_pair(y_true, y_pred))
+    return jnp.sum(y_true * jnp.log(y_true / y_pred), axis=-1)
+
+
+def poisson(y_true: Any, y_pred: Any) -> jax.Array:
+    """Returns `mean(y_pred - y_true * log(y_pred + 1e-7), axis=-1)`.
+
+    Args:
+      y_true: counts, `(n, ..., features)`.
+      y_pred: predicted rates of the same shape, not negative.
+
+    Raises:
+      ValueError: where shapes differ.
+
+    >>> round(poisson([[1, 0]], [[1, 2]]).item(), 4)
+    1.5
+    """
+    y_true, y_pred = as_float_pair(y_true, y_pred)
+    return jnp.mean(y_pred - y_true * jnp.log(y_pred + EPSILON), axis=-1)
+
+
+def _log_probabilities(y_pred: jax.Array, from_logits: bool, axis: int) -> jax.Array:
+    if from_logits:
+        return jax.nn.log_softmax(y_pred, axis=axis)
+    total = jnp.sum(y_pred, axis=axis, keepdims=True)
+    # A row of zeros, such as a padded one, is no distribution: it stays as it is and is clipped like any other.
+    probabilities = y_pred / jnp.where(total == 0, 1.0, total)
+    return jnp.log(jnp.clip(probabilities, EPSILON, 1.0 - EPSILON))
+
+
+class Crossentropy(BuiltinLoss):
+    """What the crossentropies share.
+
+    Attributes:
+      from_logits: whether `y_pred` holds logits.
+    """
+
+    from_logits: bool
+
+    @property
+    def expects_probabilities(self) -> bool:
+        return not self.from_logits
+
+
+class DenseCrossentropy(Crossentropy):
+    """What the crossentropies share whose labels have the shape of the predictions."""
+
+    parameters = ("from_logits", "label_smoothing", "axis")
+
+    def __init__(
+        self,
+        from_logits: bool = False,
+        label_smoothing: float = 0.0,
+        axis: int = -1,
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__(reduction, name, dtype)
+        self.from_logits = from_logits
+        self.label_smoothing = label_smoothing
+        self.axis = axis
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        check_arrays(y_true, y_pred)
+        check_same_shape(y_true, y_pred, "For labels that are class indices use SparseCategoricalCrossentropy; "
+                                         "otherwise give one label for each output.")
+        self.check_rank(y_pred)
+
+
+class BinaryCrossentropy(DenseCrossentropy):
+    """The crossentropy of yes-or-no labels; see `binary_crossentropy`, and `Loss` for the other arguments.
+
+    >>> round(float(BinaryCrossentropy(from_logits=True)([[1]], [[0.0]])), 4)
+    0.6931
+    """
+
+    function = staticmethod(binary_crossentropy)
+    aliases = ("bce", "BCE")
+
+
+class CategoricalCrossentropy(DenseCrossentropy):
+    """The crossentropy of one-hot labels; see `categorical_crossentropy`, and `Loss` for the other arguments.
+
+    Raises:
+      ValueError: when called, also for a single class, whose loss would always be 0.
+
+    >>> round(float(CategoricalCrossentropy(from_logits=True)([[0, 1]], [[0.0, 0.0]])), 4)
+    0.6931
+    """
+
+    function = staticmethod(categorical_crossentropy)
+    needs_vectors = True
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        super().validate(y_true, y_pred)
+        if y_pred.shape[normalize_axis_index(self.axis, len(y_pred.shape))] == 1:
+            raise ValueError(f"`y_pred` must have more than one class on axis {self.axis}. Received: y_pred.shape="
+                             f"{tuple(y_pred.shape)}. For one yes-or-no output use BinaryCrossentropy.")
+
+
+class SparseCategoricalCrossentropy(Crossentropy):
+    """The crossentropy of class indices; see `sparse_categorical_crossentropy`, and `Loss` for the other arguments.
+
+    Samples of the class `ignore_class` do not count: a mean is over the others.
+
+    Raises:
+      ValueError: when called, for labels that are one-hot or no integers.
+
+    >>> round(float(SparseCategoricalCrossentropy(from_logits=True)([1, 0], [[0.0, 0.0], [0.0, 0.0]])), 4)
+    0.6931
+    """
+
+    function = staticmethod(sparse_categorical_crossentropy)
+    parameters = ("from_logits", "ignore_class", "axis")
+    needs_vectors = True
+    sparse_labels = True
+
+    def __init__(
+        self,
+        from_logits: bool = False,
+        ignore_class: int | None = None,
+        reduction: str | None = "sum_over_batch_size",
+        axis: int = -1,
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__(reduction, name, dtype)
+        self.from_logits = from_logits
+        self.ignore_class = ignore_class
+        self.axis = axis
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        check_arrays(y_true, y_pred)
+        self.check_rank(y_pred)
+        check_class_indices(y_true, y_pred, self.axis)
+        if not jnp.issubdtype(y_true.dtype, jnp.integer):
+            raise ValueError(f"`y_true` must hold class indices of an integer dtype. Received: y_true.shape="
+                             f"{tuple(y_true.shape)} of dtype {y_true.dtype}, y_pred.shape={tuple(y_pred.shape)}. "
+                             f"Give `y_true.astype(\"int32\")`.")
+
+    def mask(self, y_true: Any, y_pred: Any) -> jax.Array | None:
+        if self.ignore_class is None:
+            return None
+        return class_indices(y_true, y_pred, self.axis) != self.ignore_class
+
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        return self.function(y_true, y_pred, **self.arguments)
+
+
+class KLDivergence(BuiltinLoss):
+    """The Kullback-Leibler divergence of distributions; see `kl_divergence`, and `Loss` for the arguments.
+
+    >>> round(float(KLDivergence()([[1, 0]], [[0.5, 0.5]])), 4)
+    0.6931
+    """
+
+    function = staticmethod(kl_divergence)
+    aliases = ("kld", "KLD")
+    needs_vectors = True
+
+
+class Poisson(BuiltinLoss):
+    """The Poisson loss of counts and predicted rates; see `poisson`, and `Loss` for the arguments.
+
+    >>> round(float(Poisson()([[1, 0]], [[1, 2]])), 4)
+    1.5
+    """
+
+    function = staticmethod(poisson)

@@ -1,0 +1,102 @@
+"""Finds a loss by its name, as `compile(loss=...)` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer.errors import unknown_name, wrong_type
+from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
+from trainer.losses.hinge import CategoricalHinge, Hinge, SquaredHinge
+from trainer.losses.probabilistic import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    KLDivergence,
+    Poisson,
+    SparseCategoricalCrossentropy,
+)
+from trainer.losses.regression import (
+    CosineSimilarity,
+    Huber,
+    LogCosh,
+    MeanAbsoluteError,
+    MeanAbsolutePercentageError,
+    MeanSquaredError,
+    MeanSquaredLogarithmicError,
+)
+
+CLASSES: tuple[type[BuiltinLoss], ...] = (
+    MeanSquaredError,
+    MeanAbsoluteError,
+    MeanAbsolutePercentageError,
+    MeanSquaredLogarithmicError,
+    Huber,
+    LogCosh,
+    CosineSimilarity,
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    SparseCategoricalCrossentropy,
+    KLDivergence,
+    Poisson,
+    Hinge,
+    SquaredHinge,
+    CategoricalHinge,
+)
+
+_BY_NAME: dict[str, Any] = {
+    **{cls.__name__: cls for cls in CLASSES},
+    **{name: cls.function for cls in CLASSES for name in (cls.function.__name__, *cls.aliases)},
+}
+
+
+def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
+    """Returns the loss that `identifier` names, as Keras does.
+
+    Args:
+      identifier: a function's name ("mse", "mean_squared_error"), which gives the function; a class's name or a
+        class, which gives a loss with default arguments; a `Loss` or a function, which is returned; or None.
+
+    Raises:
+      ValueError: for an unknown name.
+      TypeError: for anything else.
+
+    >>> get("mse").__name__
+    'mean_squared_error'
+    """
+    if isinstance(identifier, str):
+        if identifier not in _BY_NAME:
+            raise unknown_name("loss", identifier, _BY_NAME)
+        identifier = _BY_NAME[identifier]
+    if isinstance(identifier, type) and issubclass(identifier, Loss):
+        return identifier()
+    if identifier is None or (callable(identifier) and not isinstance(identifier, type)):
+        return identifier
+    raise _not_a_loss(identifier)
+
+
+def as_loss(identifier: Any) -> Loss:
+    """Returns the `Loss` for a name, a function or a `Loss`, with the checks of its class where it has one.
+
+    Args:
+      identifier: see `get`; None is refused. A user's function becomes a loss with the function's name.
+
+    Raises:
+      ValueError: for an unknown name.
+      TypeError: for anything that is no loss.
+
+    >>> as_loss("mse").name
+    'mean_squared_error'
+    """
+    found = get(identifier)
+    if isinstance(found, Loss):
+        return found
+    if found is None:
+        raise _not_a_loss(identifier)
+    for cls in CLASSES:
+        if cls.function is found:
+            return cls(name=found.__name__)
+    return FunctionLoss(found)
+
+
+def _not_a_loss(received: Any) -> TypeError:
+    return wrong_type("loss", received, "the name of a loss, a function of (y_true, y_pred) or a `Loss`")

@@ -1,0 +1,117 @@
+"""Brings labels and predictions to arrays of one shape and one float dtype.
+
+Owns Keras's rule for labels and predictions whose ranks differ by one, and the messages for shapes that cannot work.
+It must not compute any loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpy.lib.array_utils import normalize_axis_index
+
+from trainer.errors import wrong_type
+
+Shape = tuple[int, ...]
+
+
+def as_arrays(values: Any, dtype: Any = None) -> Any:
+    """Returns `values` with arrays as leaves: an array, a (nested) list of plain numbers, or a tree of arrays.
+
+    Args:
+      values: what a user gave as labels or predictions.
+      dtype: the dtype of the arrays; None keeps their own.
+    """
+    if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(values)):
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), values)
+    return values if values is None else jnp.asarray(values, dtype)
+
+
+def as_float(values: Any) -> jax.Array:
+    """Returns `values` as an array of at least float32: the epsilon of 1e-7 does not exist near 1 in 16 bits."""
+    array = jnp.asarray(values)
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def matched_shapes(true_shape: Shape, pred_shape: Shape) -> tuple[Shape, Shape]:
+    """Returns the shapes of labels and predictions once a last axis of size 1 is added or removed, as Keras does.
+
+    Where ranks differ by one and the longer shape ends in 1, a shape of rank 1 gets that axis as well; otherwise
+    the longer one loses it. All other shapes stay as they are.
+
+    >>> matched_shapes((8,), (8, 1)), matched_shapes((8, 5), (8, 5, 1))
+    (((8, 1), (8, 1)), ((8, 5), (8, 5)))
+    """
+    longer, shorter = sorted((true_shape, pred_shape), key=len, reverse=True)
+    if len(longer) != len(shorter) + 1 or longer[-1] != 1:
+        return true_shape, pred_shape
+    if len(shorter) == 1:
+        grown = (*shorter, 1)
+        return (grown, pred_shape) if shorter is true_shape else (true_shape, grown)
+    return (longer[:-1], pred_shape) if longer is true_shape else (true_shape, longer[:-1])
+
+
+def match_ranks(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns both arrays reshaped by the rule of `matched_shapes`."""
+    true_shape, pred_shape = matched_shapes(y_true.shape, y_pred.shape)
+    return y_true.reshape(true_shape), y_pred.reshape(pred_shape)
+
+
+def check_arrays(y_true: Any, y_pred: Any) -> None:
+    """Raises TypeError unless both have a shape and a dtype."""
+    for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
+        if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+            raise wrong_type(argument, value, "an array")
+
+
+def check_same_shape(y_true: Any, y_pred: Any, fix: str = "Give one label for each output.") -> None:
+    """Raises ValueError unless labels and predictions have one shape, after the rule of `matched_shapes`.
+
+    Args:
+      y_true: anything with a shape.
+      y_pred: anything with a shape.
+      fix: the sentence that ends the message.
+    """
+    true_shape, pred_shape = matched_shapes(tuple(y_true.shape), tuple(y_pred.shape))
+    if true_shape != pred_shape:
+        raise ValueError(f"`y_true` and `y_pred` must have the same shape. Received: y_true.shape="
+                         f"{tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}. {fix}")
+
+
+def as_float_pair(y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns labels and predictions as arrays of one shape and of the predictions' float dtype.
+
+    Raises:
+      ValueError: where their shapes differ: broadcasting `(n, 1)` to `(n, k)` would hide a mistake.
+    """
+    y_pred = as_float(y_pred)
+    y_true = jnp.asarray(y_true).astype(y_pred.dtype)
+    check_same_shape(y_true, y_pred)
+    return match_ranks(y_true, y_pred)
+
+
+def check_class_indices(y_true: Any, y_pred: Any, axis: int) -> None:
+    """Raises ValueError unless `y_true` has the shape of `y_pred` without its class axis, or with size 1 there."""
+    pred_shape, true_shape = tuple(y_pred.shape), tuple(y_true.shape)
+    class_axis = normalize_axis_index(axis, len(pred_shape))
+    before, after = pred_shape[:class_axis], pred_shape[class_axis + 1:]
+    flat, kept = (*before, *after), (*before, 1, *after)
+    if true_shape in (flat, kept):
+        return
+    fix = ("The labels are one-hot: use CategoricalCrossentropy, or give `y_true.argmax(axis)`."
+           if true_shape == pred_shape else "Give one class index for each prediction.")
+    raise ValueError(f"`y_true` must hold class indices of shape {flat} or {kept}, for y_pred.shape={pred_shape}. "
+                     f"Received: y_true.shape={true_shape}. {fix}")
+
+
+def class_indices(y_true: Any, y_pred: Any, axis: int) -> jax.Array:
+    """Returns `y_true` as int32 class indices, in the shape of `y_pred` without its class axis.
+
+    Raises:
+      ValueError: where the shapes cannot match.
+    """
+    y_true = jnp.asarray(y_true)
+    check_class_indices(y_true, y_pred, axis)
+    return (y_true if y_true.ndim < y_pred.ndim else y_true.squeeze(axis)).astype(jnp.int32)

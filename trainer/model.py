@@ -1,0 +1,333 @@
+"""Model and Sequential: the façade that users see, in Keras's words.
+
+Owns the arguments of `fit`, `evaluate`, `predict` and their relatives. What is trained is in `compiled_model.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer import checks, loop
+from trainer.callbacks import CallbackList, History
+from trainer.compiled_model import CompiledModel
+from trainer.compiled_step import fetch_results
+from trainer.data import Group, Reader, adapt, pack_x_y_sample_weight, split_validation
+from trainer.data.arrays import is_array_tree
+from trainer.modules import render_summary
+
+
+class Model(CompiledModel):
+    """Trains, evaluates and predicts with a Flax module, on the devices of the strategy in scope.
+
+    Args:
+      module: a Linen module, an NNX module, or a dict of named modules.
+      seed: what the initial weights, shuffling, dropout and all other random streams derive from.
+      name: a name for messages and tables; by default the module's.
+
+    Attributes:
+      strategy: the strategy in whose scope the model was made.
+      stop_training: set to True, in a callback for example, to end `fit` after the batch that is running.
+      stop_evaluating: the same for `evaluate`.
+      stop_predicting: the same for `predict`.
+      history: the `History` of the last `fit`.
+
+    Raises:
+      TypeError: if `module` is not a Flax module.
+
+    Example:
+      >>> import numpy as np
+      >>> from flax import linen as nn
+      >>> model = Model(nn.Dense(1))
+      >>> model.compile("sgd", "mse")
+      >>> history = model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+      >>> sorted(model.evaluate(np.ones((8, 2)), np.ones((8, 1)), verbose=0))
+      ['loss']
+    """
+
+
+    history: History | None = None
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: int | str = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool | str = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+    ) -> History:
+        """Trains the model.
+
+        Args:
+          x: inputs: an array, or a tuple or dict of arrays, rows first; or a `trainer.data.Dataset`, a generator, a Grain
+            dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`.
+          y: targets, if `x` is arrays.
+          batch_size: rows of a batch over all replicas, if `x` is arrays; 32 by default. The last batch of an epoch may
+            be smaller, and counts for what it is.
+          epochs: the number after that of the last epoch.
+          verbose: 0 prints nothing, 1 shows a progress bar (in a terminal; elsewhere a line per epoch), 2 prints a line
+            per epoch, "auto" is 1.
+          callbacks: callbacks, or a list of them.
+          validation_split: the fraction of the arrays, taken from their end before shuffling, to validate on.
+          validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on.
+          shuffle: whether arrays are read in another order in each epoch, a function of the seed and the epoch.
+          class_weight: weights of rows by their label.
+          sample_weight: weights of rows, if `x` is arrays.
+          initial_epoch: the number of the first epoch.
+          steps_per_epoch: batches of an epoch; without it, all that `x` has.
+          validation_steps: batches of a validation; without it, all there are.
+          validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
+          validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
+
+        Returns:
+          The `History`, whose `history` has a list of floats per log.
+
+        Raises:
+          RuntimeError: if the model is not compiled, or the data pipeline fails; the batch is named.
+          ValueError: for data and arguments that cannot be used, before the train step compiles.
+          TypeError: for arguments of a wrong type.
+        """
+        self._require_compiled("fit")
+        checks.check_count("epochs", epochs, 0)
+        checks.check_count("initial_epoch", initial_epoch, 0)
+        checks.check_validation_freq(validation_freq)
+        if validation_split:
+            if validation_data is not None:
+                raise ValueError("`validation_split` and `validation_data` cannot be used together.")
+            (x, y, sample_weight), validation_data = split_validation((x, y, sample_weight), validation_split)
+        with contextlib.ExitStack() as readers:
+            reader = readers.enter_context(Reader(
+                adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=self._seed,
+                      class_weight=class_weight), steps_per_epoch))
+            validation = None
+            if validation_data is not None:
+                validation = readers.enter_context(Reader(
+                    _adapt_validation(validation_data, validation_batch_size or batch_size), validation_steps))
+            callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
+            try:
+                loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq)
+            finally:
+                self._absorb()
+        return self.history
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Returns the loss and the metrics over all rows of the data, exactly.
+
+        Args:
+          x: inputs, as in `fit`.
+          y: targets, if `x` is arrays.
+          batch_size: rows of a batch, if `x` is arrays; 32 by default.
+          verbose: as in `fit`.
+          sample_weight: weights of rows, if `x` is arrays.
+          steps: how many batches to evaluate; by default all.
+          callbacks: callbacks, or a list of them.
+          return_dict: False returns Keras's list, or the loss alone if there are no metrics.
+
+        Raises:
+          As `fit` does.
+        """
+        self._require_compiled("evaluate")
+        with Reader(adapt(x, y, sample_weight, batch_size=batch_size), steps) as reader:
+            callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
+            logs = loop.evaluate(self, reader, callback_list)
+        return logs if return_dict else _as_list(logs)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: int | str = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Returns the outputs for all rows as numpy arrays, in input order.
+
+        Outputs move to the host as they are made, so the device needs memory for few batches only.
+
+        Args:
+          x: inputs, as in `fit`; targets in batches are ignored.
+          batch_size: rows of a batch, if `x` is arrays; 32 by default.
+          verbose: as in `fit`.
+          steps: how many batches to predict; by default all.
+          callbacks: callbacks, or a list of them.
+
+        Raises:
+          As `fit` does, but the model need not be compiled.
+        """
+        with self._predict_reader(x, batch_size, steps) as (reader, rows):
+            callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
+            return loop.collect(loop.predict(self, reader, callback_list), rows)
+
+    def predict_iter(self, x: Any, batch_size: int | None = None, steps: int | None = None) -> Iterator[Any]:
+        """Yields the outputs of `predict` batch by batch, for results that do not fit into memory at once."""
+        with self._predict_reader(x, batch_size, steps) as (reader, _):
+            yield from loop.predict(self, reader, CallbackList(model=self))
+
+    @contextlib.contextmanager
+    def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
+        source = adapt(x, batch_size=batch_size)
+        with Reader(source, steps) as reader:
+            yield reader, source.rows if steps is None else None
+
+    def train_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Trains on one batch; returns the logs since the last `reset_metrics`, in Keras's list or as a dict."""
+        return self._on_batch("train", x, y, sample_weight, class_weight, return_dict)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """Evaluates one batch; returns the logs since the last `reset_metrics`, in Keras's list or as a dict."""
+        return self._on_batch("test", x, y, sample_weight, None, return_dict)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Returns the outputs for one batch as numpy arrays."""
+        return self.predict(x, batch_size=_rows(x), verbose=0)
+
+    def reset_metrics(self) -> None:
+        """Makes `train_on_batch` and `test_on_batch` start their logs anew."""
+        self._on_batch_logs.clear()
+
+    def _on_batch(self, kind: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool) -> Any:
+        self._require_compiled(f"{kind}_on_batch")
+        source = adapt(x, y, sample_weight, batch_size=_rows(x), class_weight=class_weight)
+        with Reader(source, 1) as reader:
+            batch, group = reader.peek(), next(iter(reader.read(0)))
+        running = self._on_batch_logs.get(kind)
+        self._on_batch_logs[kind] = loop.run_on_batch(self, kind, batch, group, running)
+        logs = fetch_results(self._on_batch_logs[kind])
+        return logs if return_dict else _as_list(logs)
+
+    def __call__(self, x: Any, training: bool = False) -> Any:
+        """Returns the module's outputs for `x`, computed at once and on one device's worth of rows.
+
+        Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept.
+        """
+        if not self.built:
+            self.build(x)
+        state = self.current_state
+        return self.apply(state.params, state, jax.tree.map(np.asarray, x), training=training)[0]
+
+    # --- weights ---------------------------------------------------------------------------------------------------
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Returns copies of all weights: the parameters, then the model state."""
+        state = self._require_built()
+        return [np.array(leaf) for leaf in jax.tree.leaves((state.params, state.model_state))]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Replaces all weights.
+
+        Args:
+          weights: arrays in the order and with the shapes of `get_weights`.
+
+        Raises:
+          ValueError: if their number or a shape differs; nothing is replaced then.
+        """
+        state = self._require_built()
+        leaves, treedef = jax.tree.flatten((state.params, state.model_state))
+        if len(weights) != len(leaves):
+            raise ValueError(f"`weights` has {len(weights)} arrays, but the model has {len(leaves)}.")
+        for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
+            if np.shape(weight) != leaf.shape:
+                raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but the model's has {leaf.shape}.")
+        copies = [np.array(weight, dtype=leaf.dtype) for weight, leaf in zip(weights, leaves, strict=True)]
+        params, model_state = self.strategy.place_state(jax.tree.unflatten(treedef, copies))
+        self.state = state.replace(params=params, model_state=model_state)
+
+    def count_params(self) -> int:
+        """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
+        state = self._require_built()
+        return sum(leaf.size for leaf in jax.tree.leaves((state.params, state.model_state)))
+
+    def summary(self, print_fn: Callable[[str], Any] = print) -> None:
+        """Prints a table of the layers, their output shapes and weights.
+
+        Args:
+          print_fn: called with each line.
+
+        Raises:
+          RuntimeError: if the model is not built.
+        """
+        state = self._require_built()
+        counts = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state)]
+        rows = self._functional.summary_rows(self._sample_spec)
+        for line in render_summary(rows, self.name, sum(counts), counts[0] if self.trainable else 0, counts[1]):
+            print_fn(line)
+
+    def _absorb(self) -> None:
+        """Gives an NNX user's own object the trained weights, as a loop of one's own would leave it."""
+        if self._state is not None:
+            self._functional.absorb(self.state.params, self.state.model_state)
+
+    def _require_compiled(self, method: str) -> None:
+        if not self._is_compiled:
+            raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`.")
+
+    def _callback_list(self, callbacks: Any, verbose: Any, history: bool = True, **params: Any) -> CallbackList:
+        verbose = checks.check_verbose(verbose)
+        if isinstance(callbacks, CallbackList):
+            callbacks = callbacks.callbacks
+        return CallbackList(
+            callbacks, add_history=history, add_progbar=verbose != 0, model=self, verbose=verbose, **params)
+
+
+class Sequential(Model):
+    """A model of layers applied one after another.
+
+    Args:
+      layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`.
+      seed: as in `Model`.
+      name: as in `Model`.
+
+    Attributes:
+      layers: the layers as they were given.
+
+    Raises:
+      TypeError: if a layer is neither a Flax module nor a function.
+    """
+
+    def __init__(self, layers: Sequence[Any], *, seed: int = 0, name: str | None = None):
+        super().__init__(list(layers), seed=seed, name=name or "sequential")
+        self.layers = list(layers)
+
+
+def _adapt_validation(data: Any, batch_size: int | None) -> Any:
+    if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3 and is_array_tree(data[0]):
+        return adapt(*data, batch_size=batch_size)
+    return adapt(data)
+
+
+def _rows(x: Any) -> int:
+    leaves = jax.tree.leaves(x)
+    return max(len(leaves[0]), 1) if leaves and np.ndim(leaves[0]) else 1
+
+
+def _as_list(logs: dict[str, Any]) -> Any:
+    values = list(logs.values())
+    return values[0] if len(values) == 1 else values

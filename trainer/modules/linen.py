@@ -1,0 +1,132 @@
+"""A Linen module as pure functions.
+
+Owns collections, random streams and training flags of Linen. It leaves the user's module untouched: all that differs
+from a plain `module.apply` happens in a method interceptor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax.core import DenyList, unfreeze
+from flax.errors import InvalidRngError
+
+from trainer.modules.base import FLAGS, FunctionalModule, MakeKey, call_arguments, key_for
+from trainer.modules.batch_norm import call_linen_batch_norm, is_linen_batch_norm
+from trainer.modules.summary import CallRecorder, LayerRow
+
+_NESTED_FLAGS = ("deterministic", "use_running_average")
+
+
+class LinenFunctional(FunctionalModule):
+    """The functional form of a Linen module.
+
+    The collection "params" is the parameters. Each other collection that `init` creates is state, except for
+    "intermediates" and those whose structure changes when the module is applied, as `sow` makes it.
+
+    Args:
+      module: an unbound Linen module.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.name = module.name or type(module).__name__
+        self._module = module
+        # The streams that the module was seen to ask for, by `training`.
+        self._streams: dict[bool, list[str]] = {True: [], False: []}
+
+    def init(self, key: jax.Array, inputs: Any, initial_values: Any = None) -> tuple[dict, dict, Any]:
+        """See the base class; `initial_values` is not used, as Linen modules hold no values."""
+        params, collections, outputs = self._create(key, inputs)
+        # The abstract step also finds the random streams, before a step is traced for good.
+        after_step = jax.eval_shape(
+            lambda: self.apply(params, collections, inputs, training=True, make_key=lambda name: key_for(key, name))[1])
+        model_state = {name: values for name, values in collections.items() if _alike(values, after_step[name])}
+        return params, model_state, outputs
+
+    def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
+              batch_norm: str = "global") -> tuple[Any, dict]:
+        """See the base class."""
+        call = nn.apply(self._call(inputs, training), self._module, mutable=list(model_state))
+        streams = self._streams[training]
+        with nn.intercept_methods(_interceptor(training, batch_norm)):
+            while True:
+                try:
+                    outputs, updates = call({"params": params, **model_state},
+                                            rngs={stream: make_key(stream) for stream in streams})
+                    break
+                except InvalidRngError as error:
+                    # Flax tells which streams a module uses only by asking for one that is missing.
+                    missing = re.search(r'needs PRNG for "([^"]+)"', str(error))
+                    if missing is None or missing[1] in streams:
+                        raise
+                    streams.append(missing[1])
+        return outputs, {**model_state, **_plain(updates)} if training else model_state
+
+    def absorb(self, params: dict, model_state: dict) -> None:
+        """Does nothing: a Linen module holds no values."""
+
+    def summary_rows(self, inputs: Any) -> list[LayerRow]:
+        """See the base class."""
+        recorder = CallRecorder(inputs)
+
+        def record(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+            if context.method_name != "__call__":
+                return next_call(*args, **kwargs)
+            recorder.begin(context.module.path, type(context.module).__name__)
+            outputs = next_call(*args, **kwargs)
+            recorder.end(context.module.path, outputs)
+            return outputs
+
+        with nn.intercept_methods(record):
+            params, collections, _ = jax.eval_shape(lambda batch: self._create(jax.random.key(0), batch), inputs)
+        return recorder.rows(params, list(collections.values()))
+
+    def _create(self, key: jax.Array, inputs: Any) -> tuple[dict, dict, Any]:
+        create = nn.init_with_output(self._call(inputs, training=False), self._module,
+                                     mutable=DenyList("intermediates"))
+        with nn.intercept_methods(_interceptor(training=False, batch_norm="global")):
+            outputs, variables = create({"params": key})
+        collections = _plain(variables)
+        return collections.pop("params", {}), collections, outputs
+
+    def _call(self, inputs: Any, training: bool) -> Callable[[nn.Module], Any]:
+        args, kwargs = call_arguments(self._module, inputs, training)
+        return lambda module: module(*args, **kwargs)
+
+
+def _interceptor(training: bool, batch_norm: str) -> Callable[..., Any]:
+    def intercept(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+        if context.method_name != "__call__":
+            return next_call(*args, **kwargs)
+        module, signature = context.module, inspect.signature(context.orig_method)
+        bound = signature.bind(*args, **kwargs)
+        for name in _NESTED_FLAGS:
+            parameter = signature.parameters.get(name)
+            if (parameter is not None and bound.arguments.get(name, parameter.default) is None
+                    and getattr(module, name, None) is None):
+                bound.arguments[name] = training if FLAGS[name] else not training
+        if is_linen_batch_norm(context) and training:
+            given = bound.arguments.get("use_running_average")
+            if not (module.use_running_average if given is None else given):
+                return call_linen_batch_norm(module, next_call, bound.arguments["x"], bound.arguments.get("mask"),
+                                             batch_norm)
+        return next_call(*bound.args, **bound.kwargs)
+
+    return intercept
+
+
+def _plain(variables: Any) -> dict[str, Any]:
+    """Returns nested dicts of arrays, without Flax's boxes for metadata."""
+    return unfreeze(nn.meta.unbox(variables))
+
+
+def _alike(first: Any, second: Any) -> bool:
+    if jax.tree.structure(first) != jax.tree.structure(second):
+        return False
+    return all((a.shape, a.dtype) == (b.shape, b.dtype)
+               for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))

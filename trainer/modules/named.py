@@ -1,0 +1,130 @@
+"""Several named modules as one: generator and discriminator, teacher and student.
+
+Owns the dicts by name around parameters and state. What one name holds is the business of its own adapter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from trainer.errors import unknown_name, wrong_type
+from trainer.modules.base import FunctionalModule, MakeKey, key_for
+from trainer.modules.nnx import NNXFunctional
+from trainer.modules.summary import LayerRow
+
+
+class NamedFunctional(FunctionalModule):
+    """The functional form of a dict of modules.
+
+    Parameters and state are dicts with a module's name at the top level.
+
+    Args:
+      parts: the modules by name.
+
+    Attributes:
+      parts: the modules by name.
+
+    Raises:
+      ValueError: there are no parts, or two NNX modules share a variable, of which each would train a copy.
+      TypeError: a name is not a string.
+    """
+
+    def __init__(self, parts: Mapping[str, FunctionalModule]):
+        if not parts:
+            raise ValueError("A dict of modules must name at least one. Received: an empty dict.")
+        for name in parts:
+            if not isinstance(name, str):
+                raise wrong_type("module", name, "a dict whose keys are strings")
+        _check_shares_nothing(parts)
+        self.name = "_".join(parts)
+        self.parts = dict(parts)
+
+    @property
+    def initial_values(self) -> dict[str, Any]:
+        """The arrays that the user's own objects hold already, by name."""
+        return {name: part.initial_values for name, part in self.parts.items()}
+
+    def init(self, key: jax.Array, inputs: Mapping[str, Any],
+             initial_values: Any = None) -> tuple[dict, dict, dict[str, Any]]:
+        """Returns parameters, state and outputs, each by name.
+
+        Args:
+          key: a typed PRNG key of shape `()`.
+          inputs: one batch for each module, by name.
+          initial_values: what `self.initial_values` gave; by default it is read now.
+
+        Raises:
+          ValueError: the names of `inputs` are not those of the modules.
+        """
+        self._check_names(inputs)
+        values = self.initial_values if initial_values is None else initial_values
+        results = {name: part.init(key_for(key, name), inputs[name], values[name])
+                   for name, part in self.parts.items()}
+        params, model_state, outputs = ({name: result[index] for name, result in results.items()} for index in range(3))
+        return params, model_state, outputs
+
+    def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
+              batch_norm: str = "global", module: str | None = None) -> tuple[Any, dict]:
+        """Returns one module's outputs, and the state of all modules.
+
+        Args:
+          params: the parameters of that module alone.
+          model_state: the state of all modules, by name.
+          inputs: one batch for that module.
+          training: as in the base class.
+          make_key: as in the base class; the name of a stream begins with the module's name.
+          batch_norm: as in the base class.
+          module: the name of the module to apply.
+
+        Raises:
+          ValueError: `module` is missing or unknown.
+        """
+        if module is None:
+            raise ValueError(f"`module` must say which module to apply. Known names: {', '.join(sorted(self.parts))}.")
+        if module not in self.parts:
+            raise unknown_name("module", module, self.parts)
+        outputs, new_state = self.parts[module].apply(
+            params, model_state[module], inputs, training=training, batch_norm=batch_norm,
+            make_key=lambda stream: make_key(f"{module}/{stream}"))
+        return outputs, {**model_state, module: new_state} if training else model_state
+
+    def absorb(self, params: dict, model_state: dict) -> None:
+        """Writes copies of the values into those of the user's modules that hold values."""
+        for name, part in self.parts.items():
+            part.absorb(params[name], model_state[name])
+
+    def summary_rows(self, inputs: Mapping[str, Any]) -> list[LayerRow]:
+        """Returns the rows of each module in turn; `inputs` has one batch for each, by name."""
+        self._check_names(inputs)
+        return [dataclasses.replace(row, path="/".join(filter(None, (name, row.path))))
+                for name, part in self.parts.items() for row in part.summary_rows(inputs[name])]
+
+    def _check_names(self, inputs: Any) -> None:
+        if not isinstance(inputs, Mapping):
+            raise wrong_type("inputs", inputs, f"a dict with a batch for each of: {', '.join(sorted(self.parts))}")
+        for name in inputs:
+            if name not in self.parts:
+                raise unknown_name("module", name, self.parts)
+        missing = sorted(set(self.parts) - set(inputs))
+        if missing:
+            raise ValueError(f"`inputs` must have a batch for each module. Missing: {', '.join(missing)}.")
+
+
+def _check_shares_nothing(parts: Mapping[str, FunctionalModule]) -> None:
+    owners: dict[int, str] = {}
+    for name, part in parts.items():
+        if isinstance(part, NNXFunctional):
+            for identity in _variable_identities(part.module):
+                if owners.setdefault(identity, name) != name:
+                    raise ValueError(f"Modules {owners[identity]!r} and {name!r} share a variable. Expected: modules "
+                                     "without common parts. Make them attributes of one module.")
+
+
+def _variable_identities(module: nnx.Module) -> Iterable[int]:
+    return (id(node) for _, node in nnx.iter_graph(module)
+            if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))

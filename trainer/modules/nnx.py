@@ -1,0 +1,160 @@
+"""An NNX module as pure functions.
+
+Owns the split of an NNX object into parameters, state and random streams. Everything but `absorb` works on a private
+clone, so that the user's object, its mode and its class never change.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.traverse_util import unflatten_dict
+
+from trainer.modules.base import FunctionalModule, MakeKey, call_arguments, key_for
+from trainer.modules.batch_norm import replace_nnx_batch_norms, set_nnx_policy
+from trainer.modules.summary import CallRecorder, LayerRow
+
+Path = tuple[Any, ...]
+
+
+class NNXFunctional(FunctionalModule):
+    """The functional form of an NNX module.
+
+    `nnx.Param` variables are the parameters. Keys and counts of random streams are made anew in each call, from the
+    path of the stream, and belong to no state. `nnx.Intermediate` values are dropped. All else is state.
+
+    Args:
+      module: an NNX module; its values are where training starts.
+
+    Attributes:
+      module: the user's module.
+    """
+
+    def __init__(self, module: nnx.Module):
+        self.name = type(module).__name__
+        self.module = module
+        self._template = _abstract_clone(module)
+        variables = dict(nnx.to_flat_state(nnx.state(self._template)))
+        self._random = {path: value for path, value in variables.items() if isinstance(value, nnx.RngState)}
+        self._param_paths = [path for path, value in variables.items() if isinstance(value, nnx.Param)]
+        self._state_paths = [path for path in variables if path not in self._random and path not in self._param_paths]
+        self._graphdefs: dict[tuple[bool, str], nnx.GraphDef] = {}
+
+    @property
+    def initial_values(self) -> tuple[dict, dict]:
+        """`(params, model_state)` with the arrays that the user's module holds now."""
+        return self._values(self.module)
+
+    def init(self, key: jax.Array, inputs: Any, initial_values: Any = None) -> tuple[dict, dict, Any]:
+        """See the base class; parameters and state are copies of `initial_values`."""
+        params, model_state = jax.tree.map(jnp.copy, self.initial_values if initial_values is None else initial_values)
+        outputs, _ = self.apply(params, model_state, inputs, training=False, make_key=lambda name: key_for(key, name))
+        return params, model_state, outputs
+
+    def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
+              batch_norm: str = "global") -> tuple[Any, dict]:
+        """See the base class; a stream's name is its path, such as "dropout/rngs"."""
+        module = self._merge(params, model_state, training, make_key, batch_norm)
+        args, kwargs = call_arguments(module, inputs, training)
+        outputs = module(*args, **kwargs)
+        return outputs, self._values(module)[1] if training else model_state
+
+    def absorb(self, params: dict, model_state: dict) -> None:
+        """Writes copies of the values into the user's module, whose random streams and mode stay as they are."""
+        values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths)}
+        nnx.update(self.module, nnx.from_flat_state({path: jnp.copy(value) for path, value in values.items()}))
+
+    def summary_rows(self, inputs: Any) -> list[LayerRow]:
+        """See the base class."""
+        recorder = CallRecorder(inputs)
+
+        def record(params: dict, model_state: dict, batch: Any) -> None:
+            module = self._merge(params, model_state, False, lambda _: jax.random.key(0), "global")
+            _record_calls(module, recorder)
+            args, kwargs = call_arguments(module, batch, training=False)
+            module(*args, **kwargs)
+
+        params, model_state = self._values(self._template)
+        jax.eval_shape(record, params, model_state, inputs)
+        return recorder.rows(params, [model_state])
+
+    def _merge(self, params: dict, model_state: dict, training: bool, make_key: MakeKey,
+               batch_norm: str) -> nnx.Module:
+        values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths),
+                  **{path: _fresh(path, variable, make_key) for path, variable in self._random.items()}}
+        return nnx.merge(self._graphdef(training, batch_norm), nnx.from_flat_state(values))
+
+    def _graphdef(self, training: bool, batch_norm: str) -> nnx.GraphDef:
+        if (training, batch_norm) not in self._graphdefs:
+            if training:
+                self._template.train()
+            else:
+                self._template.eval()
+            set_nnx_policy(self._template, batch_norm)
+            self._graphdefs[training, batch_norm] = nnx.graphdef(self._template)
+        return self._graphdefs[training, batch_norm]
+
+    def _values(self, module: nnx.Module) -> tuple[dict, dict]:
+        """Returns `(params, model_state)` of a module that has this one's variables, and maybe more."""
+        variables = dict(nnx.to_flat_state(nnx.state(module)))
+        params, model_state = ({_names(path): _value(variables[path]) for path in paths}
+                               for paths in (self._param_paths, self._state_paths))
+        return unflatten_dict(params), unflatten_dict(model_state)
+
+
+def _abstract_clone(module: nnx.Module) -> nnx.Module:
+    """Returns a clone with shapes for values: it neither keeps the user's arrays alive nor needs them to live."""
+    graphdef, state = nnx.split(module)
+    clone = nnx.merge(graphdef, jax.eval_shape(lambda: state))
+    nnx.pop(clone, nnx.Intermediate)
+    replace_nnx_batch_norms(clone)
+    return clone
+
+
+def _fresh(path: Path, variable: nnx.RngState, make_key: MakeKey) -> jax.Array:
+    value = variable.get_value()
+    if isinstance(variable, nnx.RngKey):
+        # The last part of the path only says that this is the key of the stream.
+        key = make_key("/".join(_names(path[:-1])))
+        return jax.random.split(key, value.shape) if value.shape else key
+    return jnp.zeros(value.shape, value.dtype)
+
+
+def _pick(tree: Mapping[str, Any], paths: Iterable[Path]) -> dict[Path, Any]:
+    return {path: functools.reduce(operator.getitem, _names(path), tree) for path in paths}
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _record_calls(module: nnx.Module, recorder: CallRecorder) -> None:
+    for path, layer in list(nnx.iter_modules(module)):
+        if callable(layer):
+            # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
+            layer.summary_path = _names(path)
+            layer.summary_recorder = recorder
+            object.__setattr__(layer, "__class__", _recording_class(type(layer)))
+
+
+@functools.cache
+def _recording_class(layer_class: type[nnx.Module]) -> type[nnx.Module]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.summary_recorder.begin(self.summary_path, layer_class.__name__)
+        outputs = layer_class.__call__(self, *args, **kwargs)
+        self.summary_recorder.end(self.summary_path, outputs)
+        return outputs
+
+    return types.new_class(layer_class.__name__, (layer_class,),
+                           exec_body=lambda body: body.update(__call__=functools.wraps(layer_class.__call__)(call)))

@@ -1,0 +1,122 @@
+"""The rows and the text of a model's summary.
+
+Owns how calls become rows and rows become a table. It must not know Linen or NNX: adapters tell it which layers were
+called and how many numbers lie at which path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict
+
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRow:
+    """One layer of a summary.
+
+    Attributes:
+      path: the names that lead to the layer, joined by "/"; empty for the module itself.
+      type_name: the name of its class.
+      output_shape: the shapes of its outputs, with None for the batch dimension.
+      params: how many numbers the layer itself holds: parameters and state.
+      trainable: how many of these are parameters.
+    """
+
+    path: str
+    type_name: str
+    output_shape: str
+    params: int
+    trainable: int
+
+
+class CallRecorder:
+    """Collects the layers that are called, in the order in which their calls begin.
+
+    Args:
+      inputs: one batch, whose number of rows is shown as None in shapes.
+    """
+
+    def __init__(self, inputs: Any):
+        leaves = jax.tree.leaves(inputs)
+        self._rows = leaves[0].shape[0] if leaves and leaves[0].ndim else None
+        self._layers: dict[Path, tuple[str, str]] = {}
+
+    def begin(self, path: Path, type_name: str) -> None:
+        """Notes that a layer is being called."""
+        self._layers.setdefault(path, (type_name, ""))
+
+    def end(self, path: Path, outputs: Any) -> None:
+        """Notes what the call returned."""
+        shapes = [leaf.shape for leaf in jax.tree.leaves(outputs)]
+        batched = [(None, *shape[1:]) if shape[:1] == (self._rows,) else shape for shape in shapes]
+        self._layers[path] = (self._layers[path][0], ", ".join(map(str, batched)))
+
+    def rows(self, params: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
+        """Returns a row for each layer that holds numbers itself or calls no other.
+
+        Args:
+          params: the parameters, as nested dicts whose keys are the layers' names.
+          states: dicts of the same structure with the values that are not trained.
+        """
+        trainable = self._counts_by_layer(params)
+        fixed = [self._counts_by_layer(state) for state in states]
+        rows = []
+        for path, (type_name, output_shape) in self._layers.items():
+            count = trainable[path] + sum(counts[path] for counts in fixed)
+            calls_others = any(other[:len(path)] == path and other != path for other in self._layers)
+            if count or not calls_others:
+                rows.append(LayerRow("/".join(path), type_name, output_shape, count, trainable[path]))
+        return rows
+
+    def _counts_by_layer(self, values: Mapping[str, Any]) -> dict[Path, int]:
+        counts = dict.fromkeys(self._layers, 0)
+        for path, value in flatten_dict(values).items():
+            owner = next((path[:end] for end in range(len(path), -1, -1) if path[:end] in counts), None)
+            if owner is not None:
+                counts[owner] += sum(leaf.size for leaf in jax.tree.leaves(value))
+        return counts
+
+
+def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: int, state_count: int) -> list[str]:
+    """Returns a summary as lines of text.
+
+    Args:
+      rows: the layers.
+      name: the model's name.
+      total: how many numbers the parameters hold, frozen ones included.
+      trainable: how many of these are trained.
+      state_count: how many numbers the state holds, such as running averages; they count as not trainable.
+
+    >>> print("\\n".join(render_summary([LayerRow("head", "Dense", "(None, 2)", 1008, 1008)], "Net", 1008, 1008, 0)))
+    Model: Net
+    Layer  Type   Output shape  Params  Trainable
+    ---------------------------------------------
+    head   Dense  (None, 2)      1,008      1,008
+    ---------------------------------------------
+    Total params: 1,008
+    Trainable params: 1,008
+    Non-trainable params: 0
+    """
+    cells = [("Layer", "Type", "Output shape", "Params", "Trainable")]
+    cells += [(row.path or name, row.type_name, row.output_shape, f"{row.params:,}", f"{row.trainable:,}")
+              for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.rjust(width) if column >= 3 else cell.ljust(width)
+                       for column, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in cells]
+    rule = "-" * len(lines[0])
+    return [
+        f"Model: {name}",
+        lines[0],
+        rule,
+        *lines[1:],
+        rule,
+        f"Total params: {total + state_count:,}",
+        f"Trainable params: {trainable:,}",
+        f"Non-trainable params: {total + state_count - trainable:,}",
+    ]

@@ -1,0 +1,142 @@
+"""Optimizers that divide each weight's step by the size of its past gradients, with Keras's arguments and numbers."""
+
+from __future__ import annotations
+
+import optax
+
+from trainer.optimizers import checks, transforms
+from trainer.optimizers.base import Optimizer
+from trainer.optimizers.common_arguments import with_common_arguments
+from trainer.optimizers.learning_rate import Schedule
+
+
+class Adagrad(Optimizer):
+    """Divides the gradient by the root of the sum of all its squares so far.
+
+    Args:
+      learning_rate: a number of at least 0, or a schedule.
+      initial_accumulator_value: what the sum starts from; at least 0.
+      epsilon: what is added to the sum before taking its root; above 0.
+      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
+      clipnorm: the largest L2 norm of one parameter's gradient; a larger one is scaled down.
+      clipvalue: the largest absolute value in a gradient; larger ones are cut.
+      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
+      name: a name to know the optimizer by.
+
+    Raises:
+      TypeError: if an argument is not a number.
+      ValueError: if one is out of its range, or if more than one of the three clips is given.
+
+    Source: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
+    2011.
+
+    Example:
+      >>> float(Adagrad(0.5).learning_rate)
+      0.5
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_non_negative(initial_accumulator_value=initial_accumulator_value)
+        checks.require_positive(epsilon=epsilon)
+        transformation = with_common_arguments(
+            optax.scale_by_rss(initial_accumulator_value, epsilon), transforms.descend(), weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)
+
+
+class RMSprop(Optimizer):
+    """Divides the gradient by the root of a running mean of its squares.
+
+    Args:
+      learning_rate: a number of at least 0, or a schedule.
+      rho: how much of the running mean survives an update, in [0, 1).
+      momentum: how much of the sum of all steps so far survives an update, in [0, 1]; 0 keeps none, and no state.
+      epsilon: what is added to the mean before taking its root; above 0.
+      centered: whether to divide by the standard deviation instead, with a running mean of the gradient.
+      weight_decay: as for `Adagrad`, like all that follow.
+      clipnorm: see `Adagrad`.
+      clipvalue: see `Adagrad`.
+      global_clipnorm: see `Adagrad`.
+      name: see `Adagrad`.
+
+    Raises:
+      TypeError: if an argument is not a number.
+      ValueError: if one is out of its range, or if more than one of the three clips is given.
+
+    Source: Hinton, "Neural Networks for Machine Learning", 2012, lecture 6.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_decay_rate(rho=rho)
+        checks.require_momentum(momentum=momentum)
+        checks.require_positive(epsilon=epsilon)
+        scale = optax.scale_by_stddev if centered else optax.scale_by_rms
+        accumulate = optax.trace(momentum) if momentum else optax.identity()
+        transformation = with_common_arguments(
+            scale(rho, epsilon), transforms.descend(), accumulate, weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)
+
+
+class Adadelta(Optimizer):
+    """Scales the gradient by the ratio of a running mean of past updates to one of past gradients.
+
+    Args:
+      learning_rate: a number of at least 0, or a schedule; 1.0 gives the paper's method.
+      rho: how much of the running means survives an update, in [0, 1).
+      epsilon: what is added to both means before taking their roots; above 0.
+      weight_decay: as for `Adagrad`, like all that follow.
+      clipnorm: see `Adagrad`.
+      clipvalue: see `Adagrad`.
+      global_clipnorm: see `Adagrad`.
+      name: see `Adagrad`.
+
+    Raises:
+      TypeError: if an argument is not a number.
+      ValueError: if one is out of its range, or if more than one of the three clips is given.
+
+    Source: Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        rho: float = 0.95,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_decay_rate(rho=rho)
+        checks.require_positive(epsilon=epsilon)
+        transformation = with_common_arguments(
+            optax.scale_by_adadelta(rho, epsilon), transforms.descend(), weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)

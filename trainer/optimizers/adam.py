@@ -1,0 +1,175 @@
+"""Adam and its variants, with Keras's arguments and numbers."""
+
+from __future__ import annotations
+
+import optax
+
+from trainer.optimizers import checks, transforms
+from trainer.optimizers.base import Optimizer
+from trainer.optimizers.common_arguments import with_common_arguments
+from trainer.optimizers.learning_rate import Schedule
+
+
+class Adam(Optimizer):
+    """Steps along a running mean of the gradients, divided by the root of a running mean of their squares.
+
+    Args:
+      learning_rate: a number of at least 0, or a schedule.
+      beta_1: how much of the running mean survives an update, in [0, 1).
+      beta_2: how much of the running mean of squares survives an update, in [0, 1).
+      epsilon: what is added to the root before dividing by it; above 0.
+      amsgrad: whether the mean of squares is replaced by its maximum over all updates.
+      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
+      clipnorm: the largest L2 norm of one parameter's gradient; a larger one is scaled down.
+      clipvalue: the largest absolute value in a gradient; larger ones are cut.
+      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
+      name: a name to know the optimizer by.
+
+    Raises:
+      TypeError: if an argument is not a number.
+      ValueError: if one is out of its range, or if more than one of the three clips is given.
+
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014; Reddi, Kale and Kumar, "On the
+    Convergence of Adam and Beyond", 2018.
+
+    Example:
+      >>> float(Adam(0.5).learning_rate)
+      0.5
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        checks.require_positive(epsilon=epsilon)
+        scale = transforms.scale_by_amsgrad if amsgrad else transforms.scale_by_adam
+        transformation = with_common_arguments(
+            scale(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)
+
+
+class AdamW(Adam):
+    """`Adam` with a weight decay by default.
+
+    The arguments are those of `Adam`; `weight_decay` comes second and cannot be None.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        weight_decay: float = 0.004,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        amsgrad: bool = False,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_non_negative(weight_decay=weight_decay)
+        super().__init__(
+            learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay, clipnorm, clipvalue, global_clipnorm,
+            name=name)
+
+
+class Adamax(Optimizer):
+    """`Adam` that divides by a running maximum of the gradients' absolute values.
+
+    The arguments are those of `Adam`, without `amsgrad`. Here `beta_2` is how much of the maximum survives an update.
+
+    Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014, section 7.1.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        checks.require_positive(epsilon=epsilon)
+        transformation = with_common_arguments(
+            transforms.scale_by_adamax(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)
+
+
+class Nadam(Optimizer):
+    """`Adam` with Nesterov's momentum.
+
+    The arguments are those of `Adam`, without `amsgrad`.
+
+    Source: Dozat, "Incorporating Nesterov Momentum into Adam", 2016.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        checks.require_positive(epsilon=epsilon)
+        transformation = with_common_arguments(
+            transforms.scale_by_nadam(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)
+
+
+class Lamb(Optimizer):
+    """`Adam` whose update of each parameter is scaled to the parameter's own norm, for large batches.
+
+    The arguments are those of `Adam`, without `amsgrad`. Parameters and updates of norm 0 are not scaled.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2019.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        checks.require_positive(epsilon=epsilon)
+        transformation = with_common_arguments(
+            optax.scale_by_adam(beta_1, beta_2, epsilon), optax.scale_by_trust_ratio(), transforms.descend(),
+            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)

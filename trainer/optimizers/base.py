@@ -1,0 +1,151 @@
+"""Optimizer: an optax transformation, the learning rate that it was given, and the rate it has now.
+
+Owns how a rate is kept, read and set. The rate in use is an array in the optimizer's state, so setting it compiles
+nothing. How an update is computed belongs to the transformation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
+
+
+class OptimizerState(NamedTuple):
+    """What an optimizer carries from update to update.
+
+    Attributes:
+      count: updates done, an int32 scalar.
+      learning_rate: a float32 scalar. With a constant rate, the rate itself; with a schedule, a factor on top of it.
+      inner: the state of the optax transformation.
+    """
+
+    count: jax.Array
+    learning_rate: jax.Array
+    inner: Any
+
+
+class Optimizer:
+    """Turns gradients into updates of parameters, at a learning rate that can be read and set.
+
+    An optimizer holds no arrays: `init` makes its state, `update` returns the next one. It compares and hashes by
+    identity, so it can be static metadata of a pytree. Use a class with a Keras name, or `optimizers.get` for an optax
+    transformation; construct this class directly for a transformation of one's own that is told the rate.
+
+    Args:
+      transformation: an optax transformation that returns finished updates, to be added to the parameters. Its
+        `update` takes the rate to use as the extra argument `learning_rate`, a float32 scalar.
+      learning_rate: a number of at least 0, or a schedule: a function from the number of updates done, an int32
+        scalar, to a scalar, as optax's schedules and `optimizers.schedules` are.
+      name: a name to know the optimizer by; by default its class's, in lower case.
+
+    Raises:
+      TypeError: if `learning_rate` is neither a number nor a function.
+      ValueError: if it is negative or not finite.
+
+    Example:
+      >>> import optax
+      >>> from trainer import optimizers
+      >>> optimizer = optimizers.SGD(learning_rate=0.5)
+      >>> params = {"w": jnp.array([1.0, 2.0])}
+      >>> state = optimizer.init(params)
+      >>> updates, state = optimizer.update({"w": jnp.array([1.0, 0.0])}, state, params)
+      >>> optax.apply_updates(params, updates)["w"].tolist()
+      [0.5, 2.0]
+      >>> state = optimizer.with_learning_rate(state, 0.25)
+      >>> float(optimizer.read_learning_rate(state))
+      0.25
+    """
+
+    def __init__(
+        self,
+        transformation: optax.GradientTransformation,
+        learning_rate: float | Schedule,
+        name: str | None = None,
+    ):
+        self.name = name or type(self).__name__.lower()
+        self.transformation = transformation
+        self.schedule = learning_rate if callable(learning_rate) else None
+        self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
+
+    def init(self, params: Any) -> OptimizerState:
+        """Returns the state before the first update.
+
+        Args:
+          params: any pytree of floating-point arrays, also an empty one.
+        """
+        return OptimizerState(
+            count=jnp.zeros((), jnp.int32),
+            learning_rate=jnp.asarray(self._initial, jnp.float32),
+            inner=self.transformation.init(params),
+        )
+
+    def update(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, OptimizerState]:
+        """Returns the updates, to be added to `params` (`optax.apply_updates`), and the next state.
+
+        Args:
+          grads: the gradients, a tree like `params`.
+          state: what `init` or the last `update` returned. The next state has its structure, shapes and dtypes.
+          params: the parameters.
+        """
+        updates, inner = self._transform(grads, state, params)
+        return updates, OptimizerState(optax.safe_increment(state.count), state.learning_rate, inner)
+
+    def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
+        rate = self.read_learning_rate(state)
+        return self.transformation.update(grads, state.inner, params, learning_rate=rate)
+
+    def read_learning_rate(self, state: OptimizerState) -> jax.Array:
+        """Returns the rate that the next update will use, a float32 scalar."""
+        return self._effective(state.count, state.learning_rate)
+
+    def with_learning_rate(self, state: OptimizerState, value: Any) -> OptimizerState:
+        """Returns `state` with another rate for the next update: a constant rate is replaced, a schedule is scaled.
+
+        With a schedule, all its later values are multiplied by the same factor: `value` over its present value. Call
+        it between steps. The new scalar is placed like the old one, so that a compiled step accepts it as it is.
+
+        Args:
+          state: the present state.
+          value: the rate, a number of at least 0.
+
+        Raises:
+          TypeError: if `value` is not a number.
+          ValueError: if it is negative or not finite, or if the schedule is at 0, which no factor can change.
+        """
+        stored = self._as_stored(state.count, value)
+        return state._replace(learning_rate=jnp.full_like(state.learning_rate, stored))
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """The rate of the first update, for as long as the optimizer has no state.
+
+        Setting it changes what the next `init` starts from, and nothing in a state that exists already. A step that
+        was compiled with `init` inside keeps the rate that it was traced with.
+        """
+        return LearningRate(self._effective(jnp.zeros((), jnp.int32), self._initial))
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._initial = self._as_stored(jnp.zeros((), jnp.int32), value)
+
+    def _effective(self, count: jax.Array, stored: Any) -> jax.Array:
+        if self.schedule is None:
+            return jnp.asarray(stored, jnp.float32)
+        return jnp.asarray(self.schedule(count), jnp.float32) * stored
+
+    def _as_stored(self, count: jax.Array, value: Any) -> float:
+        rate = as_rate(value)
+        if self.schedule is None:
+            return rate
+        scheduled = float(self.schedule(count))
+        if scheduled == 0:
+            raise ValueError(
+                f"The learning rate cannot be set to {rate:g}: the optimizer's own rate is 0 after {int(count)} "
+                "updates, and setting one multiplies it by a factor. Give the optimizer a rate or a schedule above 0."
+            )
+        return rate / scheduled

@@ -1,0 +1,121 @@
+"""The learning rate as users meet it: what they may give for one, and the number they read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.optimizers import checks
+
+Schedule = Callable[[Any], Any]
+
+
+def as_rate(value: Any, expected: str = "a number") -> float:
+    """Returns a learning rate given as a number.
+
+    Args:
+      value: a Python number, an array scalar or a `LearningRate`.
+      expected: what the error asks for if it is none of these.
+
+    Raises:
+      TypeError: if it is not a number.
+      ValueError: if it is negative or not finite.
+    """
+    number = checks.as_number("learning_rate", value, expected)
+    checks.require_non_negative(learning_rate=number)
+    return number
+
+
+class LearningRate:
+    """A learning rate as it was when it was read: a float32 number, computed on the device.
+
+    It compares and computes like a NumPy float32, `float` converts it, and NumPy takes it as an array of shape `()`.
+    Only using it as a number waits for the device. It is a copy, so the training step may donate the original.
+
+    Attributes:
+      value: the rate, a float32 array of shape `()`.
+
+    Example:
+      >>> rate = LearningRate(0.25)
+      >>> float(rate), float(rate / 2), bool(rate == 0.25)
+      (0.25, 0.125, True)
+    """
+
+    def __init__(self, value: Any):
+        self.value: jax.Array = jnp.array(value, jnp.float32)
+
+    def numpy(self) -> np.float32:
+        """Returns the rate as a NumPy scalar."""
+        return np.float32(self.value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.value, dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __repr__(self) -> str:
+        return f"LearningRate({self.numpy()})"
+
+    def __format__(self, specification: str) -> str:
+        return format(float(self), specification)
+
+    def __hash__(self) -> int:
+        return hash(self.numpy())
+
+    def __eq__(self, other: Any) -> Any:
+        return self.numpy() == _plain(other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self.numpy() < _plain(other)
+
+    def __le__(self, other: Any) -> Any:
+        return self.numpy() <= _plain(other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self.numpy() > _plain(other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self.numpy() >= _plain(other)
+
+    def __neg__(self) -> Any:
+        return -self.numpy()
+
+    def __abs__(self) -> Any:
+        return abs(self.numpy())
+
+    def __add__(self, other: Any) -> Any:
+        return self.numpy() + _plain(other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self.numpy() - _plain(other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self.numpy()
+
+    def __mul__(self, other: Any) -> Any:
+        return self.numpy() * _plain(other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.numpy() / _plain(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self.numpy()
+
+    def __pow__(self, other: Any) -> Any:
+        return self.numpy() ** _plain(other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+
+def _plain(other: Any) -> Any:
+    """Returns a `LearningRate` as the NumPy scalar that it stands for, and anything else as it is."""
+    return other.numpy() if isinstance(other, LearningRate) else other

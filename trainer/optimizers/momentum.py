@@ -1,0 +1,96 @@
+"""Optimizers that step along a momentum, or along its sign, with Keras's arguments and numbers."""
+
+from __future__ import annotations
+
+import optax
+
+from trainer.optimizers import checks, transforms
+from trainer.optimizers.base import Optimizer
+from trainer.optimizers.common_arguments import with_common_arguments
+from trainer.optimizers.learning_rate import Schedule
+
+
+class SGD(Optimizer):
+    """Steps against the gradient, or with `momentum` along a decaying sum of all steps so far.
+
+    Each step enters the sum at the rate it was taken with, so a rate set later does not change it.
+
+    Args:
+      learning_rate: a number of at least 0, or a schedule.
+      momentum: how much of the sum survives an update, in [0, 1]; 0 keeps none, and no state.
+      nesterov: whether to step to where the momentum will have led, rather than to where it has.
+      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
+      clipnorm: the largest L2 norm of one parameter's gradient; a larger one is scaled down.
+      clipvalue: the largest absolute value in a gradient; larger ones are cut.
+      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
+      name: a name to know the optimizer by.
+
+    Raises:
+      TypeError: if an argument is not a number.
+      ValueError: if one is out of its range, or if more than one of the three clips is given.
+
+    Source: Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
+
+    Example:
+      >>> float(SGD(0.5, momentum=0.9).learning_rate)
+      0.5
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_momentum(momentum=momentum)
+        accumulate = optax.trace(momentum, nesterov) if momentum else optax.identity()
+        transformation = with_common_arguments(
+            transforms.descend(), accumulate, weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)
+
+
+class Lion(Optimizer):
+    """Steps along the sign of a mix of the gradient and its running mean: each weight moves by the learning rate.
+
+    Args:
+      learning_rate: as for `SGD`, and about a tenth of what suits `Adam`.
+      beta_1: the share of the running mean in the mix, in (0, 1).
+      beta_2: how much of the running mean survives an update, in [0, 1).
+      weight_decay: as for `SGD`, like all that follow.
+      clipnorm: see `SGD`.
+      clipvalue: see `SGD`.
+      global_clipnorm: see `SGD`.
+      name: see `SGD`.
+
+    Raises:
+      TypeError: if an argument is not a number.
+      ValueError: if one is out of its range, or if more than one of the three clips is given.
+
+    Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        checks.require_positive(beta_1=beta_1)
+        transformation = with_common_arguments(
+            optax.scale_by_lion(beta_1, beta_2), transforms.descend(), weight_decay=weight_decay,
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)

@@ -1,0 +1,144 @@
+"""Finds the learning rate that a plain optax transformation was built with.
+
+Optax keeps a rate only in the closures of its functions. They are read here, and nowhere else, by a rule that gives
+up rather than guess. From the last stage of a chain backwards, the rate is the product of all scales, up to a stage
+that normalizes: what was scaled before it comes out the same. Behind a stage that neither normalizes nor is linear,
+such as clipping, no scale may stand, since its part in the result depends on the gradient. Any stage that is not in
+the tables below leaves the rate unknown.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+from trainer.optimizers.learning_rate import Schedule
+
+# Twice the gradient gives twice the update.
+LINEAR = frozenset({
+    "centralize", "ema", "identity", "scale_by_optimistic_gradient", "scale_by_param_block_rms", "trace", "zero_nans",
+})  # fmt: skip
+# Twice the gradient gives the same update.
+NORMALIZING = frozenset({
+    "normalize_by_update_norm", "scale_by_adadelta", "scale_by_adam", "scale_by_adamax", "scale_by_adan",
+    "scale_by_amsgrad", "scale_by_belief", "scale_by_factored_rms", "scale_by_lion", "scale_by_novograd",
+    "scale_by_radam", "scale_by_rms", "scale_by_rss", "scale_by_sign", "scale_by_sm3", "scale_by_stddev",
+    "scale_by_trust_ratio", "scale_by_yogi",
+})  # fmt: skip
+# Neither, but without a rate inside.
+OTHER = frozenset({
+    "adaptive_grad_clip", "add_decayed_weights", "add_noise", "clip", "clip_by_block_rms", "clip_by_global_norm",
+})  # fmt: skip
+
+
+class FoundRate(NamedTuple):
+    """A learning rate found in a transformation.
+
+    Attributes:
+      value: a float, or a schedule from the number of updates done to the rate.
+      injected: whether `optax.inject_hyperparams` keeps the rate in the transformation's state.
+    """
+
+    value: float | Schedule
+    injected: bool = False
+
+
+class _Stage(NamedTuple):
+    """One transformation of a chain: the optax function that made it, and what its two functions close over."""
+
+    maker: str
+    closure: dict[str, Any]
+
+
+def find_learning_rate(transformation: optax.GradientTransformation) -> FoundRate | None:
+    """Returns the rate that `transformation` was built with, or None where it is not certain.
+
+    Found are the rates of optax's own optimizers (`sgd`, `adam`, `adamw`, `lamb`, ...), constant or scheduled, also
+    behind clipping in an `optax.chain`, and those that `optax.inject_hyperparams` holds. Not found are those of
+    wrappers that skip or split updates (`apply_if_finite`, `MultiSteps`, `masked`, `partition`) and of
+    transformations from outside of optax.
+
+    Example:
+      >>> find_learning_rate(optax.chain(optax.clip(1.0), optax.adam(0.25))).value
+      0.25
+    """
+    stages = list(_stages(transformation))
+    if sum(_holds_injected_rate(stage) for stage in stages) > 1:
+        return None
+    scales: list[Any] = []
+    scales_multiply = True
+    for stage in reversed(stages):
+        if stage.maker in NORMALIZING:
+            break
+        if stage.maker in OTHER or _is_masked_without_rate(stage):
+            scales_multiply = False
+        elif stage.maker in ("scale", "scale_by_schedule") and scales_multiply:
+            scales.append(stage.closure.get("step_size", stage.closure.get("step_size_fn")))
+        elif _holds_injected_rate(stage) and scales_multiply and not scales:
+            return _injected_rate(stage)
+        elif stage.maker not in LINEAR:
+            return None
+    return _product(scales)
+
+
+def _stages(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
+    """Yields the stages of nested chains in order."""
+    maker = _made_by(transformation.update)
+    init, update = (_closure_of(function) if maker else {} for function in transformation)
+    if maker == "chain" and "init_fns" in init and "update_fns" in update:
+        for functions in zip(init["init_fns"], update["update_fns"], strict=True):
+            yield from _stages(optax.GradientTransformation(*functions))
+    elif maker == "with_extra_args_support" and "tx" in update:
+        yield from _stages(update["tx"])
+    else:
+        yield _Stage(maker, init | update)
+
+
+def _made_by(function: Callable[..., Any]) -> str:
+    """Returns the name of the optax function whose body defines `function`, or "" if there is none."""
+    if not inspect.isfunction(function) or function.__module__.partition(".")[0] != "optax":
+        return ""
+    return function.__qualname__.partition(".")[0]
+
+
+def _closure_of(function: Callable[..., Any]) -> dict[str, Any]:
+    if not inspect.isfunction(function):
+        return {}
+    cells = function.__closure__ or ()
+    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+
+
+def _is_masked_without_rate(stage: _Stage) -> bool:
+    inner = stage.closure.get("inner")
+    return stage.maker == "masked" and inner is not None and all(
+        part.maker in LINEAR | NORMALIZING | OTHER for part in _stages(inner))
+
+
+def _holds_injected_rate(stage: _Stage) -> bool:
+    return stage.maker == "inject_hyperparams" and any(
+        "learning_rate" in stage.closure.get(group, {}) for group in ("numeric_hps", "sched_hps"))
+
+
+def _injected_rate(stage: _Stage) -> FoundRate | None:
+    if "learning_rate" in stage.closure["numeric_hps"]:
+        return FoundRate(float(stage.closure["numeric_hps"]["learning_rate"]), injected=True)
+    # A plain schedule acts as it would without the injection; a stateful one is no function of the count.
+    schedule = getattr(stage.closure["sched_hps"]["learning_rate"], "schedule_fn", None)
+    return None if schedule is None else FoundRate(schedule)
+
+
+def _product(scales: list[Any]) -> FoundRate | None:
+    """Returns the size of the product of all `scales`, numbers or schedules; the sign says only which way is down."""
+    schedules = [scale for scale in scales if callable(scale)]
+    numbers = [scale for scale in scales if not callable(scale)]
+    if not scales or any(number is None or np.shape(number) != () for number in numbers):
+        return None
+    constant = abs(math.prod(map(float, numbers)))
+    if schedules or constant == 0:  # A rate of 0 can be scaled to no other, like a schedule that is at 0.
+        return FoundRate(lambda count: constant * math.prod(abs(schedule(count)) for schedule in schedules))
+    return FoundRate(constant)

@@ -1,0 +1,63 @@
+"""Plain optax transformations as optimizers: their updates untouched, bit for bit, until somebody sets the rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from trainer.optimizers.base import Optimizer, OptimizerState
+from trainer.optimizers.optax_learning_rate import find_learning_rate
+
+
+def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
+    """Returns the optimizer that applies `transformation`.
+
+    Its learning rate is the one that the transformation was built with, where that can be found. A rate held by
+    `optax.inject_hyperparams` is set there. Any other acts by scaling the finished updates: by the rate over the one
+    that the transformation was built with, or by the factor on top of its schedule. Where the rate is unknown it reads
+    1.0, a factor on top of whatever the transformation does.
+
+    Example:
+      >>> float(from_optax(optax.adam(0.25)).learning_rate)
+      0.25
+    """
+    found = find_learning_rate(transformation)
+    if found is not None and found.injected:
+        return _InjectedOptimizer(transformation, found.value, "optax")
+    return _ScaledOptimizer(transformation, 1.0 if found is None else found.value)
+
+
+class _ScaledOptimizer(Optimizer):
+    """A transformation that has its own rate inside: another rate multiplies its updates."""
+
+    def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
+        super().__init__(transformation, learning_rate, "optax")
+        self._base = self._initial
+
+    def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
+        updates, inner = self.transformation.update(grads, state.inner, params)
+        factor = state.learning_rate / jnp.asarray(self._base, jnp.float32)  # exactly 1 until the rate is set
+        return jax.tree.map(lambda update: (update * factor).astype(update.dtype), updates), inner
+
+
+class _InjectedOptimizer(Optimizer):
+    """A transformation that reads its rate from a state of `optax.inject_hyperparams`."""
+
+    def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
+        # The rate in the optimizer's state rules: every update hands it to the transformation's.
+        inner = jax.tree.map(lambda node: _with_rate(node, state.learning_rate), state.inner, is_leaf=_holds_rate)
+        return self.transformation.update(grads, inner, params)
+
+
+def _holds_rate(node: Any) -> bool:
+    return isinstance(node, optax.schedules.InjectStatefulHyperparamsState) and "learning_rate" in node.hyperparams
+
+
+def _with_rate(node: Any, rate: jax.Array) -> Any:
+    if not _holds_rate(node):
+        return node
+    rate = rate.astype(node.hyperparams["learning_rate"].dtype)
+    return node._replace(hyperparams={**node.hyperparams, "learning_rate": rate})

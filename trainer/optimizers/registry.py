@@ -1,0 +1,45 @@
+"""From what users give for an optimizer (a name, an optimizer, an optax transformation) to an `Optimizer`."""
+
+from __future__ import annotations
+
+import optax
+
+from trainer import errors
+from trainer.optimizers.adagrad import Adadelta, Adagrad, RMSprop
+from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
+from trainer.optimizers.base import Optimizer
+from trainer.optimizers.momentum import SGD, Lion
+from trainer.optimizers.optax_optimizer import from_optax
+
+BY_NAME: dict[str, type[Optimizer]] = {
+    made.__name__.lower(): made
+    for made in (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Nadam, Adamax, Lion, Lamb)
+}
+
+
+def get(identifier: str | Optimizer | optax.GradientTransformation) -> Optimizer:
+    """Returns the optimizer that `identifier` stands for.
+
+    Args:
+      identifier: a Keras name in any case, for that optimizer with its defaults; an optimizer, returned as it is; or
+        an optax transformation, whose updates stay what they are, bit for bit, until a learning rate is set. Its rate
+        reads as the one that it was built with. Where that cannot be found it reads 1.0: a factor on top of whatever
+        the transformation does. A rate under `optax.inject_hyperparams` is set in the transformation's own state.
+
+    Raises:
+      TypeError: if it is none of these.
+      ValueError: if the name is unknown.
+
+    Example:
+      >>> get("SGD").learning_rate, get(optax.adam(0.25)).learning_rate
+      (LearningRate(0.01), LearningRate(0.25))
+    """
+    if isinstance(identifier, Optimizer):
+        return identifier
+    if isinstance(identifier, str):
+        if identifier.lower() not in BY_NAME:
+            raise errors.unknown_name("optimizer", identifier, BY_NAME)
+        return BY_NAME[identifier.lower()]()
+    if isinstance(identifier, optax.GradientTransformation):
+        return from_optax(identifier)
+    raise errors.wrong_type("optimizer", identifier, "a name, an optimizer or an optax transformation")

@@ -1,0 +1,269 @@
+"""Learning-rate schedules with Keras's names, arguments and numbers.
+
+Each is a function from the number of updates done to a float32 scalar, so optax's optimizers take them as well.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.optimizers import checks
+
+
+class LearningRateSchedule(abc.ABC):
+    """A learning rate that depends on the number of updates done. Subclasses define `__call__`."""
+
+    @abc.abstractmethod
+    def __call__(self, step: Any) -> jax.Array:
+        """Returns the rate of the update after `step` others, a float32 scalar; `step` may be traced."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExponentialDecay(LearningRateSchedule):
+    """The initial rate times `decay_rate ** (step / decay_steps)`.
+
+    Args:
+      initial_learning_rate: the rate of the first update.
+      decay_steps: the updates in which the rate falls by `decay_rate` once; above 0.
+      decay_rate: the factor.
+      staircase: whether the rate falls only at multiples of `decay_steps`.
+      name: a name to know the schedule by.
+
+    Raises:
+      ValueError: if `decay_steps` is not above 0.
+
+    Example:
+      >>> schedule = ExponentialDecay(1.0, decay_steps=10, decay_rate=0.5)
+      >>> [float(schedule(step)) for step in (0, 10, 20)]
+      [1.0, 0.5, 0.25]
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+    name: str = "ExponentialDecay"
+
+    def __post_init__(self) -> None:
+        checks.require_positive(decay_steps=self.decay_steps)
+
+    def __call__(self, step: Any) -> jax.Array:
+        return self.initial_learning_rate * jnp.float32(self.decay_rate) ** _periods(self, step)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InverseTimeDecay(LearningRateSchedule):
+    """The initial rate divided by `1 + decay_rate * step / decay_steps`.
+
+    Args:
+      initial_learning_rate: the rate of the first update.
+      decay_steps: the updates in which the divisor grows by `decay_rate`; above 0.
+      decay_rate: the growth.
+      staircase: whether the rate falls only at multiples of `decay_steps`.
+      name: a name to know the schedule by.
+
+    Raises:
+      ValueError: if `decay_steps` is not above 0.
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+    name: str = "InverseTimeDecay"
+
+    def __post_init__(self) -> None:
+        checks.require_positive(decay_steps=self.decay_steps)
+
+    def __call__(self, step: Any) -> jax.Array:
+        return self.initial_learning_rate / (1 + self.decay_rate * _periods(self, step))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PiecewiseConstantDecay(LearningRateSchedule):
+    """`values[0]` up to and with update `boundaries[0]`, `values[1]` after it up to `boundaries[1]`, and so on.
+
+    Args:
+      boundaries: update numbers, ascending.
+      values: the rates, one more than `boundaries`.
+      name: a name to know the schedule by.
+
+    Raises:
+      ValueError: if the lengths do not fit, or if `boundaries` do not ascend.
+
+    Example:
+      >>> schedule = PiecewiseConstantDecay([10, 20], [1.0, 0.5, 0.25])
+      >>> [float(schedule(step)) for step in (10, 11, 21)]
+      [1.0, 0.5, 0.25]
+    """
+
+    boundaries: Sequence[float]
+    values: Sequence[float]
+    name: str = "PiecewiseConstant"
+
+    def __post_init__(self) -> None:
+        if len(self.boundaries) != len(self.values) - 1:
+            raise ValueError("`values` must have one entry more than `boundaries`. Received: "
+                             f"{len(self.boundaries)} boundaries and {len(self.values)} values.")
+        if list(self.boundaries) != sorted(self.boundaries):
+            raise ValueError(f"`boundaries` must ascend. Received: boundaries={list(self.boundaries)}.")
+
+    def __call__(self, step: Any) -> jax.Array:
+        passed = sum((jnp.asarray(step > boundary, jnp.int32) for boundary in self.boundaries), start=0)
+        return jnp.asarray(self.values, jnp.float32)[passed]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolynomialDecay(LearningRateSchedule):
+    """From the initial to the end rate in `decay_steps` updates, along a power of the share that is left.
+
+    Args:
+      initial_learning_rate: the rate of the first update.
+      decay_steps: the updates until the end rate; above 0.
+      end_learning_rate: the rate from then on.
+      power: the power; 1 gives a straight line.
+      cycle: whether to go on past the end: at each multiple of `decay_steps`, the decay stretches to the next one.
+      name: a name to know the schedule by.
+
+    Raises:
+      ValueError: if `decay_steps` is not above 0.
+
+    Example:
+      >>> schedule = PolynomialDecay(1.0, decay_steps=4, end_learning_rate=0.0)
+      >>> [float(schedule(step)) for step in (0, 1, 4, 5)]
+      [1.0, 0.75, 0.0, 0.0]
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    end_learning_rate: float = 0.0001
+    power: float = 1.0
+    cycle: bool = False
+    name: str = "PolynomialDecay"
+
+    def __post_init__(self) -> None:
+        checks.require_positive(decay_steps=self.decay_steps)
+
+    def __call__(self, step: Any) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        if self.cycle:
+            decay_steps = self.decay_steps * jnp.maximum(1.0, jnp.ceil(step / self.decay_steps))
+        else:
+            decay_steps = self.decay_steps
+            step = jnp.minimum(step, decay_steps)
+        height = self.initial_learning_rate - self.end_learning_rate
+        return height * (1 - step / decay_steps) ** jnp.float32(self.power) + self.end_learning_rate
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CosineDecay(LearningRateSchedule):
+    """A straight line up to `warmup_target`, if there is one, then half a cosine down to a share of the peak.
+
+    Args:
+      initial_learning_rate: the rate of the first update; without a warm-up, the peak.
+      decay_steps: the updates from the peak to the end; above 0.
+      alpha: the rate at the end, as a share of the peak.
+      name: a name to know the schedule by.
+      warmup_target: the peak; None for no warm-up.
+      warmup_steps: the updates until the peak.
+
+    Raises:
+      ValueError: if `decay_steps` is not above 0, or if `warmup_steps` is below 0.
+
+    Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016.
+
+    Example:
+      >>> schedule = CosineDecay(0.0, decay_steps=10, warmup_target=1.0, warmup_steps=4)
+      >>> [float(schedule(step)) for step in (0, 2, 4, 14)]
+      [0.0, 0.5, 1.0, 0.0]
+    """
+
+    initial_learning_rate: float
+    decay_steps: int
+    alpha: float = 0.0
+    name: str = "CosineDecay"
+    warmup_target: float | None = None
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        checks.require_positive(decay_steps=self.decay_steps)
+        checks.require_non_negative(warmup_steps=self.warmup_steps)
+
+    def __call__(self, step: Any) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        if self.warmup_target is None:
+            return self._decayed(step, self.initial_learning_rate)
+        climb = self.warmup_target - self.initial_learning_rate
+        # With no warm-up steps this branch is never chosen, but is computed: it must not divide by 0.
+        warming_up = climb * (step / max(self.warmup_steps, 1)) + self.initial_learning_rate
+        return jnp.where(
+            step < self.warmup_steps, warming_up, self._decayed(step - self.warmup_steps, self.warmup_target))
+
+    def _decayed(self, step: jax.Array, peak: float) -> jax.Array:
+        return peak * _half_cosine(jnp.minimum(step, self.decay_steps) / self.decay_steps, self.alpha)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CosineDecayRestarts(LearningRateSchedule):
+    """Half a cosine down to a share of the peak, again and again, each time over more updates from another peak.
+
+    Args:
+      initial_learning_rate: the rate of the first update, and the first peak.
+      first_decay_steps: the updates until the first restart; above 0.
+      t_mul: by what the updates until the next restart are multiplied at each restart; at least 1.
+      m_mul: by what the peak is multiplied at each restart.
+      alpha: the rate at the end of each period, as a share of the initial rate.
+      name: a name to know the schedule by.
+
+    Raises:
+      ValueError: if `first_decay_steps` is not above 0, or if `t_mul` is below 1.
+
+    Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016.
+
+    Example:
+      >>> schedule = CosineDecayRestarts(1.0, first_decay_steps=2)
+      >>> [round(float(schedule(step)), 3) for step in range(7)]
+      [1.0, 0.5, 1.0, 0.854, 0.5, 0.146, 1.0]
+    """
+
+    initial_learning_rate: float
+    first_decay_steps: int
+    t_mul: float = 2.0
+    m_mul: float = 1.0
+    alpha: float = 0.0
+    name: str = "SGDRDecay"
+
+    def __post_init__(self) -> None:
+        checks.require_positive(first_decay_steps=self.first_decay_steps)
+        if checks.as_number("t_mul", self.t_mul) < 1:
+            raise ValueError(f"`t_mul` must be a number of at least 1. Received: t_mul={self.t_mul}.")
+
+    def __call__(self, step: Any) -> jax.Array:
+        periods = jnp.asarray(step, jnp.float32) / self.first_decay_steps  # in units of the first one
+        if self.t_mul == 1:
+            restarts = jnp.floor(periods)
+            fraction = periods - restarts
+        else:
+            # Period n starts at the sum of a geometric series, (t_mul ** n - 1) / (t_mul - 1), and takes t_mul ** n.
+            restarts = jnp.floor(jnp.log(1 + periods * (self.t_mul - 1)) / jnp.log(jnp.float32(self.t_mul)))
+            length = jnp.float32(self.t_mul) ** restarts
+            fraction = (periods - (length - 1) / (self.t_mul - 1)) / length
+        peak = jnp.float32(self.m_mul) ** restarts
+        return self.initial_learning_rate * _half_cosine(fraction, self.alpha, peak)
+
+
+def _periods(schedule: ExponentialDecay | InverseTimeDecay, step: Any) -> jax.Array:
+    periods = jnp.asarray(step, jnp.float32) / schedule.decay_steps
+    return jnp.floor(periods) if schedule.staircase else periods
+
+
+def _half_cosine(fraction: jax.Array, alpha: float, peak: jax.Array | float = 1.0) -> jax.Array:
+    """Returns what falls from `peak`, above the floor of `alpha`, to `alpha` as `fraction` goes from 0 to 1."""
+    return (1 - alpha) * (0.5 * peak * (1 + jnp.cos(math.pi * fraction))) + alpha

@@ -1,0 +1,88 @@
+"""A model's outputs by name, and the matching of targets, weights, losses and metrics to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from trainer import errors
+
+
+def is_nested(value: Any) -> bool:
+    """Returns whether `value` is a dict, list or tuple rather than one array or one object."""
+    return isinstance(value, (Mapping, list, tuple))
+
+
+def output_names(outputs: Any) -> list[str | None]:
+    """Returns a name per output: its key in a dict (joined by "/"), "output_1"... in a tuple, None if it is the only one."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
+    if len(paths) == 1:
+        return [None]
+    names: list[str | None] = []
+    for path in paths:
+        keys = [str(entry.key) if hasattr(entry, "key") else f"output_{entry.idx + 1}" for entry in path]
+        names.append("/".join(keys))
+    return names
+
+
+def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = False) -> list[Any]:
+    """Returns the leaf of `values` that belongs to each output, None where there is none.
+
+    Args:
+      argument: "y" or "sample_weight", for error messages.
+      values: one array, or a tree like `outputs`, or a dict with some of its keys.
+      outputs: the model's outputs.
+      may_repeat: whether one array serves all outputs.
+
+    Raises:
+      ValueError: if the structures do not fit.
+    """
+    names = output_names(outputs)
+    leaves = jax.tree.leaves(values)
+    if values is None:
+        return [None] * len(names)
+    if len(leaves) == 1 and (len(names) == 1 or (may_repeat and not is_nested(values))):
+        return leaves * len(names)
+    if isinstance(values, Mapping) and isinstance(outputs, Mapping) and set(values) <= set(outputs):
+        return [leaf for name in sorted(outputs)
+                for leaf in match_arrays(argument, values.get(name), outputs[name], may_repeat)]
+    if len(leaves) == len(names) and not isinstance(outputs, Mapping):
+        return leaves
+    both = "y_true and y_pred have different structures.\n" if argument == "y" else ""
+    raise ValueError(f"{both}`{argument}` must have one array per output of the model. Received: "
+                     f"{errors.describe(values)}; the model's outputs are {errors.describe(outputs)}.")
+
+
+def match_choices(argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any]], bool]) -> list[Any]:
+    """Returns the loss, weight or metrics that belong to each output, None where there is none.
+
+    Args:
+      argument: the name of the argument, for error messages.
+      choices: one choice for all outputs, a dict by output name, or a list with one per output.
+      outputs: the model's outputs.
+      is_list_per_output: tells whether a list holds one choice per output.
+
+    Raises:
+      KeyError: if a dict names an output that the model does not have.
+      ValueError: if a list has another length than the outputs.
+    """
+    names = output_names(outputs)
+    if isinstance(choices, Mapping):
+        known = [name for name in names if name is not None]
+        if len(names) == 1 and len(choices) == 1 and not known:
+            return list(choices.values())
+        for name in choices:
+            if name not in known:
+                near = errors.near_names(str(name), known)
+                raise KeyError(f"`{argument}` names the output {name!r}, which can't be found in the model's output "
+                               f"(`y_pred`). Its outputs are {known or 'one array without a name'}."
+                               + (f" Did you mean {near[0]!r}?" if near else ""))
+        return [choices.get(name) for name in names]
+    if isinstance(choices, (list, tuple)) and is_list_per_output(choices):
+        if len(choices) != len(names):
+            raise ValueError(f"`{argument}` must match the number of losses and outputs: it has {len(choices)} entries "
+                             f"and the model has {len(names)} output{'s' if len(names) > 1 else ''}.")
+        return list(choices)
+    return [choices] * len(names)

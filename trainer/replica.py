@@ -1,0 +1,110 @@
+"""Which replica the code being traced runs in, and how it talks to the others.
+
+Owns the current replica context and the names of the reductions. It must not name a collective: those that run
+between devices live in `distribute/collectives.py`, behind the subclass that a compiled step enters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class ReduceOp(enum.Enum):
+    """How values from several replicas become one."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+    @classmethod
+    def of(cls, op: ReduceOp | str) -> ReduceOp:
+        """Returns the member for `op`, which may be its name in any case, as in `tf.distribute`."""
+        try:
+            return op if isinstance(op, cls) else cls(str(op).lower())
+        except ValueError:
+            raise ValueError(f"`reduce_op` must be ReduceOp.SUM or ReduceOp.MEAN. Received: {op!r}.") from None
+
+
+class ReplicaContext:
+    """One replica's view of a step: its number, its rows and the reductions over all replicas.
+
+    This base class is a group of one: every reduction returns its argument. It is the context of code that runs
+    outside of any step, and of a step that runs eagerly.
+
+    Attributes:
+      num_replicas_in_sync: how many replicas run this step together.
+    """
+
+    num_replicas_in_sync: int = 1
+
+    def __init__(self, rows: int | None = None, row_mask: jax.Array | None = None):
+        self.rows = rows
+        self.padding_mask = row_mask
+
+    @property
+    def replica_id_in_sync_group(self) -> int | jax.Array:
+        """This replica's number, an int32 scalar in `[0, num_replicas_in_sync)`."""
+        return 0
+
+    @property
+    def row_mask(self) -> jax.Array:
+        """1.0 for this replica's real rows and 0.0 for rows that pad the last batch; float32, shape `(rows,)`."""
+        if self.padding_mask is not None:
+            return self.padding_mask
+        if self.rows is None:
+            raise RuntimeError("`row_mask` is only known inside a step: read it in the function given to "
+                               "`strategy.run`, or in `train_step`, `test_step` or `compute_loss`.")
+        return jnp.ones((self.rows,), jnp.float32)
+
+    @property
+    def global_rows(self) -> int | jax.Array:
+        """How many real rows the batch has over all replicas: an int, or a float32 scalar in a padded batch."""
+        if self.padding_mask is not None:
+            return self.all_reduce(ReduceOp.SUM, self.padding_mask.sum())
+        if self.rows is None:
+            raise RuntimeError("`global_rows` is only known inside a step.")
+        return self.rows * self.num_replicas_in_sync
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+        """Returns the sum or the mean of `value`, a tree of arrays, over all replicas."""
+        ReduceOp.of(reduce_op)
+        return value
+
+    def all_gather(self, value: Any, axis: int = 0) -> Any:
+        """Returns `value`, a tree of arrays, of all replicas concatenated along `axis`."""
+        return value
+
+
+class _Current(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[ReplicaContext] = []
+
+
+_current = _Current()
+_outside = ReplicaContext()
+
+
+def get_replica_context() -> ReplicaContext:
+    """Returns the context of the replica that is being traced; outside of a step, a group of one."""
+    return _current.stack[-1] if _current.stack else _outside
+
+
+def in_replica_context() -> bool:
+    """Returns whether the caller runs inside a step."""
+    return bool(_current.stack)
+
+
+@contextlib.contextmanager
+def enter(context: ReplicaContext) -> Iterator[ReplicaContext]:
+    """Makes `context` the current one while a step is traced or run."""
+    _current.stack.append(context)
+    try:
+        yield context
+    finally:
+        _current.stack.pop()

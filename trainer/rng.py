@@ -1,0 +1,25 @@
+"""Random keys as a function of (seed, stream, step, replica): nothing to store, nothing to restore."""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+
+
+def stream_key(seed: int | jax.Array, stream: str, step: int | jax.Array = 0, replica: int | jax.Array = 0) -> jax.Array:
+    """Returns the key of one random stream.
+
+    Args:
+      seed: the model's seed, an int or an integer scalar.
+      stream: the stream's name, such as "dropout".
+      step: the train step, so that each step draws other numbers.
+      replica: the replica's number, so that each replica draws other numbers.
+
+    Returns:
+      A typed PRNG key of shape `()`.
+    """
+    key = jax.random.key(seed)
+    for part in (zlib.crc32(stream.encode()) & 0x7FFFFFFF, step, replica):
+        key = jax.random.fold_in(key, part)
+    return key

@@ -1,0 +1,124 @@
+"""TrainState: everything that a train step reads and replaces, as one frozen pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from trainer import errors
+from trainer.replica import ReduceOp, get_replica_context
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state of training after `step` steps.
+
+    Attributes:
+      step: train steps done, an int32 scalar. It advances once per train step, however often gradients are applied.
+      params: the trainable arrays, a nested dict; for a dict of modules, one entry per module.
+      model_state: every other collection of the model, such as BatchNorm's running averages.
+      opt_state: the optimizer's state; for a dict of optimizers, one entry per optimizer. None without an optimizer.
+      seed: what all random streams derive from, a uint32 scalar.
+      optimizer: what turns gradients into updates. Not part of the pytree's leaves.
+    """
+
+    step: jax.Array
+    params: Any
+    model_state: Any
+    opt_state: Any
+    seed: jax.Array
+    optimizer: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    def replace(self, **changes: Any) -> TrainState:
+        """Returns a copy with the given fields replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def apply_gradients(
+        self,
+        grads: Any = None,
+        *,
+        model_state: Any = None,
+        reduce: ReduceOp | str | None = "mean",
+        **named_grads: Any,
+    ) -> TrainState:
+        """Returns the state after one optimizer update.
+
+        Args:
+          grads: a tree like `params`, this replica's gradients.
+          model_state: the model state to keep, as `Model.apply` returned it; None leaves it as it is.
+          reduce: how gradients are combined over replicas before the update. "mean" suits losses from
+            `Model.compute_loss`; "sum" suits a loss divided by the global batch; None takes them as they are.
+          **named_grads: gradients of single modules by name, when the model is a dict of modules. Modules that are
+            not named keep their parameters.
+
+        Raises:
+          ValueError: if there is no optimizer, or a name is not one of the optimizers'.
+          TypeError: if neither or both of `grads` and `named_grads` are given.
+
+        Example:
+          >>> state = state.apply_gradients(grads, model_state=model_state)  # doctest: +SKIP
+          >>> state = state.apply_gradients(generator=grads)  # doctest: +SKIP
+        """
+        if self.optimizer is None:
+            raise ValueError("There is no optimizer to apply gradients with: call `compile(optimizer=...)` first.")
+        if (grads is None) == (not named_grads):
+            raise TypeError("`apply_gradients` takes either one tree of gradients or gradients by module name, such "
+                            "as `apply_gradients(generator=grads)`. Received: "
+                            + ("both." if named_grads else "neither."))
+        if isinstance(self.optimizer, Mapping):
+            named_grads = named_grads or grads
+        elif named_grads:
+            raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
+                             "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
+        else:
+            named_grads = {None: grads}
+        if reduce is not None:
+            named_grads = get_replica_context().all_reduce(reduce, named_grads)
+        params, opt_state = self.params, self.opt_state
+        for name, tree in named_grads.items():
+            if name is None:
+                params, opt_state = _updated(self.optimizer, tree, opt_state, params)
+                continue
+            if name not in self.optimizer:
+                raise errors.unknown_name("module for gradients", name, self.optimizer)
+            new_params, new_opt_state = _updated(self.optimizer[name], tree, opt_state[name], params[name])
+            params, opt_state = {**params, name: new_params}, {**opt_state, name: new_opt_state}
+        return dataclasses.replace(
+            self,
+            step=self.step + 1,
+            params=params,
+            opt_state=opt_state,
+            model_state=self.model_state if model_state is None else model_state,
+        )
+
+
+def _updated(optimizer: Any, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def initial_state(params: Any, model_state: Any, optimizer: Any, seed: jax.Array) -> TrainState:
+    """Returns the state before the first step."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        model_state=model_state,
+        opt_state=initial_opt_state(optimizer, params),
+        seed=seed,
+        optimizer=optimizer,
+    )
+
+
+def initial_opt_state(optimizer: Any, params: Any) -> Any:
+    """Returns the optimizer's state for `params`; None without an optimizer."""
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, Mapping):
+        return {name: part.init(params[name]) for name, part in optimizer.items()}
+    return optimizer.init(params)

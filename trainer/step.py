@@ -1,0 +1,149 @@
+"""The pure steps: what one replica does with its rows of one batch, and what one execution does with a group.
+
+A group is several batches of one shape, stacked. The steps know neither devices nor collectives: they reduce through
+the replica context they are given. Nothing here compiles; `compiled_step.py` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from trainer import errors, replica
+from trainer.logs import RunningLog, add_step, check_logs, merge_over_replicas
+from trainer.replica import ReplicaContext
+from trainer.state import TrainState
+
+Step = Callable[[TrainState, Any], tuple[dict[str, Any], TrainState]]
+ContextFactory = Callable[[int, jax.Array | None], ReplicaContext]
+
+
+def rows_of(batch: Any) -> int:
+    """Returns the number of rows of a batch, from its first leaf."""
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def train_one_batch(
+    train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+) -> tuple[TrainState, dict[str, Any], Any]:
+    """Returns the state after one train step, the logs of the whole batch and its number of real rows.
+
+    Whatever `train_step` does, the step count advances by one and floating model state ends equal on all replicas.
+
+    Raises:
+      TypeError: if `train_step` does not return `(logs, state)`, or returns a state of another structure.
+    """
+    with replica.enter(make_context(rows_of(batch), mask)) as context:
+        returned = train_step(state, batch)
+        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
+            raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
+                            f"Received: {errors.describe(returned)}.")
+        logs, new_state = returned
+        leaves, treedef = jax.tree.flatten(new_state.model_state)
+        floating = [index for index, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        logs, averaged = merge_over_replicas(
+            check_logs(logs, "train_step"), [leaves[index] for index in floating], context)
+        for index, leaf in zip(floating, averaged, strict=True):
+            leaves[index] = leaf
+        new_state = dataclasses.replace(
+            new_state, step=state.step + 1, model_state=jax.tree.unflatten(treedef, leaves))
+        _check_same_structure(state, new_state)
+        return new_state, logs, context.global_rows
+
+
+def test_one_batch(
+    test_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+) -> tuple[dict[str, Any], Any]:
+    """Returns the logs of the whole batch, and its number of real rows."""
+    with replica.enter(make_context(rows_of(batch), mask)) as context:
+        logs = test_step(state, batch)
+        if isinstance(logs, tuple) and len(logs) == 2:
+            logs = logs[0]
+        logs, _ = merge_over_replicas(check_logs(logs, "test_step"), None, context)
+        return logs, context.global_rows
+
+
+def predict_one_batch(
+    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+) -> Any:
+    """Returns the outputs for this replica's rows, padding included."""
+    with replica.enter(make_context(rows_of(batch), mask)):
+        outputs = predict_step(state, batch)
+        return outputs[0] if _is_pair_with_state(outputs) else outputs
+
+
+def train_group(
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: dict[str, RunningLog], data: Any,
+    mask: jax.Array | None, count: jax.Array,
+) -> tuple[TrainState, dict[str, RunningLog]]:
+    """Returns the state and the running logs after `count` train steps on the first batches of `data`."""
+
+    def body(index: Any, carry: tuple[TrainState, dict[str, RunningLog]]) -> tuple[TrainState, dict[str, RunningLog]]:
+        state, running = carry
+        state, logs, rows = one_batch(state, _batch_at(data, index), mask)
+        return state, add_step(running, logs, rows)
+
+    return _repeat(body, fused, count, (state, running))
+
+
+def test_group(
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: dict[str, RunningLog], data: Any,
+    mask: jax.Array | None, count: jax.Array,
+) -> dict[str, RunningLog]:
+    """Returns the running logs after evaluating the first `count` batches of `data`."""
+
+    def body(index: Any, running: dict[str, RunningLog]) -> dict[str, RunningLog]:
+        logs, rows = one_batch(state, _batch_at(data, index), mask)
+        return add_step(running, logs, rows)
+
+    return _repeat(body, fused, count, running)
+
+
+def predict_group(
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: jax.Array | None, count: jax.Array
+) -> Any:
+    """Returns the outputs for each batch of `data`, stacked; those from number `count` on are not defined."""
+    if not fused:
+        return jax.tree.map(lambda leaf: leaf[None], one_batch(state, _batch_at(data, 0), mask))
+    stack = jax.tree.leaves(data)[0].shape[0]
+    shapes = jax.eval_shape(lambda: one_batch(state, _batch_at(data, 0), mask))
+    outputs = jax.tree.map(lambda leaf: jnp.zeros((stack, *leaf.shape), leaf.dtype), shapes)
+
+    def body(index: Any, outputs: Any) -> Any:
+        batch_outputs = one_batch(state, _batch_at(data, index), mask)
+        return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, index, 0),
+                            outputs, batch_outputs)
+
+    return _repeat(body, True, count, outputs)
+
+
+def _repeat(body: Callable[[Any, Any], Any], fused: bool, count: jax.Array, carry: Any) -> Any:
+    # The trip count is dynamic on purpose: one executable serves groups of any length, and gives the same bits
+    # however the steps are cut into groups. An unrolled or scanned loop does not.
+    return lax.fori_loop(0, count, body, carry) if fused else body(0, carry)
+
+
+def _batch_at(data: Any, index: Any) -> Any:
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), data)
+
+
+def _is_pair_with_state(outputs: Any) -> bool:
+    return isinstance(outputs, tuple) and len(outputs) == 2 and isinstance(outputs[1], TrainState)
+
+
+def _check_same_structure(old: TrainState, new: TrainState) -> None:
+    def described(state: TrainState) -> dict[str, str]:
+        return {jax.tree_util.keystr(path): f"{tuple(leaf.shape)} {leaf.dtype}"
+                for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+    before, after = described(old), described(new)
+    if before != after:
+        path = next(path for path in [*before, *after] if before.get(path) != after.get(path))
+        raise TypeError(f"`train_step` changed the structure of the state: `state{path}` was "
+                        f"{before.get(path, 'absent')} and became {after.get(path, 'absent')}. A step keeps the tree, "
+                        "shapes and dtypes of the state it was given.")
