@@ -87,9 +87,9 @@ class EarlyStopping(MonitorCallback):
             self.best_epoch = epoch
             if self.restore_best_weights:
                 self.best_weights = self.model.get_weights()
-            if self.baseline is None or self._is_improvement(current, self.baseline):
+            if self._is_improvement(current, self.baseline):
                 self.wait = 0
-        elif self.wait >= self.patience and epoch > 0:
+        elif self.wait >= self.patience:
             self.stopped_epoch = epoch
             self.model.stop_training = True
 

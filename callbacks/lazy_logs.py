@@ -93,10 +93,7 @@ class LazyLogs(dict):
         return dict.__ne__(self._fetched(), _plain(other))
 
     def __or__(self, other):
-        return self.copy() | _plain(other) if isinstance(other, dict) else NotImplemented
-
-    def __ror__(self, other):
-        return other | self.copy() if isinstance(other, dict) else NotImplemented
+        return self.copy() | other
 
     def __repr__(self) -> str:
         return repr(self.copy())

@@ -35,7 +35,7 @@ class NNXSubclass(nnx.BatchNorm):
 class LinenMasked(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return nn.BatchNorm()(x, mask=x > 0)
+        return nn.BatchNorm()(x, mask=x < 2)
 
 
 class NNXMasked(nnx.Module):
@@ -43,7 +43,7 @@ class NNXMasked(nnx.Module):
         self.norm = nnx.BatchNorm(4, rngs=rngs)
 
     def __call__(self, x):
-        return self.norm(x, mask=x > 0)
+        return self.norm(x, mask=x < 2)
 
 
 class LinenPerItem(nn.Module):

@@ -1,4 +1,4 @@
-"""`adapt`, the sources and the `Reader`: what is accepted, what an epoch is, and what is refused."""
+"""The sources and the `Reader`: every kind of data, what an epoch is, and how batches are grouped."""
 
 import itertools
 import math
@@ -12,15 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import (
-    Dataset,
-    Reader,
-    adapt,
-    pack_x_y_sample_weight,
-    prefetch,
-    split_validation,
-    unpack_x_y_sample_weight,
-)
+from trainer.data import Dataset, Reader, adapt, prefetch
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
 
@@ -275,6 +267,16 @@ def test_peeking_opens_a_re_iterable_once_and_every_pass_is_closed():
     assert data.closed == 3
 
 
+def test_an_abandoned_epoch_does_not_close_the_next_one():
+    with Reader(adapt(ReIterable())) as reader:
+        abandoned = reader.read(0)
+        next(abandoned)
+        following = reader.read(1)
+        next(following)
+        abandoned.close()
+        assert len(list(following)) == 2
+
+
 def test_closing_a_prefetcher_runs_the_pipelines_finally_blocks():
     data = ReIterable(count=1000)
     with prefetch(Reader(adapt(data)).read(0), lambda group: group) as ready:
@@ -356,198 +358,3 @@ def test_the_number_of_batches_of_a_tf_dataset_may_be_unknown():
 
 def test_grains_word_for_endless_is_what_adapt_takes_it_for():
     assert len(grain.MapDataset.range(3).repeat()) == sys.maxsize
-
-
-def breaks():
-    yield from pairs(2)
-    raise OSError("disk gone")
-
-
-def mapped_break():
-    def fn(x, y):
-        if y[0] >= 4:
-            raise OSError("disk gone")
-        return x, y
-
-    return Dataset.from_arrays((X, Y)).batch(2).map(fn)
-
-
-@pytest.mark.parametrize("data", [breaks, mapped_break])
-@pytest.mark.parametrize("group_size", [1, 4])
-def test_an_error_of_the_pipeline_names_the_batch_after_those_before_it(data, group_size):
-    received = []
-    with pytest.raises(RuntimeError, match="OSError at batch 2: disk gone") as caught:
-        for group in Reader(adapt(data()), group_size=group_size).read(0):
-            received.append(group.count)
-    assert sum(received) == 2
-    assert isinstance(caught.value.__cause__, OSError)
-
-
-@pytest.mark.parametrize(
-    ("second", "words"),
-    [
-        ((X[:, :3], Y), ["`x`", "(10, 3)", "(10, 4)"]),
-        ((X, Y.astype(np.float32)), ["`y`", "float32", "int32"]),
-        ((X,), ["structure", "(10, 4)"]),
-        (({"a": X}, Y), ["structure"]),
-        ((X, Y[:9]), ["`x`", "(10, 4)", "`y`", "(9,)", "rows"]),
-        ((X[:0], Y[:0]), ["empty", "(0, 4)"]),
-        ((X, np.array(["a"] * 10)), ["`y`", "numeric", "<U1"]),
-        ((X, 3), ["`y`", "scalar"]),
-        ((X, [[1, 2], [3]]), ["list", "array"]),
-    ],
-)
-def test_a_batch_unlike_the_first_or_inconsistent_is_refused_by_number(second, words):
-    with pytest.raises(ValueError) as caught:
-        list(Reader(adapt(iter([(X, Y), second]))).read(0))
-    assert not [word for word in ["batch 1", *words] if word not in str(caught.value)], str(caught.value)
-
-
-def test_batches_are_compared_with_the_first_of_the_run_not_of_the_epoch():
-    data = [[X], [X[:, :3]]]
-
-    class Changing:
-        def __iter__(self):
-            return iter(data.pop(0))
-
-    reader = Reader(adapt(Changing()))
-    list(reader.read(0))
-    with pytest.raises(ValueError, match="batch 0"):
-        list(reader.read(1))
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: adapt(X, Y[:9]), ["`x`", "(10, 4)", "`y`", "(9,)"]),
-        (lambda: adapt({"a": X, "b": X[:3]}), ["x['a']", "x['b']", "(3, 4)"]),
-        (lambda: adapt(X, Y, np.ones(9)), ["`sample_weight`", "(9,)"]),
-        (lambda: adapt(X[:0], Y[:0]), ["empty"]),
-        (lambda: adapt([]), ["empty"]),
-        (lambda: adapt(X, Y, batch_size=0), ["batch_size", "0"]),
-        (lambda: adapt(X, Y, batch_size=-3), ["batch_size", "-3"]),
-        (lambda: adapt(X, Y, batch_size=2.5), ["batch_size", "2.5"]),
-        (lambda: adapt(X, Y, np.ones(10), class_weight={0: 1.0}), ["class_weight", "sample_weight"]),
-        (lambda: adapt(X, Y, shuffle="rows"), ["shuffle"]),
-        (lambda: adapt(3), ["`x`", "scalar", "int"]),
-        (lambda: adapt(X, 3), ["`y`", "scalar"]),
-        (lambda: adapt(X, pairs()), ["`y`", "object"]),
-        (lambda: adapt(X, np.array(["a"] * 10)), ["`y`", "<U1"]),
-        (lambda: adapt(None), ["Unrecognized data type", "NoneType"]),
-        (lambda: adapt("text"), ["Unrecognized data type", "str"]),
-        (lambda: adapt(object()), ["Unrecognized data type", "object"]),
-        (lambda: adapt((pairs(), pairs())), ["Unrecognized data type", "generator"]),
-        (lambda: adapt({"a": pairs()}), ["Unrecognized data type", "generator"]),
-        (lambda: adapt(Dataset.from_arrays(X)), ["batch("]),
-        (lambda: adapt(Dataset.from_arrays(X).batch(2), batch_size=2), ["Dataset", "batch_size"]),
-        (lambda: adapt(Dataset.from_arrays(X).batch(2), Y), ["`x` as a Dataset", "`y`"]),
-        (lambda: adapt(pairs(), Y), ["providing `x` as a generator", "`y`"]),
-        (lambda: adapt(pairs(), sample_weight=np.ones(3)), ["providing `x` as a generator", "`sample_weight`"]),
-        (lambda: Reader(adapt(X), steps_per_epoch=0), ["steps_per_epoch", "0"]),
-        (lambda: Reader(adapt(X), group_size=0), ["group_size", "0"]),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(build, words):
-    with pytest.raises(ValueError) as caught:
-        build()
-    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ((X,), X),
-        (((X, X),), ((X, X),)),
-        (({"a": X},), {"a": X}),
-        ((X, Y), (X, Y)),
-        ((X, Y, Y), (X, Y, Y)),
-        ((X, None, Y), (X, None, Y)),
-    ],
-)
-def test_batches_are_packed_as_keras_packs_them(arguments, expected):
-    (batch,) = adapt(*arguments, batch_size=10).read(0)
-    np.testing.assert_equal(batch, expected)
-    assert type(batch) is type(expected)
-    np.testing.assert_equal(pack_x_y_sample_weight(*arguments), expected)
-    unpacked = unpack_x_y_sample_weight(batch)
-    np.testing.assert_equal(unpacked, (*arguments, None, None)[:3])
-
-
-def test_a_batch_of_four_parts_cannot_be_unpacked():
-    with pytest.raises(ValueError, match="4 parts"):
-        unpack_x_y_sample_weight((X, X, X, X))
-
-
-def test_arrays_are_batched_by_32_and_shuffle_batch_keeps_rows_together():
-    x = np.arange(100.0)[:, None] * 4
-    assert [len(rows) for rows in batches_of(adapt(x))] == [32, 32, 32, 4]
-    assert adapt(x).rows == 100
-    shuffled = batches_of(adapt(x, batch_size=4, shuffle="batch"))
-    assert sorted(shuffled) == [list(range(start, start + 4)) for start in range(0, 100, 4)]
-    assert shuffled != sorted(shuffled)
-
-
-ONE_HOT = np.eye(3)[[0, 2, 1, 2]]
-
-
-@pytest.mark.parametrize("y", [np.array([0, 2, 1, 2]), np.array([[0], [2], [1], [2]]), ONE_HOT, np.array([0.0, 2, 1, 2])])
-@pytest.mark.parametrize("as_generator", [False, True])
-def test_class_weight_gives_every_row_the_weight_of_its_label(y, as_generator):
-    class_weight = {2: 5.0, 0: 1, 1: 0.5}
-    x = np.zeros((4, 1))
-    source = (adapt(iter([(x, y)]), class_weight=class_weight) if as_generator
-              else adapt(x, y, batch_size=4, class_weight=class_weight))
-    (batch,) = source.read(0)
-    assert batch[2].tolist() == [1, 5, 0.5, 5]
-    assert batch[2].dtype == np.float32
-
-
-@pytest.mark.parametrize(
-    ("class_weight", "y", "words"),
-    [
-        ({0: 1.0, 1: 2.0}, np.array([0, 1, 7]), ["class_weight", "7"]),
-        ({"a": 1.0}, np.zeros(3, int), ["integer keys", "str"]),
-        ([1.0, 2.0], np.zeros(3, int), ["integer keys", "float"]),
-        ({}, np.zeros(3, int), ["integer keys"]),
-        ({0: "heavy"}, np.zeros(3, int), ["numbers", "str"]),
-        ({0: 1.0}, None, ["class_weight", "`y`", "NoneType"]),
-        ({0: 1.0}, (np.zeros(3, int), np.zeros(3, int)), ["single array"]),
-        ({0: 1.0}, np.zeros((3, 2, 2), int), ["(3, 2, 2)", "sample_weight"]),
-    ],
-)
-def test_class_weights_that_do_not_fit_are_refused(class_weight, y, words):
-    with pytest.raises(ValueError) as caught:
-        adapt(np.zeros((3, 1)), y, class_weight=class_weight)
-    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
-
-
-def test_class_weight_with_batches_that_bring_weights_is_refused():
-    with pytest.raises(ValueError, match="batch 0.*class_weight.*sample_weight"):
-        list(Reader(adapt(iter([(X, Y, Y)]), class_weight={0: 1.0})).read(0))
-
-
-@pytest.mark.parametrize(("rows", "fraction", "expected"), [(10, 0.2, 8), (10, 0.25, 7), (500, 0.2, 400), (3, 0.5, 1)])
-def test_validation_split_takes_the_last_rows_as_keras_does(rows, fraction, expected):
-    data = {"a": np.arange(rows)}, np.arange(rows).tolist(), None
-    train, validation = split_validation(data, fraction)
-    assert train[0]["a"].tolist() == train[1].tolist() == list(range(expected))
-    assert validation[0]["a"].tolist() == validation[1].tolist() == list(range(expected, rows))
-    assert train[2] is validation[2] is None
-    assert np.shares_memory(train[0]["a"], data[0]["a"])
-
-
-@pytest.mark.parametrize(
-    ("data", "fraction", "words"),
-    [
-        (X, 1.5, ["validation_split", "1.5"]),
-        (X, 0.0, ["validation_split", "0.0"]),
-        (X, "half", ["validation_split", "half"]),
-        (X[:1], 0.5, ["validation_split", "empty"]),
-        ((X, Y[:3]), 0.5, ["rows"]),
-        (pairs(), 0.5, ["validation_split", "only supported for arrays", "generator"]),
-    ],
-)
-def test_bad_validation_splits_are_refused(data, fraction, words):
-    with pytest.raises(ValueError) as caught:
-        split_validation(data, fraction)
-    assert not [word for word in words if word not in str(caught.value)], str(caught.value)

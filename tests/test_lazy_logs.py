@@ -150,6 +150,11 @@ def test_what_is_assigned_after_the_fetch_is_read(logs):
     assert {**logs} == {"loss": 9.0, "accuracy": 0.25, "learning_rate": 0.1}
 
 
+def test_a_union_with_something_else_than_a_dict_is_refused(logs):
+    with pytest.raises(TypeError, match="unsupported operand"):
+        logs | [("x", 1)]
+
+
 def test_an_unknown_key_is_a_key_error(logs):
     with pytest.raises(KeyError, match="val_loss"):
         logs["val_loss"]

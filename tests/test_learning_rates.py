@@ -9,9 +9,10 @@ import optax
 import pytest
 
 from trainer import optimizers
+from trainer.optimizers import optax_learning_rate
 
-PARAMS = {"w": jnp.array([1.0, -2.0, 3.0]), "b": jnp.array(0.5)}
-GRADS = {"w": jnp.array([0.1, 0.2, -0.3]), "b": jnp.array(0.7)}
+PARAMS = {"w": jnp.array([1.0, -2.0, 3.0]), "b": jnp.float32(0.5)}
+GRADS = {"w": jnp.array([0.1, 0.2, -0.3]), "b": jnp.float32(0.7)}
 
 
 def halving(count):
@@ -98,6 +99,29 @@ def test_the_rate_of_an_optax_transformation_is_found(transformation):
 @pytest.mark.parametrize("transformation", named(UNKNOWN))
 def test_a_rate_that_is_not_certain_reads_1(transformation):
     assert float(optimizers.get(transformation).learning_rate) == 1.0
+
+
+@pytest.mark.parametrize(("makers", "factor"), [
+    pytest.param(optax_learning_rate.LINEAR, 2.0, id="linear"),
+    pytest.param(optax_learning_rate.NORMALIZING, 1.0, id="normalizing"),
+])
+def test_a_stage_does_to_a_doubled_gradient_what_its_table_says(makers, factor):
+    def second_update(transformation, scale):
+        grads, state = jax.tree.map(lambda grad: 100 * scale * grad, GRADS), transformation.init(PARAMS)
+        for _ in range(2):
+            updates, state = transformation.update(grads, state, PARAMS)
+        return updates["w"]
+
+    for maker in sorted(makers):
+        make = getattr(optax, maker, None) or getattr(optax.transforms, maker)
+        transformation = make(0.9) if maker in ("ema", "trace") else make()
+        np.testing.assert_allclose(
+            second_update(transformation, 2.0), factor * second_update(transformation, 1.0), rtol=1e-3, err_msg=maker)
+
+
+def test_every_stage_in_the_tables_is_optaxs():
+    for maker in optax_learning_rate.LINEAR | optax_learning_rate.NORMALIZING | optax_learning_rate.OTHER:
+        assert hasattr(optax, maker) or hasattr(optax.transforms, maker), maker
 
 
 @pytest.mark.parametrize("transformation", named(FOUND | {
@@ -289,7 +313,6 @@ class TestLearningRate:
         assert self.rate != other
         assert other > self.rate
         assert other >= self.rate
-        assert not self.rate == other
         assert not self.rate > other
         assert not self.rate >= other
         assert self.rate == 0.25

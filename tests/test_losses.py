@@ -1,4 +1,4 @@
-"""Losses against Keras's numbers (reference/losses.json, made by reference/make_losses.py), their types, gradients, weights and names."""
+"""Losses: Keras's numbers (reference/losses.json, from reference/make_losses.py), types, gradients, weights, names."""
 
 import functools
 import json

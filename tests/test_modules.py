@@ -71,7 +71,7 @@ def test_init_returns_plain_trees_and_the_outputs_of_the_sample(make):
     assert plain_dicts_of_arrays(model_state)
     assert len(jax.tree.leaves(params)) == 6
     assert sorted(leaf.shape for leaf in jax.tree.leaves(model_state)) == [(4,), (4,)]
-    same, unchanged = functional.apply(params, model_state, X, training=False, make_key=no_keys)
+    same, unchanged = functional.apply(params, model_state, X, training=False, make_key=key_maker())
     assert unchanged is model_state
     close(same, outputs)
 
@@ -294,7 +294,7 @@ def test_the_users_nnx_object_changes_only_by_absorb():
     functional.absorb(shifted, new_state)
     close(module.dense.kernel[...], before["dense"]["kernel"] + 1)
     close(module.norm.mean[...], new_state["norm"]["mean"])
-    close(module(X), functional.apply(shifted, new_state, X, training=False, make_key=no_keys)[0])
+    close(module(X), functional.apply(shifted, new_state, X, training=False, make_key=key_maker())[0])
     jax.tree.map(lambda leaf: leaf.delete(), shifted)
     assert np.isfinite(module.dense.kernel[...]).all()
     assert module.dropout.deterministic
@@ -429,7 +429,7 @@ def test_named_modules_keep_parameters_and_state_by_name():
     assert not np.allclose(*(state["generator"]["batch_stats"]["BatchNorm_0"]["mean"]
                              for state in (new_state, model_state)))
     _, unchanged = gan.apply(params["discriminator"], new_state, X, module="discriminator", training=False,
-                             make_key=no_keys)
+                             make_key=key_maker())
     assert unchanged is new_state
 
 

@@ -1,6 +1,7 @@
 """`prefetch`: order, errors, and a thread that never outlives its use."""
 
 import gc
+import sys
 import threading
 import time
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.data import prefetch
+from trainer.data import Reader, adapt, prefetch
 from trainer.data.arrays import canonical_dtype
 
 
@@ -79,9 +80,13 @@ def test_leaving_the_block_by_an_exception_closes_the_groups(error):
         finally:
             closed.set()
 
-    with pytest.raises(error), prefetch(groups(), identity) as ready:
-        next(ready)
-        raise error
+    def consume():
+        with prefetch(groups(), identity) as ready:
+            next(ready)
+            raise error
+
+    with pytest.raises(error):
+        consume()
     assert closed.is_set()
 
 
@@ -113,6 +118,32 @@ def test_a_group_pulled_while_closing_is_not_placed():
     assert placed == []
 
 
+@pytest.mark.parametrize("steps", [None, 5])
+def test_a_pipeline_that_hangs_can_be_left_and_is_closed_when_it_returns(monkeypatch, steps):
+    # The function hides its module as an attribute of the package.
+    monkeypatch.setattr(sys.modules["trainer.data.prefetch"], "_JOIN_TIMEOUT_SECS", 0.05)
+    entered, release, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Hangs:
+        def __iter__(self):
+            try:
+                yield np.ones(2)
+                entered.set()
+                release.wait(5)
+                yield np.ones(2)
+            finally:
+                closed.set()
+
+    with Reader(adapt(Hangs()), steps) as reader, prefetch(reader.read(0), identity) as ready:
+        next(ready)
+        assert entered.wait(5)
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]
+    assert not closed.is_set()
+    release.set()
+    thread.join(5)
+    assert closed.wait(5)
+
+
 def test_a_prefetcher_that_is_dropped_ends_its_thread():
     ready = prefetch(iter(range(1000)), identity)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]
@@ -125,9 +156,12 @@ def test_a_prefetcher_that_is_dropped_ends_its_thread():
 
 def test_the_thread_has_the_callers_jax_settings():
     device = jax.devices()[-1]
-    with jax.default_device(device), jax.enable_x64(True):
-        with prefetch(iter([0]), lambda _: (jax.config.jax_default_device, canonical_dtype(np.dtype("f8")))) as ready:
-            assert next(ready) == (device, np.float64)
+
+    def settings(_):
+        return jax.config.jax_default_device, canonical_dtype(np.dtype("f8"))
+
+    with jax.default_device(device), jax.enable_x64(True), prefetch(iter([0]), settings) as ready:
+        assert next(ready) == (device, np.float64)
 
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5])

@@ -65,7 +65,7 @@ def test_a_schedule_without_a_call_cannot_be_built():
 
 
 @pytest.mark.parametrize(("build", "message"), [
-    (lambda: schedules.ExponentialDecay(0.1, 0, 0.5), "`decay_steps` must be a number above 0. Received: decay_steps=0"),
+    (lambda: schedules.ExponentialDecay(0.1, 0, 0.5), "`decay_steps` must be a number above 0. Received: decay_steps"),
     (lambda: schedules.InverseTimeDecay(0.1, -1, 0.5), "`decay_steps` must be a number above 0"),
     (lambda: schedules.PolynomialDecay(0.1, 0), "`decay_steps` must be a number above 0"),
     (lambda: schedules.CosineDecay(0.1, 0), "`decay_steps` must be a number above 0"),

@@ -11,13 +11,19 @@ from trainer.modules import LayerRow, as_functional, render_summary
 IMAGES = jax.ShapeDtypeStruct((5, 4, 4, 3), jnp.float32)
 
 
+class LinenHead(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(0.5)(nn.Dense(2)(x))
+
+
 class LinenNet(nn.Module):
     @nn.compact
     def __call__(self, x):
         offset = self.param("offset", nn.initializers.zeros, (4, 4, 3))
         x = nn.Conv(6, (3, 3), name="conv")(x + offset)
         x = nn.BatchNorm(name="norm")(x).reshape(len(x), -1)
-        return nn.Sequential([nn.Dense(2), nn.Dropout(0.5)], name="head")(x)
+        return LinenHead(name="head")(x)
 
 
 class NNXNet(nnx.Module):
@@ -37,8 +43,8 @@ CASES = [
         LayerRow("", "LinenNet", "(None, 2)", 48, 48),
         LayerRow("conv", "Conv", "(None, 4, 4, 6)", 168, 168),
         LayerRow("norm", "BatchNorm", "(None, 4, 4, 6)", 24, 12),
-        LayerRow("head/layers_0", "Dense", "(None, 2)", 194, 194),
-        LayerRow("head/layers_1", "Dropout", "(None, 2)", 0, 0),
+        LayerRow("head/Dense_0", "Dense", "(None, 2)", 194, 194),
+        LayerRow("head/Dropout_0", "Dropout", "(None, 2)", 0, 0),
     ]),
     (NNXNet(nnx.Rngs(0)), [
         LayerRow("", "NNXNet", "(None, 2)", 48, 48),

@@ -129,17 +129,24 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
             return values * replicas if loss.reduction == "sum" else values
         # The function has reduced its rows already, so each row is given to it as a batch of one.
         values = jax.vmap(lambda t, o: loss.values(t[None], o[None]))(target, output)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     rows = values.shape[0]
+    row_mask = None if mask is None else mask.reshape(rows, *[1] * (values.ndim - 1)).astype(values.dtype)
+    kept = loss.mask(target, output)
+    kept = _product(None if kept is None else kept.astype(values.dtype), row_mask)
     weights = None if sample_weight is None else broadcast_sample_weight(values, sample_weight).astype(values.dtype)
-    if mask is not None:
-        rows_mask = mask.reshape(rows, *[1] * (values.ndim - 1)).astype(values.dtype)
-        weights = rows_mask if weights is None else weights * rows_mask
+    weights = _product(weights, kept)
     local_sum = values.sum() if weights is None else (values * weights).sum()
     if loss.reduction == "sum":
         return local_sum * replicas
-    if loss.reduction == "mean_with_sample_weight" and weights is not None:
-        divisor = context.all_reduce(ReduceOp.SUM, jnp.broadcast_to(weights, values.shape).sum())
-        return local_sum * replicas / jnp.where(divisor == 0, 1.0, divisor)
-    global_rows = rows if context.rows is None else context.global_rows
-    per_row = values.size // rows
-    return local_sum * replicas / (global_rows * per_row)
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+        divisor = context.all_reduce(ReduceOp.SUM, weights.sum())
+    elif kept is not None:
+        divisor = context.all_reduce(ReduceOp.SUM, jnp.broadcast_to(kept, values.shape).sum())
+    else:
+        divisor = jnp.asarray(values.size * replicas, values.dtype)
+    return local_sum * replicas / jnp.where(divisor == 0, 1.0, divisor)
+
+
+def _product(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+    return b if a is None else a if b is None else a * b

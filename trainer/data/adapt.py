@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import as_arrays, check_positive_int, check_rows, is_array_tree
+from trainer.data.arrays import as_arrays, check_positive_int, check_rows, is_array_tree, is_leaf
 from trainer.data.batches import pack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
@@ -101,7 +101,7 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int) -> Source:
     if _is_indexed(x):
         return IndexedSource(x, _indexed_length(x), shuffle, seed)
     # Trees and text can be iterated, but not over batches: a tree that comes here has leaves that are not arrays.
-    if not hasattr(x, "__iter__") or isinstance(x, (str, bytes)) or not jax.tree_util.all_leaves([x]):
+    if not hasattr(x, "__iter__") or isinstance(x, (str, bytes)) or not jax.tree_util.all_leaves([x], is_leaf):
         raise ValueError(
             f"Unrecognized data type: {describe(x)}. Expected arrays, a tree of arrays, a trainer.data.Dataset, a "
             "generator, or another object that yields batches when iterated or indexed."

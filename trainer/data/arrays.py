@@ -46,7 +46,7 @@ def gather_rows(array: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 def is_array_tree(value: Any) -> bool:
     """Returns whether `value` is an array, a list of numbers, or a tree with such leaves (and at least one)."""
-    leaves = jax.tree.leaves(value, is_leaf=_is_number_list)
+    leaves = jax.tree.leaves(value, is_leaf=is_leaf)
     return bool(leaves) and all(
         hasattr(leaf, "__array__") or isinstance(leaf, numbers.Number) or _is_number_list(leaf) for leaf in leaves
     )
@@ -63,7 +63,7 @@ def as_arrays(tree: Any) -> Any:
     """
     if isinstance(tree, list) and not _is_number_list(tree):
         tree = tuple(tree)
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=_is_number_list)
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
     arrays = [leaf if isinstance(leaf, np.ndarray) else _to_numpy(leaf) for leaf in leaves]
     for position, array in enumerate(arrays):
         if array.ndim == 0 or not _is_numeric(array.dtype):
@@ -98,9 +98,14 @@ def check_positive_int(argument: str, value: Any) -> int:
     return int(value)
 
 
+def is_leaf(value: Any) -> bool:
+    """Returns whether `value` is to be taken whole although JAX would look inside: lists of numbers, and iterators."""
+    return _is_number_list(value) or hasattr(value, "__next__")
+
+
 def leaf_names(tree: Any) -> list[str]:
     """Returns a name for each leaf: `x`, `y`, `sample_weight` for a tuple of up to three, with the path inside each."""
-    paths = [path for path, _ in jax.tree.flatten_with_path(tree, is_leaf=_is_number_list)[0]]
+    paths = [path for path, _ in jax.tree.flatten_with_path(tree, is_leaf=is_leaf)[0]]
     if type(tree) is not tuple:
         return ["x" + jax.tree_util.keystr(path) for path in paths]
     if len(tree) > len(_ARGUMENTS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
@@ -35,6 +35,8 @@ class Dataset:
 
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)
+      >>> dataset
+      Dataset(3 batches of 2 rows)
       >>> [y.tolist() for x, y in dataset]
       [[0, 1], [2, 3], [4]]
 
@@ -169,7 +171,7 @@ class Dataset:
         elements = "rows" if self._batch_size is None else f"batches of {self._batch_size} rows"
         return f"Dataset({self.cardinality} {elements})"
 
-    def read(self, pass_index: int = 0, start: int = 0) -> Iterator[Any]:
+    def read(self, pass_index: int = 0, start: int = 0) -> Generator[Any, None, None]:
         """Yields the elements of one pass.
 
         Args:

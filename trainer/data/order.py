@@ -17,9 +17,11 @@ Run = tuple[int, np.ndarray]
 
 
 class Step(Protocol):
-    """One change of order. `length` is how many elements it yields in a pass."""
+    """One change of order."""
 
-    length: int | float
+    @property
+    def length(self) -> int | float:
+        """How many elements it yields in a pass."""
 
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
         """Returns where, in the elements that this step reorders, those at `positions` come from."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import jax
 import numpy as np
@@ -94,8 +94,7 @@ class Reader:
     def close(self) -> None:
         """Closes the iterator that is open, unless it is the user's own one-shot iterator."""
         if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+            self._close(self._stream)
 
     def __enter__(self) -> Reader:
         return self
@@ -135,7 +134,7 @@ class Reader:
             raise
         finally:
             if self._steps is None and not self._source.is_one_shot:
-                self.close()
+                self._close(stream)
         if buffer.count:
             yield buffer.take()
         if number < (self._steps or 1):
@@ -158,6 +157,11 @@ class Reader:
         is_continuous = self._steps is not None and not self._source.is_one_shot
         batches = _all_passes(self._source, position) if is_continuous else self._source.read(pass_index, position)
         return _Stream(batches, pass_index, position)
+
+    def _close(self, stream: _Stream) -> None:
+        stream.close()
+        if self._stream is stream:
+            self._stream = None
 
     def _next_batch(self, stream: _Stream, number: int) -> Batch | None:
         try:
@@ -187,7 +191,7 @@ class Reader:
 class _Stream:
     """An open iterator of batches and where it stands: `position` batches into what `pass_index` started."""
 
-    def __init__(self, batches: Iterator[Batch], pass_index: int, position: int):
+    def __init__(self, batches: Generator[Batch, None, None], pass_index: int, position: int):
         self.pass_index = pass_index
         self.position = position
         self._batches = batches
@@ -206,10 +210,12 @@ class _Stream:
         self.position -= 1
 
     def close(self) -> None:
-        self._batches.close()
+        # A prefetching thread may still be in the user's code; then the generator ends with that thread.
+        if not self._batches.gi_running:
+            self._batches.close()
 
 
-def _all_passes(source: Source, position: int) -> Iterator[Batch]:
+def _all_passes(source: Source, position: int) -> Generator[Batch, None, None]:
     """Yields the batches of pass after pass of a source, from batch `position` of them all on."""
     pass_index, start, dropped = 0, 0, 0
     if source.num_batches is None:
@@ -231,5 +237,5 @@ def _all_passes(source: Source, position: int) -> Iterator[Batch]:
         finally:
             batches.close()
         if is_empty:
-            raise DataError("a pass over the dataset yielded nothing; it must yield at least one batch.")
+            raise DataError("the dataset must yield at least one batch, and a pass over it yielded none.")
         pass_index, start = pass_index + 1, 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,8 +32,8 @@ class Source(Protocol):
     rows: int | None
     is_one_shot: bool
 
-    def read(self, pass_index: int, start: int = 0) -> Iterator[Batch]:
-        """Yields the batches of one pass as trees of numpy arrays, leaving out the first `start`.
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+        """Returns a generator of the batches of one pass, trees of numpy arrays, leaving out the first `start`.
 
         Arrays may share memory with the user's pipeline: copy what must outlive the next batch.
         """
@@ -53,7 +53,7 @@ class DatasetSource:
         self.num_batches = dataset.cardinality
         self.rows = dataset.rows
 
-    def read(self, pass_index: int, start: int = 0) -> Iterator[Batch]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         return self.dataset.read(pass_index, start)
 
 
@@ -72,7 +72,7 @@ class IterableSource:
         self.num_batches = num_batches
         self.is_one_shot = hasattr(iterable, "__next__")
 
-    def read(self, pass_index: int, start: int = 0) -> Iterator[Batch]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         iterator = iter(self._iterable)
         try:
             for element in itertools.islice(iterator, start, None):
@@ -102,7 +102,7 @@ class IndexedSource:
         self._shuffle = shuffle and num_batches != math.inf
         self._seed = seed
 
-    def read(self, pass_index: int, start: int = 0) -> Iterator[Batch]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         for index in self._indices(pass_index, start):
             yield as_batch(self._items[index])
         if hasattr(self._items, "on_epoch_end"):
@@ -127,7 +127,7 @@ class WeightedSource:
         self.rows = source.rows
         self.is_one_shot = source.is_one_shot
 
-    def read(self, pass_index: int, start: int = 0) -> Iterator[Batch]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         batches = self._source.read(pass_index, start)
         try:
             for batch in batches:

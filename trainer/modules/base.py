@@ -64,7 +64,8 @@ class FunctionalModule(abc.ABC):
           model_state: state, structured as `init` returned it.
           inputs: one batch: an array, a tuple of arguments or a dict of keyword arguments.
           training: whether dropout drops and batch statistics are used and recorded.
-          make_key: gives the key of a random stream; only called for streams that the module uses.
+          make_key: gives the key of a random stream; only called for streams that the module asks for
+            (Linen) or holds (NNX).
           batch_norm: "global" for statistics over the batch of all replicas, "per_replica" over this replica's rows.
 
         Returns:

@@ -36,8 +36,9 @@ class LinenFunctional(FunctionalModule):
     def __init__(self, module: nn.Module):
         self.name = module.name or type(module).__name__
         self._module = module
-        # The streams that the module was seen to ask for, by `training`.
+        # The streams that the module was seen to ask for: by `training`, and when it is created.
         self._streams: dict[bool, list[str]] = {True: [], False: []}
+        self._streams_of_init: list[str] = []
 
     def init(self, key: jax.Array, inputs: Any, initial_values: Any = None) -> tuple[dict, dict, Any]:
         """See the base class; `initial_values` is not used, as Linen modules hold no values."""
@@ -52,19 +53,10 @@ class LinenFunctional(FunctionalModule):
               batch_norm: str = "global") -> tuple[Any, dict]:
         """See the base class."""
         call = nn.apply(self._call(inputs, training), self._module, mutable=list(model_state))
-        streams = self._streams[training]
+        variables = {"params": params, **model_state}
         with nn.intercept_methods(_interceptor(training, batch_norm)):
-            while True:
-                try:
-                    outputs, updates = call({"params": params, **model_state},
-                                            rngs={stream: make_key(stream) for stream in streams})
-                    break
-                except InvalidRngError as error:
-                    # Flax tells which streams a module uses only by asking for one that is missing.
-                    missing = re.search(r'needs PRNG for "([^"]+)"', str(error))
-                    if missing is None or missing[1] in streams:
-                        raise
-                    streams.append(missing[1])
+            outputs, updates = _with_streams(self._streams[training],
+                                             lambda streams: call(variables, rngs=_keys(streams, make_key)))
         return outputs, {**model_state, **_plain(updates)} if training else model_state
 
     def absorb(self, params: dict, model_state: dict) -> None:
@@ -90,7 +82,9 @@ class LinenFunctional(FunctionalModule):
         create = nn.init_with_output(self._call(inputs, training=False), self._module,
                                      mutable=DenyList("intermediates"))
         with nn.intercept_methods(_interceptor(training=False, batch_norm="global")):
-            outputs, variables = create({"params": key})
+            outputs, variables = _with_streams(
+                self._streams_of_init,
+                lambda streams: create({"params": key, **_keys(streams, lambda name: key_for(key, name))}))
         collections = _plain(variables)
         return collections.pop("params", {}), collections, outputs
 
@@ -118,6 +112,25 @@ def _interceptor(training: bool, batch_norm: str) -> Callable[..., Any]:
         return next_call(*bound.args, **bound.kwargs)
 
     return intercept
+
+
+def _with_streams(streams: list[str], call: Callable[[list[str]], Any]) -> Any:
+    """Returns `call(streams)`, after adding to `streams` whatever else the module asks for.
+
+    Flax tells which random streams a module uses only by asking for one that is missing.
+    """
+    while True:
+        try:
+            return call(streams)
+        except InvalidRngError as error:
+            missing = re.search(r'needs PRNG for "([^"]+)"', str(error))
+            if missing is None or missing[1] in streams:
+                raise
+            streams.append(missing[1])
+
+
+def _keys(streams: list[str], make_key: MakeKey) -> dict[str, jax.Array]:
+    return {stream: make_key(stream) for stream in streams}
 
 
 def _plain(variables: Any) -> dict[str, Any]:

@@ -93,12 +93,14 @@ class NNXFunctional(FunctionalModule):
 
     def _graphdef(self, training: bool, batch_norm: str) -> nnx.GraphDef:
         if (training, batch_norm) not in self._graphdefs:
+            # NNX only lets objects be changed at the trace level where they were made, and this may run in any.
+            module = nnx.clone(self._template)
             if training:
-                self._template.train()
+                module.train()
             else:
-                self._template.eval()
-            set_nnx_policy(self._template, batch_norm)
-            self._graphdefs[training, batch_norm] = nnx.graphdef(self._template)
+                module.eval()
+            set_nnx_policy(module, batch_norm)
+            self._graphdefs[training, batch_norm] = nnx.graphdef(module)
         return self._graphdefs[training, batch_norm]
 
     def _values(self, module: nnx.Module) -> tuple[dict, dict]:

@@ -27,12 +27,13 @@ LINEAR = frozenset({
 NORMALIZING = frozenset({
     "normalize_by_update_norm", "scale_by_adadelta", "scale_by_adam", "scale_by_adamax", "scale_by_adan",
     "scale_by_amsgrad", "scale_by_belief", "scale_by_factored_rms", "scale_by_lion", "scale_by_novograd",
-    "scale_by_radam", "scale_by_rms", "scale_by_rss", "scale_by_sign", "scale_by_sm3", "scale_by_stddev",
+    "scale_by_rms", "scale_by_rss", "scale_by_sign", "scale_by_sm3", "scale_by_stddev",
     "scale_by_trust_ratio", "scale_by_yogi",
 })  # fmt: skip
 # Neither, but without a rate inside.
 OTHER = frozenset({
     "adaptive_grad_clip", "add_decayed_weights", "add_noise", "clip", "clip_by_block_rms", "clip_by_global_norm",
+    "scale_by_radam",
 })  # fmt: skip
 
 

@@ -158,8 +158,10 @@ class PolynomialDecay(LearningRateSchedule):
         else:
             decay_steps = self.decay_steps
             step = jnp.minimum(step, decay_steps)
+        # A compiler may divide by multiplying, which can leave less than 0: of that, most powers are NaN.
+        left = jnp.maximum(1 - step / decay_steps, 0.0)
         height = self.initial_learning_rate - self.end_learning_rate
-        return height * (1 - step / decay_steps) ** jnp.float32(self.power) + self.end_learning_rate
+        return height * left ** jnp.float32(self.power) + self.end_learning_rate
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Tree = Any
@@ -124,6 +125,9 @@ def scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradie
 
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", 2016, with the schedule of its section 3.
     """
+
+    # Rounded to float32 first, as Keras does here: 1 - beta is then one number in the moments and their corrections.
+    beta_1, beta_2 = float(np.float32(beta_1)), float(np.float32(beta_2))
 
     def init(params: Tree) -> NadamState:
         return NadamState(init_moments(params), jnp.ones((), jnp.float32))

@@ -1,0 +1,156 @@
+"""`adapt` and what goes with it: arguments that are refused, packing, class weights, validation split."""
+
+import numpy as np
+import pytest
+
+from trainer.data import (
+    Dataset,
+    Reader,
+    adapt,
+    pack_x_y_sample_weight,
+    split_validation,
+    unpack_x_y_sample_weight,
+)
+
+X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
+
+
+def generator():
+    yield X, Y
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: adapt(X, Y[:9]), ["`x`", "(10, 4)", "`y`", "(9,)"]),
+        (lambda: adapt({"a": X, "b": X[:3]}), ["x['a']", "x['b']", "(3, 4)"]),
+        (lambda: adapt(X, Y, np.ones(9)), ["`sample_weight`", "(9,)"]),
+        (lambda: adapt(X[:0], Y[:0]), ["empty"]),
+        (lambda: adapt([]), ["empty"]),
+        (lambda: adapt(X, Y, batch_size=0), ["batch_size", "0"]),
+        (lambda: adapt(X, Y, batch_size=-3), ["batch_size", "-3"]),
+        (lambda: adapt(X, Y, batch_size=2.5), ["batch_size", "2.5"]),
+        (lambda: adapt(X, Y, np.ones(10), class_weight={0: 1.0}), ["class_weight", "sample_weight"]),
+        (lambda: adapt(X, Y, shuffle="rows"), ["shuffle"]),
+        (lambda: adapt(3), ["`x`", "scalar", "int"]),
+        (lambda: adapt(X, 3), ["`y`", "scalar"]),
+        (lambda: adapt(X, generator()), ["`y`", "object"]),
+        (lambda: adapt(X, np.array(["a"] * 10)), ["`y`", "<U1"]),
+        (lambda: adapt(None), ["Unrecognized data type", "NoneType"]),
+        (lambda: adapt("text"), ["Unrecognized data type", "str"]),
+        (lambda: adapt(object()), ["Unrecognized data type", "object"]),
+        (lambda: adapt((generator(), generator())), ["Unrecognized data type", "generator"]),
+        (lambda: adapt({"a": generator()}), ["Unrecognized data type", "generator"]),
+        (lambda: adapt(Dataset.from_arrays(X)), ["batch("]),
+        (lambda: adapt(Dataset.from_arrays(X).batch(2), batch_size=2), ["Dataset", "batch_size"]),
+        (lambda: adapt(Dataset.from_arrays(X).batch(2), Y), ["`x` as a Dataset", "`y`"]),
+        (lambda: adapt(generator(), Y), ["providing `x` as a generator", "`y`"]),
+        (lambda: adapt(generator(), sample_weight=np.ones(3)), ["providing `x` as a generator", "`sample_weight`"]),
+        (lambda: Reader(adapt(X), steps_per_epoch=0), ["steps_per_epoch", "0"]),
+        (lambda: Reader(adapt(X), group_size=0), ["group_size", "0"]),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(build, words):
+    with pytest.raises(ValueError) as caught:
+        build()
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((X,), X),
+        (((X, X),), ((X, X),)),
+        (({"a": X},), {"a": X}),
+        ((X, Y), (X, Y)),
+        ((X, Y, Y), (X, Y, Y)),
+        ((X, None, Y), (X, None, Y)),
+    ],
+)
+def test_batches_are_packed_as_keras_packs_them(arguments, expected):
+    (batch,) = adapt(*arguments, batch_size=10).read(0)
+    np.testing.assert_equal(batch, expected)
+    assert type(batch) is type(expected)
+    np.testing.assert_equal(pack_x_y_sample_weight(*arguments), expected)
+    unpacked = unpack_x_y_sample_weight(batch)
+    np.testing.assert_equal(unpacked, (*arguments, None, None)[:3])
+
+
+def test_a_batch_of_four_parts_cannot_be_unpacked():
+    with pytest.raises(ValueError, match="4 parts"):
+        unpack_x_y_sample_weight((X, X, X, X))
+
+
+def test_arrays_are_batched_by_32_and_shuffle_batch_keeps_rows_together():
+    x = np.arange(100)
+    assert [len(batch) for batch in adapt(x).read(0)] == [32, 32, 32, 4]
+    assert adapt(x).rows == 100
+    shuffled = [batch.tolist() for batch in adapt(x, batch_size=4, shuffle="batch").read(0)]
+    assert sorted(shuffled) == [list(range(start, start + 4)) for start in range(0, 100, 4)]
+    assert shuffled != sorted(shuffled)
+
+
+LABELS = np.array([0, 2, 1, 2])
+
+
+@pytest.mark.parametrize("y", [LABELS, LABELS[:, None], np.eye(3)[LABELS], LABELS.astype(float)])
+@pytest.mark.parametrize("as_generator", [False, True])
+def test_class_weight_gives_every_row_the_weight_of_its_label(y, as_generator):
+    class_weight = {2: 5.0, 0: 1, 1: 0.5}
+    x = np.zeros((4, 1))
+    source = (adapt(iter([(x, y)]), class_weight=class_weight) if as_generator
+              else adapt(x, y, batch_size=4, class_weight=class_weight))
+    (batch,) = source.read(0)
+    assert batch[2].tolist() == [1, 5, 0.5, 5]
+    assert batch[2].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("class_weight", "y", "words"),
+    [
+        ({0: 1.0, 1: 2.0}, np.array([0, 1, 7]), ["class_weight", "7"]),
+        ({"a": 1.0}, np.zeros(3, int), ["integer keys", "str"]),
+        ([1.0, 2.0], np.zeros(3, int), ["integer keys", "float"]),
+        ({}, np.zeros(3, int), ["integer keys"]),
+        ({0: "heavy"}, np.zeros(3, int), ["numbers", "str"]),
+        ({0: 1.0}, None, ["class_weight", "`y`", "NoneType"]),
+        ({0: 1.0}, (np.zeros(3, int), np.zeros(3, int)), ["single array"]),
+        ({0: 1.0}, np.zeros((3, 2, 2), int), ["(3, 2, 2)", "sample_weight"]),
+    ],
+)
+def test_class_weights_that_do_not_fit_are_refused(class_weight, y, words):
+    with pytest.raises(ValueError) as caught:
+        adapt(np.zeros((3, 1)), y, class_weight=class_weight)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_class_weight_with_batches_that_bring_weights_is_refused():
+    with pytest.raises(ValueError, match=r"batch 0.*class_weight.*sample_weight"):
+        list(Reader(adapt(iter([(X, Y, Y)]), class_weight={0: 1.0})).read(0))
+
+
+@pytest.mark.parametrize(("rows", "fraction", "expected"), [(10, 0.2, 8), (10, 0.25, 7), (500, 0.2, 400), (3, 0.5, 1)])
+def test_validation_split_takes_the_last_rows_as_keras_does(rows, fraction, expected):
+    data = {"a": np.arange(rows)}, np.arange(rows).tolist(), None
+    train, validation = split_validation(data, fraction)
+    assert train[0]["a"].tolist() == train[1].tolist() == list(range(expected))
+    assert validation[0]["a"].tolist() == validation[1].tolist() == list(range(expected, rows))
+    assert train[2] is validation[2] is None
+    assert np.shares_memory(train[0]["a"], data[0]["a"])
+
+
+@pytest.mark.parametrize(
+    ("data", "fraction", "words"),
+    [
+        (X, 1.5, ["validation_split", "1.5"]),
+        (X, 0.0, ["validation_split", "0.0"]),
+        (X, "half", ["validation_split", "half"]),
+        (X[:1], 0.5, ["validation_split", "empty"]),
+        ((X, Y[:3]), 0.5, ["rows"]),
+        (generator(), 0.5, ["validation_split", "only supported for arrays", "generator"]),
+    ],
+)
+def test_bad_validation_splits_are_refused(data, fraction, words):
+    with pytest.raises(ValueError) as caught:
+        split_validation(data, fraction)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)

@@ -1,0 +1,194 @@
+"""S5: bad input is refused in words that name the argument, what was received and the fix, before anything compiles."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import trainer
+from tests.networks import LinenMLP, logits_loss, mirrored
+
+X, Y = np.zeros((10, 4), np.float32), np.zeros(10, np.int64)
+
+
+def model(module=None, **options):
+    made = trainer.Model(module or nn.Dense(3))
+    made.compile(**{"optimizer": "sgd", "loss": logits_loss(), **options})
+    return made
+
+
+def fit(x=X, y=Y, compiled=None, **options):
+    return (compiled or model()).fit(x, y, verbose=0, **options)
+
+
+class Bad(trainer.Model):
+    def __init__(self, returned):
+        super().__init__(nn.Dense(3))
+        self.returned = returned
+
+    def train_step(self, state, batch):
+        logs, new_state = super().train_step(state, batch)
+        return self.returned(logs, new_state)
+
+
+def fit_custom(returned):
+    made = Bad(returned)
+    made.compile("sgd", logits_loss())
+    return fit(compiled=made)
+
+
+def fit_in_another_scope():
+    made = model()
+    with mirrored(2).scope():
+        fit(compiled=made)
+
+
+def compile_in_another_scope():
+    made = trainer.Model(nn.Dense(3))
+    with mirrored(2).scope():
+        made.compile("sgd", "mse")
+
+
+CASES = {
+    "lengths": (ValueError, ["x", "y", "10", "9"], lambda: fit(y=Y[:9])),
+    "not compiled": (RuntimeError, ["compile", "fit"], lambda: trainer.Model(nn.Dense(3)).fit(X, Y)),
+    "evaluate not compiled": (RuntimeError, ["compile", "evaluate"], lambda: trainer.Model(nn.Dense(3)).evaluate(X, Y)),
+    "batch_size": (ValueError, ["batch_size", "0"], lambda: fit(batch_size=0)),
+    "batch_size type": ((TypeError, ValueError), ["batch_size"], lambda: fit(batch_size=2.5)),
+    "epochs": (ValueError, ["epochs", "-1"], lambda: fit(epochs=-1)),
+    "epochs type": (TypeError, ["epochs", "str"], lambda: fit(epochs="3")),
+    "initial_epoch": (ValueError, ["initial_epoch"], lambda: fit(initial_epoch=-1)),
+    "verbose": (ValueError, ["verbose", "3"], lambda: model().fit(X, Y, verbose=3)),
+    "validation_freq": (ValueError, ["validation_freq"], lambda: fit(validation_freq=0, validation_data=(X, Y))),
+    "validation_freq type": (TypeError, ["validation_freq"], lambda: fit(validation_freq=1.5)),
+    "validation_split": (ValueError, ["validation_split"], lambda: fit(validation_split=1.5)),
+    "both validations": (ValueError, ["validation_split", "validation_data"],
+                         lambda: fit(validation_split=0.5, validation_data=(X, Y))),
+    "steps_per_epoch": (ValueError, ["steps_per_epoch"], lambda: fit(steps_per_epoch=0)),
+    "seed": (ValueError, ["seed", "-1"], lambda: trainer.Model(nn.Dense(3), seed=-1)),
+    "seed type": (TypeError, ["seed", "str"], lambda: trainer.Model(nn.Dense(3), seed="a")),
+    "module": (TypeError, ["Flax", "int"], lambda: trainer.Model(3)),
+    "module class": (TypeError, ["Flax"], lambda: trainer.Model(nn.Dense)),
+    "layer": (TypeError, ["str"], lambda: trainer.Sequential([nn.Dense(3), "relu"])),
+    "optimizer name": (ValueError, ["adamm", "adam"], lambda: model(optimizer="adamm")),
+    "optimizer type": (TypeError, ["optimizer", "int"], lambda: model(optimizer=3)),
+    "optimizer dict": (ValueError, ["optimizer", "one optimizer per named module"],
+                       lambda: model(optimizer={"generator": "adam"})),
+    "loss name": (ValueError, ["mse_", "mse"], lambda: model(loss="mse_")),
+    "loss type": (TypeError, ["loss", "int"], lambda: model(loss=3)),
+    "loss reduction": (ValueError, ["reduction", "none"], lambda: model(loss=logits_loss(reduction="none"))),
+    "loss_weights": (ValueError, ["loss_weights", "number of losses"],
+                     lambda: model(loss=["mse", "mse"], loss_weights=[1.0])),
+    "loss_weights type": (TypeError, ["loss_weights", "str"], lambda: model(loss_weights="1")),
+    "no loss": (ValueError, ["loss"], lambda: fit(compiled=model(loss=None))),
+    "no y": (ValueError, ["y"], lambda: fit(y=None)),
+    "metric name": (ValueError, ["acuracy", "accuracy"], lambda: fit(compiled=model(metrics=["acuracy"]))),
+    "metrics type": (TypeError, ["metrics", "str"], lambda: model(metrics="accuracy")),
+    "metric output": (KeyError, ["metrics", "head", "can't be found in the model's output"],
+                      lambda: fit(compiled=model(metrics={"head": ["accuracy"]}))),
+    "batch_norm": (ValueError, ["batch_norm", "globl", "global"], lambda: model(batch_norm="globl")),
+    "steps_per_execution": (ValueError, ["steps_per_execution", "0"], lambda: model(steps_per_execution=0)),
+    "jit_compile": (ValueError, ["jit_compile"], lambda: model(jit_compile="yes")),
+    "empty": (ValueError, ["empty"], lambda: fit(X[:0], Y[:0])),
+    "sample_weight": (ValueError, ["sample_weight", "9"], lambda: fit(sample_weight=np.ones(9))),
+    "strings": (ValueError, ["x"], lambda: fit(x=np.array(["a"] * 10))),
+    "endless": (ValueError, ["steps_per_epoch"],
+                lambda: fit(trainer.data.Dataset.from_arrays((X, Y)).batch(5).repeat(), None)),
+    "unbatched": (ValueError, ["batch"], lambda: fit(trainer.data.Dataset.from_arrays((X, Y)), None)),
+    "labels": (ValueError, ["label", "7", "3"], lambda: fit(y=Y + 7)),
+    "negative labels": (ValueError, ["label", "-1", "3"], lambda: fit(y=Y - 1)),
+    "one-hot labels": (ValueError, ["CategoricalCrossentropy"], lambda: fit(y=np.eye(3)[Y])),
+    "validation labels": (ValueError, ["label", "3"], lambda: fit(validation_data=(X, Y + 3))),
+    "logits": (ValueError, ["from_logits"], lambda: fit(X - 5, compiled=model(loss="sparse_categorical_crossentropy"))),
+    "monitor": (ValueError, ["val_los", "val_loss"],
+                lambda: fit(validation_data=(X, Y), callbacks=[trainer.callbacks.EarlyStopping(monitor="val_los")])),
+    "callbacks": (TypeError, ["callbacks", "str"], lambda: fit(callbacks=["early"])),
+    "features": (ValueError, ["shape", "(5,)", "(4,)"],
+                 lambda: (m := model(), fit(compiled=m), m.predict(np.zeros((2, 5)), verbose=0))),
+    "features of evaluate": (ValueError, ["shape", "(5,)", "(4,)"],
+                             lambda: (m := model(), fit(compiled=m), m.evaluate(np.zeros((2, 5)), Y[:2], verbose=0))),
+    "no such device": (ValueError, ["devices", "cpu:9"], lambda: trainer.distribute.MirroredStrategy(["cpu:0", "cpu:9"])),
+    "no devices": (ValueError, ["devices", "empty"], lambda: trainer.distribute.MirroredStrategy([])),
+    "device twice": (ValueError, ["devices", "cpu:0", "twice"],
+                     lambda: trainer.distribute.MirroredStrategy(["cpu:0", "cpu:0"])),
+    "no such backend": (ValueError, ["devices", "gpu"], lambda: trainer.distribute.MirroredStrategy(["gpu:0"])),
+    "device name": (ValueError, ["device", "the first"], lambda: trainer.distribute.OneDeviceStrategy("the first")),
+    "device index": (ValueError, ["device", "99"], lambda: trainer.distribute.OneDeviceStrategy(99)),
+    "device type": (TypeError, ["device", "float"], lambda: trainer.distribute.OneDeviceStrategy(1.0)),
+    "fit under another strategy": (ValueError, ["MirroredStrategy"], fit_in_another_scope),
+    "compile under another strategy": (ValueError, ["MirroredStrategy"], compile_in_another_scope),
+    "state before build": (RuntimeError, ["build"], lambda: model().state),
+    "summary before build": (RuntimeError, ["build"], lambda: model().summary()),
+    "step without a state": (TypeError, ["train_step", "(logs, state)"], lambda: fit_custom(lambda logs, state: logs)),
+    "logs of a wrong type": (TypeError, ["train_step", "dict"], lambda: fit_custom(lambda logs, state: (3.0, state))),
+    "a log that is a vector": (TypeError, ["train_step", "loss", "(3,)"],
+                               lambda: fit_custom(lambda logs, state: ({"loss": np.zeros(3)}, state))),
+    "a step that changes the state": (
+        TypeError, ["train_step", "kernel", "(4, 3)", "absent"],
+        lambda: fit_custom(lambda logs, state: (logs, state.replace(params={"bias": state.params["bias"]})))),
+    "gradients by name": (ValueError, ["generator", "dict of optimizers"],
+                          lambda: fit_custom(lambda logs, state: (logs, state.apply_gradients(generator={})))),
+}
+
+
+@pytest.mark.parametrize("kinds, words, call", CASES.values(), ids=CASES)
+def test_bad_input_is_refused_in_words_that_help(kinds, words, call):
+    with pytest.raises(kinds) as caught:
+        call()
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{missing} not in: {caught.value}"
+
+
+@pytest.mark.parametrize("name", ["labels", "logits", "one-hot labels", "metric name", "monitor", "no y"])
+def test_bad_data_is_refused_before_the_train_step_compiles(name):
+    compiled = []
+
+    def listen(event, seconds, **details):
+        if event.endswith("backend_compile_duration") and "train_group" in str(details):
+            compiled.append(details)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with pytest.raises(CASES[name][0]):
+            CASES[name][2]()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
+
+
+def test_a_pipeline_that_raises_names_the_batch_and_keeps_the_cause():
+    def breaks():
+        yield X, Y
+        yield X, Y
+        raise OSError("disk gone")
+
+    with pytest.raises(RuntimeError, match=r"(?s)batch 2.*disk gone") as caught:
+        fit(breaks(), None, steps_per_epoch=5)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_batch_that_changes_shape_is_named():
+    def changes():
+        yield X, Y
+        yield X[:, :3], Y
+
+    with pytest.raises(ValueError, match=r"batch 1") as caught:
+        fit(changes(), None, steps_per_epoch=2)
+    assert "(10, 3)" in str(caught.value) and "(10, 4)" in str(caught.value)
+
+
+def test_weights_survive_a_fit_that_fails():
+    made = model(LinenMLP(), optimizer=optax.sgd(0.1))
+    fit(compiled=made)
+
+    def breaks():
+        yield X, Y
+        raise OSError("disk gone")
+
+    with pytest.raises(RuntimeError):
+        made.fit(breaks(), steps_per_epoch=3, verbose=0)
+    assert all(np.isfinite(weight).all() for weight in made.get_weights())
+    fit(compiled=made)

@@ -1,0 +1,55 @@
+"""Array functions that several metrics share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.losses.base import broadcast_sample_weight
+from trainer.losses.shapes import as_float_pair
+
+
+def divide_no_nan(numerator: Any, denominator: Any) -> jax.Array:
+    """Returns the quotient, and 0 where the denominator is 0.
+
+    >>> divide_no_nan(jnp.array([1.0, 1.0]), jnp.array([2.0, 0.0])).tolist()
+    [0.5, 0.0]
+    """
+    is_zero = jnp.equal(denominator, 0)
+    return jnp.where(is_zero, 0.0, numerator / jnp.where(is_zero, 1, denominator))
+
+
+def full_weights(values: jax.Array, sample_weight: Any) -> jax.Array:
+    """Returns the weights in the shape of `values`: ones where `sample_weight` is None.
+
+    Args:
+      values: `(n, ...)`.
+      sample_weight: a scalar, or one weight per row or per value; see `broadcast_sample_weight`.
+    """
+    weights = broadcast_sample_weight(values, 1.0 if sample_weight is None else sample_weight)
+    return jnp.broadcast_to(weights, values.shape)
+
+
+def as_table_pair(owner: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns labels and predictions as floats of shape `(n, outputs)`.
+
+    Args:
+      owner: the class that asks, for the message.
+      y_true: labels.
+      y_pred: predictions.
+
+    Raises:
+      ValueError: unless both have that shape.
+    """
+    y_true, y_pred = as_float_pair(y_true, y_pred)
+    check_table(owner, y_true, y_pred)
+    return y_true, y_pred
+
+
+def check_table(owner: str, y_true: Any, y_pred: Any) -> None:
+    """Raises ValueError unless labels and predictions both have rank 2."""
+    if len(y_true.shape) != 2 or len(y_pred.shape) != 2:
+        raise ValueError(f"{owner} expects 2D inputs with shape (batch_size, output_dim). Received: y_true.shape="
+                         f"{tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}. Add the axis of outputs.")

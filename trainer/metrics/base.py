@@ -1,0 +1,198 @@
+"""The base class of metrics: named variables, an update, a result, and the pure form of all three.
+
+Owns the protocol that the trainer uses. It must not know any particular metric.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.numpy as jnp
+
+from trainer.metrics.variable import Variable, as_arrays, temporary_values
+
+Direction = Literal["max", "min"]
+
+_WORD_STARTS = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+
+
+def snake_case(class_name: str) -> str:
+    """Returns a class's name as metrics are called in logs.
+
+    >>> snake_case("KLDivergence"), snake_case("R2Score"), snake_case("AUC")
+    ('kl_divergence', 'r2_score', 'auc')
+    """
+    return re.sub(_WORD_STARTS, "_", class_name).lower()
+
+
+class Metric:
+    """The base class of metrics. A subclass makes variables, and defines `update_state` and `result`.
+
+    Args:
+      dtype: the dtype of the result, float32 where None. Accumulators are float32 or wider.
+      name: the metric's name in logs; the class's name in snake case where None.
+
+    Raises:
+      RuntimeError: where a subclass makes a variable before it calls `super().__init__()`.
+
+    >>> class TruePositiveCount(Metric):
+    ...     def __init__(self, name="true_positive_count", **kwargs):
+    ...         super().__init__(name=name, **kwargs)
+    ...         self.total = self.add_variable(shape=(), initializer="zeros", name="total")
+    ...     def update_state(self, y_true, y_pred, sample_weight=None):
+    ...         self.total.assign(self.total + jnp.sum(jnp.logical_and(y_true, y_pred)))
+    ...     def result(self):
+    ...         return self.total
+    >>> float(TruePositiveCount()(jnp.array([1, 1, 0]), jnp.array([1, 0, 0])))
+    1.0
+    """
+
+    #: Whether a larger ("max") or a smaller ("min") result is better; None where that is unknown.
+    direction: Direction | None = None
+    #: Whether `merge_variables` adds: then accumulators of replicas, or of parts of the data, may be summed.
+    additive: ClassVar[bool] = True
+
+    def __init__(self, dtype: Any = None, name: str | None = None):
+        self.name = name or snake_case(type(self).__name__)
+        self._dtype = "float32" if dtype is None else jnp.dtype(dtype).name
+        self._variables: list[Variable] = []
+
+    @property
+    def dtype(self) -> str:
+        """The name of the result's dtype."""
+        return self._dtype
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The metric's variables, then those of the metrics that it holds as attributes or in lists."""
+        variables = list(self._variables)
+        for attribute in vars(self).values():
+            for item in attribute if isinstance(attribute, (list, tuple)) else (attribute,):
+                if isinstance(item, Metric):
+                    variables.extend(item.variables)
+        return variables
+
+    def add_variable(
+        self,
+        shape: Sequence[int] = (),
+        initializer: str | Callable[..., Any] = "zeros",
+        dtype: Any = None,
+        name: str | None = None,
+    ) -> Variable:
+        """Makes a variable of this metric.
+
+        Args:
+          shape: its shape.
+          initializer: "zeros", "ones" or a function of `(shape, dtype)`.
+          dtype: its dtype; the metric's, but at least float32, where None.
+          name: its name; "variable" where None.
+        """
+        if not hasattr(self, "_variables"):
+            raise RuntimeError(f"Call `super().__init__()` first in the `__init__` of {type(self).__name__}.")
+        variable = Variable(shape, initializer, dtype or jnp.promote_types(self._dtype, "float32"), name or "variable")
+        self._variables.append(variable)
+        return variable
+
+    add_weight = add_variable
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        """Raises ValueError where shapes cannot work; a subclass of one's own need not define it.
+
+        Args:
+          y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.
+          y_pred: predictions, likewise.
+        """
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        """Makes the variables whose shapes depend on the data; does nothing where they are made.
+
+        Args:
+          y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.
+          y_pred: predictions, likewise.
+        """
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Accumulates one batch, usually `(y_true, y_pred, sample_weight=None)`; to be defined by a subclass."""
+        raise NotImplementedError(f"{type(self).__name__} must define `update_state`.")
+
+    def result(self) -> Any:
+        """Returns the metric so far: a scalar, an array or a dict of them; to be defined by a subclass."""
+        raise NotImplementedError(f"{type(self).__name__} must define `result(self)`.")
+
+    def reset_state(self) -> None:
+        """Sets every variable to zeros."""
+        for variable in self.variables:
+            variable.assign(jnp.zeros(variable.shape, variable.dtype))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Updates the metric and returns the result so far."""
+        self.update_state(*args, **kwargs)
+        return as_arrays(self.result())
+
+    def stateless_reset_state(self) -> list[jax.Array]:
+        """Returns fresh accumulators: the values of `variables` after `reset_state`, which stay as they are."""
+        variables = self.variables
+        with temporary_values(variables, [variable.value for variable in variables]):
+            self.reset_state()
+            return [variable.value for variable in variables]
+
+    def stateless_update_state(self, metric_variables: Sequence[Any], *args: Any, **kwargs: Any) -> list[jax.Array]:
+        """Returns the accumulators after `update_state`; pure, for use within `jax.jit`.
+
+        Args:
+          metric_variables: the values of `variables`, in their order.
+          *args: what `update_state` takes.
+          **kwargs: likewise.
+
+        Raises:
+          ValueError: for another number of values.
+        """
+        self._check_count(metric_variables)
+        with temporary_values(self.variables, metric_variables):
+            self.update_state(*args, **kwargs)
+            return [variable.value for variable in self.variables]
+
+    def stateless_result(self, metric_variables: Sequence[Any]) -> Any:
+        """Returns the result of the accumulators; pure, for use within `jax.jit`.
+
+        Args:
+          metric_variables: the values of `variables`, in their order.
+
+        Raises:
+          ValueError: for another number of values.
+        """
+        self._check_count(metric_variables)
+        with temporary_values(self.variables, metric_variables):
+            return as_arrays(self.result())
+
+    def merge_variables(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        """Returns the accumulators of two parts of the data as those of the whole: their sums.
+
+        A metric that accumulates otherwise, such as a maximum, overrides this and sets `additive = False`.
+        """
+        return [one + other for one, other in zip(first, second, strict=True)]
+
+    def _check_count(self, metric_variables: Sequence[Any]) -> None:
+        if len(metric_variables) != len(self.variables):
+            raise ValueError(f"Argument `metric_variables` must be a list of arrays corresponding 1:1 to "
+                             f"{type(self).__name__}().variables. Received list with length {len(metric_variables)}, "
+                             f"but expected {len(self.variables)} variables. Where shapes of variables depend on the "
+                             f"data, call `build(y_true, y_pred)` before `stateless_reset_state()`.")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make an equal metric: each of `__init__` that is also an attribute."""
+        arguments = inspect.signature(type(self).__init__).parameters
+        config = {argument: getattr(self, argument) for argument in arguments if hasattr(self, argument)}
+        return {"name": self.name, "dtype": self.dtype, **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Returns the metric that `get_config` described."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self.name}>"

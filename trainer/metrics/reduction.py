@@ -1,0 +1,171 @@
+"""Sums and means of values, and metrics that are the mean of a function or of a loss.
+
+Owns how values of many samples, with weights, are accumulated. A mean divides by the sum of the weights, so that
+accumulators of parts of the data add up to those of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.losses import Loss
+from trainer.losses.shapes import as_arrays, as_float
+from trainer.metrics.arrays import divide_no_nan, full_weights
+from trainer.metrics.base import Metric
+
+
+class Sum(Metric):
+    """The weighted sum of values.
+
+    >>> float(Sum()([1, 3, 5, 7], sample_weight=[1, 1, 0, 0]))
+    4.0
+    """
+
+    def __init__(self, name: str | None = "sum", dtype: Any = None):
+        super().__init__(dtype, name)
+        self.total = self.add_variable(name="total")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds values.
+
+        Args:
+          values: numbers of any shape, rows first.
+          sample_weight: a scalar, or one weight per row or per value.
+
+        Raises:
+          ValueError: where the shapes cannot match.
+        """
+        values = as_float(values)
+        self.total.assign_add(jnp.sum(values * full_weights(values, sample_weight)))
+
+    def result(self) -> jax.Array:
+        """Returns the sum, a scalar."""
+        return self.total.value.astype(self.dtype)
+
+
+class Mean(Metric):
+    """The weighted mean of values: their weighted sum divided by the sum of the weights, 0 where that is 0.
+
+    Values of a row are averaged first, so that a row counts once, however many values it has. A scalar weight counts
+    once for each row.
+
+    >>> float(Mean()([1, 3, 5, 7], sample_weight=[1, 1, 0, 0]))
+    2.0
+    """
+
+    def __init__(self, name: str | None = "mean", dtype: Any = None):
+        super().__init__(dtype, name)
+        self.total = self.add_variable(name="total")
+        self.count = self.add_variable(name="count")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds values.
+
+        Args:
+          values: numbers of any shape, rows first; a scalar is one row.
+          sample_weight: a scalar, or one weight per row or per value.
+
+        Raises:
+          ValueError: where the shapes cannot match.
+        """
+        values = as_float(values)
+        weights = full_weights(values, sample_weight)
+        values_per_row = math.prod(values.shape[1:])
+        self.total.assign_add(jnp.sum(values * weights) / values_per_row)
+        self.count.assign_add(jnp.sum(weights) / values_per_row)
+
+    def result(self) -> jax.Array:
+        """Returns the mean, a scalar."""
+        return divide_no_nan(self.total.value, self.count.value).astype(self.dtype)
+
+
+class MeanMetricWrapper(Mean):
+    """The mean of a function of labels and predictions.
+
+    Args:
+      fn: a function of `(y_true, y_pred, **kwargs)` that returns one value per row, or several: `(n, ...)`.
+      name: see `Metric`.
+      dtype: see `Metric`.
+      **kwargs: further arguments of `fn`.
+
+    >>> def absolute_error(y_true, y_pred):
+    ...     return jnp.abs(y_true - y_pred)
+    >>> float(MeanMetricWrapper(absolute_error)([1.0, 2.0], [1.0, 4.0]))
+    1.0
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: Any = None, **kwargs: Any):
+        super().__init__(name, dtype)
+        self._fn = fn
+        self._fn_kwargs = kwargs
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds the function's values.
+
+        Args:
+          y_true: labels, rows first.
+          y_pred: predictions, rows first.
+          sample_weight: a scalar, or one weight per row or per value of the function.
+
+        Raises:
+          ValueError: where shapes cannot match, or the function does not return one value (or several) per row.
+        """
+        y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
+        self.validate(y_true, y_pred)
+        values = jnp.asarray(self._fn(y_true, y_pred, **self._fn_kwargs))
+        rows = jax.tree.leaves(y_pred)[0].shape[:1]
+        if values.shape[:1] != rows:
+            # The mean of a batch cannot leave out rows of weight 0, nor be split among replicas.
+            raise ValueError(f"The function of the metric {self.name!r} must return values of shape (rows, ...) with "
+                             f"rows={rows}. Received: values of shape {values.shape}. Reduce over the axes of "
+                             f"features only; the metric takes the mean over rows itself.")
+        super().update_state(values, sample_weight)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "fn": self._fn, **self._fn_kwargs}
+
+
+class LossMetric(Mean):
+    """The mean of a loss, over the samples that the loss's mask keeps.
+
+    Args:
+      loss: the loss, whose reduction plays no part.
+      name: the loss's name where None.
+      dtype: see `Metric`.
+
+    >>> from trainer import losses
+    >>> float(LossMetric(losses.Huber(delta=2.0))([[0, 0]], [[1, 4]]))
+    3.25
+    """
+
+    direction = "min"
+
+    def __init__(self, loss: Loss, name: str | None = None, dtype: Any = None):
+        super().__init__(name or loss.name, dtype)
+        self.loss = loss
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        self.loss.validate(y_true, y_pred)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds the loss of each sample.
+
+        Args:
+          y_true: labels, rows first.
+          y_pred: predictions, rows first.
+          sample_weight: a scalar, or one weight per row or per value of the loss.
+
+        Raises:
+          ValueError: where shapes cannot match.
+        """
+        y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
+        values = self.loss.values(y_true, y_pred)
+        mask = self.loss.mask(y_true, y_pred)
+        if mask is not None:
+            sample_weight = full_weights(values, sample_weight) * mask
+        super().update_state(values, sample_weight)

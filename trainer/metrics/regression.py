@@ -1,0 +1,109 @@
+"""Means of errors between real numbers, and the cosine similarity.
+
+Each takes labels and predictions of one shape `(n, ..., features)`; the numbers are those of the loss of that name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer import losses
+from trainer.losses.shapes import check_same_shape
+from trainer.metrics.reduction import LossMetric, MeanMetricWrapper
+
+
+class MeanSquaredError(LossMetric):
+    """The mean of squared errors.
+
+    >>> float(MeanSquaredError()([[0, 1]], [[1, 3]]))
+    2.5
+    """
+
+    def __init__(self, name: str | None = "mean_squared_error", dtype: Any = None):
+        super().__init__(losses.MeanSquaredError(), name, dtype)
+
+
+class RootMeanSquaredError(MeanSquaredError):
+    """The square root of the mean, over all updates, of squared errors.
+
+    >>> float(RootMeanSquaredError()([[0, 0]], [[3, 3]]))
+    3.0
+    """
+
+    def __init__(self, name: str | None = "root_mean_squared_error", dtype: Any = None):
+        super().__init__(name, dtype)
+
+    def result(self) -> jax.Array:
+        return jnp.sqrt(super().result())
+
+
+class MeanAbsoluteError(LossMetric):
+    """The mean of absolute errors.
+
+    >>> float(MeanAbsoluteError()([[0, 1]], [[1, 3]]))
+    1.5
+    """
+
+    def __init__(self, name: str | None = "mean_absolute_error", dtype: Any = None):
+        super().__init__(losses.MeanAbsoluteError(), name, dtype)
+
+
+class MeanAbsolutePercentageError(LossMetric):
+    """The mean of absolute errors in percent of the labels.
+
+    >>> float(MeanAbsolutePercentageError()([[2, 4]], [[1, 4]]))
+    25.0
+    """
+
+    def __init__(self, name: str | None = "mean_absolute_percentage_error", dtype: Any = None):
+        super().__init__(losses.MeanAbsolutePercentageError(), name, dtype)
+
+
+class MeanSquaredLogarithmicError(LossMetric):
+    """The mean of squared differences of `log(1 + value)`.
+
+    >>> round(float(MeanSquaredLogarithmicError()([[0, 1]], [[1, 1]])), 4)
+    0.2402
+    """
+
+    def __init__(self, name: str | None = "mean_squared_logarithmic_error", dtype: Any = None):
+        super().__init__(losses.MeanSquaredLogarithmicError(), name, dtype)
+
+
+class LogCoshError(LossMetric):
+    """The mean of `log(cosh(error))`.
+
+    >>> round(float(LogCoshError()([[0, 0]], [[0, 1000]])), 3)
+    499.653
+    """
+
+    def __init__(self, name: str | None = "logcosh", dtype: Any = None):
+        super().__init__(losses.LogCosh(), name, dtype)
+
+
+def _cosine(y_true: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
+    # The loss is minus the cosine, so that training brings directions together.
+    return -losses.cosine_similarity(y_true, y_pred, axis=axis)
+
+
+class CosineSimilarity(MeanMetricWrapper):
+    """The mean cosine between labels and predictions: 1 where their directions agree.
+
+    >>> float(CosineSimilarity()([[0, 2], [1, 0]], [[0, 3], [0, 1]]))
+    0.5
+    """
+
+    direction = "max"
+
+    def __init__(self, name: str | None = "cosine_similarity", dtype: Any = None, axis: int = -1):
+        super().__init__(_cosine, name, dtype, axis=axis)
+        self.axis = axis
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        check_same_shape(y_true, y_pred)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "dtype": self.dtype, "axis": self.axis}

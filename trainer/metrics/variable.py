@@ -1,0 +1,159 @@
+"""The variables of metrics, and the scope that makes their updates pure.
+
+Owns how a variable's value is read and written. It must not know what the values mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.errors import unknown_name, wrong_type
+
+INITIALIZERS: dict[str, Callable[..., jax.Array]] = {"zeros": jnp.zeros, "ones": jnp.ones}
+
+
+class _Scope(threading.local):
+    # The values of variables by `id`, while this thread is in a scope: another thread sees the stored ones.
+    values: dict[int, jax.Array] | None = None
+
+
+_scope = _Scope()
+
+
+class Variable:
+    """A named array that a metric accumulates into; it takes part in arithmetic and in `jnp` functions as its value.
+
+    Args:
+      shape: the value's shape.
+      initializer: "zeros", "ones" or a function of `(shape, dtype)`.
+      dtype: the value's dtype.
+      name: the variable's name.
+
+    Raises:
+      ValueError: for an unknown initializer.
+      TypeError: for an initializer that is neither a name nor a function.
+
+    >>> total = Variable((), name="total")
+    >>> _ = total.assign_add(2)
+    >>> float(total * 3)
+    6.0
+    """
+
+    # Makes `array + variable` ask the variable, which returns a JAX array.
+    __array_priority__ = 200
+
+    def __init__(
+        self,
+        shape: Sequence[int] = (),
+        initializer: str | Callable[..., Any] = "zeros",
+        dtype: Any = "float32",
+        name: str = "variable",
+    ):
+        if isinstance(initializer, str):
+            if initializer not in INITIALIZERS:
+                raise unknown_name("initializer", initializer, INITIALIZERS)
+            initializer = INITIALIZERS[initializer]
+        if not callable(initializer):
+            raise wrong_type("initializer", initializer, "a name or a function of (shape, dtype)")
+        self.name = name
+        # A metric may make its variables while it is traced; what it stores must outlive the trace.
+        with jax.ensure_compile_time_eval():
+            self._value = jnp.asarray(initializer(tuple(shape), dtype=jnp.dtype(dtype)))
+
+    @property
+    def value(self) -> jax.Array:
+        """The present value."""
+        return self._value if _scope.values is None else _scope.values.get(id(self), self._value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's shape."""
+        return self._value.shape
+
+    @property
+    def ndim(self) -> int:
+        """The value's rank."""
+        return self._value.ndim
+
+    @property
+    def dtype(self) -> str:
+        """The name of the value's dtype."""
+        return self._value.dtype.name
+
+    def assign(self, value: Any) -> jax.Array:
+        """Replaces the value and returns the new one, cast to the variable's dtype.
+
+        Raises:
+          ValueError: for a value of another shape.
+        """
+        array = jnp.asarray(value, self.dtype)
+        if array.shape != self.shape:
+            raise ValueError(f"The variable {self.name!r} has shape {self.shape}. Received: a value of shape "
+                             f"{array.shape}. Assign one of the same shape.")
+        if _scope.values is None:
+            self._value = array
+        else:
+            _scope.values[id(self)] = array
+        return array
+
+    def assign_add(self, value: Any) -> jax.Array:
+        """Adds to the value and returns the new one; see `assign`."""
+        return self.assign(self.value + jnp.asarray(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> jax.Array:
+        """Subtracts from the value and returns the new one; see `assign`."""
+        return self.assign(self.value - jnp.asarray(value, self.dtype))
+
+    def numpy(self) -> np.ndarray:
+        """Returns the value as a NumPy array."""
+        return np.asarray(self.value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.value, dtype=dtype, copy=copy)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"<Variable name={self.name} shape={self.shape} dtype={self.dtype}>"
+
+    # `==` compares values, as arrays do, which would otherwise leave variables without a hash.
+    __hash__ = object.__hash__
+
+
+def _forwarded(operator: str) -> Callable[..., Any]:
+    def method(self: Variable, *operands: Any) -> Any:
+        return getattr(self.value, operator)(*map(as_arrays, operands))
+
+    method.__name__ = operator
+    return method
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_OTHERS = ("neg", "abs", "getitem", "float", "int", "bool", "len")
+for _operator in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_COMPARISONS, *_OTHERS):
+    setattr(Variable, f"__{_operator}__", _forwarded(f"__{_operator}__"))
+
+
+def as_arrays(tree: Any) -> Any:
+    """Returns `tree` with every variable replaced by its present value."""
+    return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, Variable) else leaf, tree)
+
+
+@contextlib.contextmanager
+def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> Iterator[None]:
+    """Gives variables other values within this thread and this block; assignments in it are forgotten at its end."""
+    outer = _scope.values
+    _scope.values = {id(variable): jnp.asarray(value) for variable, value in zip(variables, values, strict=True)}
+    try:
+        yield
+    finally:
+        _scope.values = outer
