@@ -108,7 +108,6 @@ def test_class_weight_gives_every_row_the_weight_of_its_label(y, as_generator):
 @pytest.mark.parametrize(
     ("class_weight", "y", "words"),
     [
-        ({0: 1.0, 1: 2.0}, np.array([0, 1, 7]), ["class_weight", "7"]),
         ({"a": 1.0}, np.zeros(3, int), ["integer keys", "str"]),
         ([1.0, 2.0], np.zeros(3, int), ["integer keys", "float"]),
         ({}, np.zeros(3, int), ["integer keys"]),
@@ -154,3 +153,12 @@ def test_bad_validation_splits_are_refused(data, fraction, words):
     with pytest.raises(ValueError) as caught:
         split_validation(data, fraction)
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_classes_without_a_weight_weigh_one():
+    source = adapt(np.zeros((3, 1)), np.array([0, 1, 7]), class_weight={1: 5.0})
+    np.testing.assert_array_equal(next(iter(source.read(0)))[2], [1.0, 5.0, 1.0])
+
+
+def test_steps_without_a_batch_size_split_the_rows_as_keras_does():
+    assert [len(x) for x in adapt(np.zeros((10, 1)), steps=4).read(0)] == [3, 3, 3, 1]

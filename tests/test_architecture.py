@@ -12,13 +12,14 @@ import inspect
 import re
 import sys
 
-import project_files
 import pytest
+
+from tests import project_files
 
 # Lowest first: a module imports only from entries before its own, and from its own package.
 LAYERS = ("errors", "replica", "rng", "state", "modules", "precision", "losses", "metrics", "optimizers", "data",
-          "distribute", "logs", "outputs", "compiled_loss", "compiled_metrics", "step", "compiled_step", "checkpoint",
-          "loop", "model", "estimator", "launch", "testing")
+          "distribute", "logs", "outputs", "compiled_loss", "compiled_metrics", "checks", "step", "compiled_step",
+          "attached_optimizer", "compiled_model", "checkpoint", "loop", "model", "estimator", "launch", "testing")
 # They import nothing of the trainer, so any layer may build on them.
 STANDALONE = {"callbacks": None, "models": {"flax", "jax", "numpy"}}  # -> the only third-party packages, if restricted
 STANDARD_LIBRARY = sys.stdlib_module_names

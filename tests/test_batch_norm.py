@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from simulated_replicas import run_replicas
 
+from tests.simulated_replicas import run_replicas
 from trainer import replica
 from trainer.modules import as_functional
 from trainer.replica import get_replica_context
@@ -203,12 +203,12 @@ def test_a_frozen_layer_keeps_its_averages(make):
 def test_an_unknown_policy_lists_the_near_ones(make):
     functional = as_functional(make())
     params, model_state, _ = functional.init(jax.random.key(0), IMAGES)
-    with pytest.raises(ValueError, match="batch_norm 'globl'. Did you mean 'global'"):
+    with pytest.raises(ValueError, match=r"batch_norm 'globl'\. Did you mean 'global'"):
         functional.apply(params, model_state, IMAGES, training=True, make_key=no_keys, batch_norm="globl")
 
 
 def test_a_padded_batch_whose_rows_cannot_be_told_is_refused():
     functional = as_functional([lambda x: x.reshape(3, -1), nn.BatchNorm()])
-    with pytest.raises(ValueError, match=r"8 rows of a padded batch.*shape \(3, 64\)"):
-        with replica.enter(replica.ReplicaContext(rows=8, row_mask=jnp.ones(8))):
-            functional.init(jax.random.key(0), IMAGES)
+    context = replica.ReplicaContext(rows=8, row_mask=jnp.ones(8))
+    with replica.enter(context), pytest.raises(ValueError, match=r"8 rows of a padded batch.*shape \(3, 64\)"):
+        functional.init(jax.random.key(0), IMAGES)

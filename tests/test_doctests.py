@@ -3,8 +3,9 @@
 import doctest
 import importlib
 
-import project_files
 import pytest
+
+from tests import project_files
 
 
 @pytest.mark.parametrize("name", sorted(project_files.modules()))

@@ -107,10 +107,11 @@ def test_a_rate_that_is_not_certain_reads_1(transformation):
 ])
 def test_a_stage_does_to_a_doubled_gradient_what_its_table_says(makers, factor):
     def second_update(transformation, scale):
-        grads, state = jax.tree.map(lambda grad: 100 * scale * grad, GRADS), transformation.init(PARAMS)
+        params, grads = PARAMS["w"], 100 * scale * GRADS["w"]
+        state = transformation.init(params)
         for _ in range(2):
-            updates, state = transformation.update(grads, state, PARAMS)
-        return updates["w"]
+            updates, state = transformation.update(grads, state, params)
+        return updates
 
     for maker in sorted(makers):
         make = getattr(optax, maker, None) or getattr(optax.transforms, maker)
@@ -302,7 +303,8 @@ class TestLearningRate:
         assert isinstance(self.rate.numpy(), np.float32)
         assert np.asarray(self.rate).dtype == np.float32
         assert np.asarray(self.rate, np.float64).dtype == np.float64
-        assert f"{self.rate:.3f} {self.rate!r}" == "0.250 LearningRate(0.25)"
+        assert f"{self.rate:.3f}" == "0.250"
+        assert repr(optimizers.LearningRate(0.01)) == "LearningRate(0.01)"
         assert self.rate
         assert not optimizers.LearningRate(0.0)
 

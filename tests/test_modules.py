@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from simulated_replicas import run_replicas
 
+from tests.simulated_replicas import run_replicas
 from trainer.modules import as_functional
 from trainer.modules.base import call_arguments
 from trainer.replica import get_replica_context
@@ -171,7 +171,8 @@ class NNXFlag(nnx.Module):
         return a + b if train else a - b
 
 
-@pytest.mark.parametrize("module", [LinenFlag(), NNXFlag(), [LinenFlag()], lambda a, b, train: a + b if train else a - b])
+@pytest.mark.parametrize("module", [LinenFlag(), NNXFlag(), [LinenFlag()],
+                                    lambda a, b, train: a + b if train else a - b])
 @pytest.mark.parametrize("inputs", [(X, X), {"a": X, "b": X}])
 def test_modules_are_told_whether_they_are_trained(module, inputs):
     functional = as_functional(module)
@@ -192,7 +193,8 @@ def test_nested_linen_layers_without_a_flag_get_their_default_from_the_phase(mod
 
 
 def test_a_flag_that_the_user_set_is_kept():
-    functional = as_functional(nn.Sequential([nn.BatchNorm(use_running_average=True), nn.Dropout(0.5, deterministic=True)]))
+    frozen = nn.Sequential([nn.BatchNorm(use_running_average=True), nn.Dropout(0.5, deterministic=True)])
+    functional = as_functional(frozen)
     params, model_state, evaluated = functional.init(jax.random.key(0), X)
     trained, new_state = functional.apply(params, model_state, X, training=True, make_key=no_keys)
     close(trained, evaluated)
@@ -419,7 +421,8 @@ def test_named_modules_keep_parameters_and_state_by_name():
     gan = make_gan()
     inputs = {"generator": X, "discriminator": X}
     params, model_state, outputs = gan.init(jax.random.key(0), inputs)
-    assert set(params) == set(model_state) == set(outputs) == {"generator", "discriminator"}
+    assert gan.names == ("generator", "discriminator")
+    assert set(params) == set(model_state) == set(outputs) == set(gan.names)
     close(jax.jit(gan.init)(jax.random.key(0), inputs, gan.initial_values), (params, model_state, outputs))
     seen = []
     _, new_state = gan.apply(params["generator"], model_state, X, module="generator", training=True,

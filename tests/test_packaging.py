@@ -7,9 +7,8 @@ import subprocess
 import sys
 import tomllib
 
-import project_files
-
 import trainer
+from tests import project_files
 
 PYPROJECT = tomllib.loads((project_files.ROOT / "pyproject.toml").read_text())
 HEAVY = ("rich", "grain", "orbax", "matplotlib", "sklearn", "tensorflow", "torch", "tensorboardX", "ray", "keras")

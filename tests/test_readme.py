@@ -2,9 +2,9 @@
 
 import re
 
-import project_files
 import pytest
 
+from tests import project_files
 from trainer import distribute
 
 README = (project_files.ROOT / "README.md").read_text()

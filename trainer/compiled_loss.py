@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer import errors, losses
-from trainer.losses.base import broadcast_sample_weight
+from trainer.losses.base import broadcast_sample_weight, values_per_row
 from trainer.outputs import match_arrays, match_choices, output_names
 from trainer.replica import ReduceOp, get_replica_context
 
@@ -127,8 +127,7 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
     if values.ndim == 0:
         if mask is None and sample_weight is None:
             return values * replicas if loss.reduction == "sum" else values
-        # The function has reduced its rows already, so each row is given to it as a batch of one.
-        values = jax.vmap(lambda t, o: loss.values(t[None], o[None]))(target, output)
+        values = values_per_row(loss.values, target, output)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     rows = values.shape[0]
     row_mask = None if mask is None else mask.reshape(rows, *[1] * (values.ndim - 1)).astype(values.dtype)

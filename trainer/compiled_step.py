@@ -81,7 +81,10 @@ class CompiledPhase:
 
     def stack_size(self, rows: int, count: int) -> int:
         """Returns how many batches a group of `count` is padded to, so that groups of those rows share one shape."""
-        self._stack_sizes[rows] = max(count, self._stack_sizes.get(rows, 0))
+        # At least two where steps are fused: XLA turns the slicing of a stack of one into something else, which may round
+        # differently, and the bits of a step must not depend on the group that it is in.
+        least = 2 if self.steps_per_execution > 1 else 1
+        self._stack_sizes[rows] = max(count, least, self._stack_sizes.get(rows, 0))
         return self._stack_sizes[rows]
 
     def __call__(self, state: Any, *running: Any, group: PlacedGroup) -> Any:

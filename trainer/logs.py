@@ -1,12 +1,13 @@
 """The logs of a step, and their running totals over an epoch, as pytrees that stay on the device.
 
-A step's log is a scalar or a metric's accumulators. Totals are compensated sums (Neumaier, "Rundungsfehleranalyse
+A step's log is a scalar or a metric's accumulators. Logs are ordered dicts, whose order compiled code keeps. Totals are compensated sums (Neumaier, "Rundungsfehleranalyse
 einiger Verfahren zur Summation endlicher Summen", 1974): a plain float32 count stops growing at 2**24 rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,15 +64,15 @@ class RunningLog:
         return total[0] / jnp.maximum(total[1], 1.0)
 
 
-def check_logs(logs: Any, origin: str) -> dict[str, Any]:
-    """Returns a step's logs with scalars as float32 arrays.
+def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
+    """Returns a step's logs in their order, with scalars as float32 arrays.
 
     Raises:
       TypeError: if `logs` is not a dict of scalars and metric values.
     """
     if not isinstance(logs, Mapping):
         raise TypeError(f"`{origin}` must return its logs as a dict of names. Received: {errors.describe(logs)}.")
-    checked: dict[str, Any] = {}
+    checked: OrderedDict[str, Any] = OrderedDict()
     for name, value in logs.items():
         if not isinstance(value, MetricValue):
             if not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)) or np.ndim(value):
@@ -82,7 +83,9 @@ def check_logs(logs: Any, origin: str) -> dict[str, Any]:
     return checked
 
 
-def merge_over_replicas(logs: Mapping[str, Any], also_mean: Any, context: ReplicaContext) -> tuple[dict[str, Any], Any]:
+def merge_over_replicas(
+    logs: Mapping[str, Any], also_mean: Any, context: ReplicaContext
+) -> tuple[OrderedDict[str, Any], Any]:
     """Returns the logs of the whole batch from those of each replica.
 
     Scalars are averaged, accumulators merged. All that is summed shares one reduction, with `also_mean` in it.
@@ -98,7 +101,7 @@ def merge_over_replicas(logs: Mapping[str, Any], also_mean: Any, context: Replic
     share = 1.0 / context.num_replicas_in_sync
     shares = jax.tree.map(lambda leaf: leaf * share, (scalars, also_mean)) if share != 1.0 else (scalars, also_mean)
     (scalars, also_mean), sums = context.all_reduce(ReduceOp.SUM, (shares, sums))
-    merged = {}
+    merged: OrderedDict[str, Any] = OrderedDict()
     for name, value in logs.items():
         if not isinstance(value, MetricValue):
             merged[name] = scalars[name]
@@ -114,9 +117,9 @@ def merge_over_replicas(logs: Mapping[str, Any], also_mean: Any, context: Replic
     return merged, also_mean
 
 
-def empty_running_logs(logs: Mapping[str, Any]) -> dict[str, RunningLog]:
+def empty_running_logs(logs: Mapping[str, Any]) -> OrderedDict[str, RunningLog]:
     """Returns totals over no steps, for logs such as `logs` (whose leaves may be `jax.ShapeDtypeStruct`s)."""
-    running = {}
+    running: OrderedDict[str, RunningLog] = OrderedDict()
     for name, value in logs.items():
         if isinstance(value, MetricValue):
             total = [jnp.asarray(leaf) for leaf in value.metric.stateless_reset_state()]
@@ -129,7 +132,9 @@ def empty_running_logs(logs: Mapping[str, Any]) -> dict[str, RunningLog]:
     return running
 
 
-def add_step(running: Mapping[str, RunningLog], logs: Mapping[str, Any], rows: Any) -> dict[str, RunningLog]:
+def add_step(
+    running: Mapping[str, RunningLog], logs: Mapping[str, Any], rows: Any
+) -> OrderedDict[str, RunningLog]:
     """Returns the totals with one more step.
 
     Args:
@@ -137,7 +142,7 @@ def add_step(running: Mapping[str, RunningLog], logs: Mapping[str, Any], rows: A
       logs: the step's logs, merged over replicas.
       rows: the step's real rows over all replicas; scalars weigh as much.
     """
-    updated = {}
+    updated: OrderedDict[str, RunningLog] = OrderedDict()
     for name, so_far in running.items():
         value = logs[name]
         if not isinstance(value, MetricValue):
@@ -161,9 +166,9 @@ def _add_compensated(total: jax.Array, lost: jax.Array, value: jax.Array) -> tup
     return new_total, lost + rounding.astype(lost.dtype)
 
 
-def results(running: Mapping[str, RunningLog]) -> dict[str, Any]:
+def results(running: Mapping[str, RunningLog]) -> OrderedDict[str, Any]:
     """Returns each log's value over the steps so far; a metric whose result is a dict gives one log per entry."""
-    values: dict[str, Any] = {}
+    values: OrderedDict[str, Any] = OrderedDict()
     for name, log in running.items():
         value = log.result()
         values.update(value if isinstance(value, Mapping) else {name: value})

@@ -16,7 +16,7 @@ from trainer import checks, loop
 from trainer.callbacks import CallbackList, History
 from trainer.compiled_model import CompiledModel
 from trainer.compiled_step import fetch_results
-from trainer.data import Group, Reader, adapt, pack_x_y_sample_weight, split_validation
+from trainer.data import Reader, Source, adapt, split_validation
 from trainer.data.arrays import is_array_tree
 from trainer.modules import render_summary
 
@@ -77,8 +77,8 @@ class Model(CompiledModel):
           x: inputs: an array, or a tuple or dict of arrays, rows first; or a `trainer.data.Dataset`, a generator, a Grain
             dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`.
           y: targets, if `x` is arrays.
-          batch_size: rows of a batch over all replicas, if `x` is arrays; 32 by default. The last batch of an epoch may
-            be smaller, and counts for what it is.
+          batch_size: rows of a batch over all replicas, if `x` is arrays; by default as many as make `steps_per_epoch`
+            batches, or 32. The last batch of an epoch may be smaller, and counts for what it is.
           epochs: the number after that of the last epoch.
           verbose: 0 prints nothing, 1 shows a progress bar (in a terminal; elsewhere a line per epoch), 2 prints a line
             per epoch, "auto" is 1.
@@ -105,6 +105,8 @@ class Model(CompiledModel):
         self._require_compiled("fit")
         checks.check_count("epochs", epochs, 0)
         checks.check_count("initial_epoch", initial_epoch, 0)
+        checks.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
+        checks.check_count("validation_steps", validation_steps, 1, optional=True)
         checks.check_validation_freq(validation_freq)
         if validation_split:
             if validation_data is not None:
@@ -113,11 +115,11 @@ class Model(CompiledModel):
         with contextlib.ExitStack() as readers:
             reader = readers.enter_context(Reader(
                 adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=self._seed,
-                      class_weight=class_weight), steps_per_epoch))
+                      class_weight=class_weight, steps=steps_per_epoch), steps_per_epoch))
             validation = None
             if validation_data is not None:
                 validation = readers.enter_context(Reader(
-                    _adapt_validation(validation_data, validation_batch_size or batch_size), validation_steps))
+                    _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps), validation_steps))
             callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
             try:
                 loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq)
@@ -152,7 +154,8 @@ class Model(CompiledModel):
           As `fit` does.
         """
         self._require_compiled("evaluate")
-        with Reader(adapt(x, y, sample_weight, batch_size=batch_size), steps) as reader:
+        checks.check_count("steps", steps, 1, optional=True)
+        with Reader(adapt(x, y, sample_weight, batch_size=batch_size, steps=steps), steps) as reader:
             callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
             logs = loop.evaluate(self, reader, callback_list)
         return logs if return_dict else _as_list(logs)
@@ -190,7 +193,8 @@ class Model(CompiledModel):
 
     @contextlib.contextmanager
     def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
-        source = adapt(x, batch_size=batch_size)
+        checks.check_count("steps", steps, 1, optional=True)
+        source = adapt(x, batch_size=batch_size, steps=steps)
         with Reader(source, steps) as reader:
             yield reader, source.rows if steps is None else None
 
@@ -317,9 +321,9 @@ class Sequential(Model):
         self.layers = list(layers)
 
 
-def _adapt_validation(data: Any, batch_size: int | None) -> Any:
+def _adapt_validation(data: Any, batch_size: int | None, steps: int | None) -> Source:
     if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3 and is_array_tree(data[0]):
-        return adapt(*data, batch_size=batch_size)
+        return adapt(*data, batch_size=batch_size, steps=steps)
     return adapt(data)
 
 

@@ -32,6 +32,7 @@ def adapt(
     shuffle: bool | str = False,
     seed: int = 0,
     class_weight: dict[int, float] | None = None,
+    steps: int | None = None,
 ) -> Source:
     """Returns the source of batches for what a user passed to `fit`, `evaluate` or `predict`.
 
@@ -41,11 +42,12 @@ def adapt(
         torch `DataLoader`), or an object with `__getitem__` and a length, such as a `keras.utils.PyDataset`.
       y: targets, if `x` is arrays: an array or a tree of arrays of as many rows.
       sample_weight: row weights, if `x` is arrays, of as many rows.
-      batch_size: rows of a batch, if `x` is arrays; 32 by default.
+      batch_size: rows of a batch, if `x` is arrays; by default as many as make `steps` batches, or 32.
       shuffle: True draws the rows of arrays, or the batches of an indexed object, in another order in each pass;
         "batch" keeps the rows of a batch together. Other data come in the order in which they yield themselves.
       seed: of the order.
       class_weight: a dict from integer label to the weight of the rows with that label in `y`.
+      steps: how many batches of arrays make an epoch, if the caller was told.
 
     Raises:
       ValueError: data that cannot be used, or arguments that do not go together.
@@ -64,7 +66,7 @@ def adapt(
         raise ValueError(f'`shuffle` must be True, False or "batch". Received: {describe(shuffle)}.')
     class_weights = None if class_weight is None else ClassWeights(class_weight)
     if is_array_tree(x):
-        return _adapt_arrays(x, y, sample_weight, batch_size, shuffle, seed, class_weights)
+        return _adapt_arrays(x, y, sample_weight, batch_size, shuffle, seed, class_weights, steps)
     source = _adapt_batches(x, bool(shuffle), seed)
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
@@ -81,10 +83,13 @@ def _adapt_arrays(
     shuffle: bool | str,
     seed: int,
     class_weights: ClassWeights | None,
+    steps: int | None,
 ) -> Source:
-    batch_size = DEFAULT_BATCH_SIZE if batch_size is None else check_positive_int("batch_size", batch_size)
     x, y, sample_weight = as_arrays((x, y, sample_weight))
-    check_rows((x, y, sample_weight))
+    rows = check_rows((x, y, sample_weight))
+    if batch_size is None:
+        batch_size = math.ceil(rows / check_positive_int("steps", steps)) if steps is not None else DEFAULT_BATCH_SIZE
+    batch_size = check_positive_int("batch_size", batch_size)
     if class_weights is not None:
         sample_weight = class_weights(y)
     dataset = Dataset.from_arrays(pack_x_y_sample_weight(x, y, sample_weight))

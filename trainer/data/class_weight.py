@@ -17,7 +17,7 @@ class ClassWeights:
     """Turns labels into row weights.
 
     Args:
-      class_weight: a dict from the integer label of a class to its weight.
+      class_weight: a dict from the integer label of a class to its weight. Classes that it leaves out weigh 1.
 
     Raises:
       ValueError: `class_weight` is not a dict with integer keys and numbers as values.
@@ -45,7 +45,7 @@ class ClassWeights:
           y: labels of shape `(rows,)` or `(rows, 1)`, or one-hot rows of shape `(rows, classes)`; a numpy array.
 
         Raises:
-          DataError: `y` is not one array of such a shape, or holds a label without a weight.
+          DataError: `y` is not one array of such a shape.
         """
         if y is None or jax.tree.structure(y) != jax.tree.structure(0):
             raise DataError(f"`class_weight` needs `y` to be a single array of labels. Received: {describe(y)}.")
@@ -54,8 +54,4 @@ class ClassWeights:
                             f"Received: {describe(y)}. Pass `sample_weight` instead.")
         labels = y.argmax(axis=-1) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1)
         slots = np.searchsorted(self._labels, labels).clip(max=len(self._labels) - 1)
-        is_missing = self._labels[slots] != labels
-        if is_missing.any():
-            raise DataError(f"`class_weight` has no weight for the label {labels[is_missing][0]}. "
-                            "Give every class in `y` a weight.")
-        return self._weights[slots]
+        return np.where(self._labels[slots] == labels, self._weights[slots], np.float32(1.0))

@@ -195,6 +195,27 @@ class Loss:
         return cls(**config)
 
 
+def values_per_row(function: Callable[..., Any], y_true: Any, y_pred: Any, **arguments: Any) -> jax.Array:
+    """Returns a function's values with rows first, also if it returns the mean over the rows, one scalar.
+
+    Such a function is given each row as a batch of its own: only then can rows be weighted, left out, and split over
+    replicas.
+
+    Args:
+      function: a function of `(y_true, y_pred, **arguments)`.
+      y_true: labels, rows first; an array or a tree of arrays.
+      y_pred: predictions, likewise.
+    """
+    values = jnp.asarray(function(y_true, y_pred, **arguments))
+    if values.ndim:
+        return values
+
+    def of_one_row(*row: Any) -> jax.Array:
+        return jnp.asarray(function(*jax.tree.map(lambda leaf: leaf[None], row), **arguments))
+
+    return jax.vmap(of_one_row)(y_true, y_pred)
+
+
 class FunctionLoss(Loss):
     """A user's function `(y_true, y_pred) -> values` as a `Loss`.
 

@@ -101,7 +101,7 @@ class MeanMetricWrapper(Mean):
 
     def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: Any = None, **kwargs: Any):
         super().__init__(name, dtype)
-        self._fn = fn
+        self.fn = fn
         self._fn_kwargs = kwargs
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
@@ -117,7 +117,7 @@ class MeanMetricWrapper(Mean):
         """
         y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
         self.validate(y_true, y_pred)
-        values = jnp.asarray(self._fn(y_true, y_pred, **self._fn_kwargs))
+        values = jnp.asarray(self.fn(y_true, y_pred, **self._fn_kwargs))
         rows = jax.tree.leaves(y_pred)[0].shape[:1]
         if values.shape[:1] != rows:
             # The mean of a batch cannot leave out rows of weight 0, nor be split among replicas.
@@ -127,7 +127,7 @@ class MeanMetricWrapper(Mean):
         super().update_state(values, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "fn": self._fn, **self._fn_kwargs}
+        return {**super().get_config(), **self._fn_kwargs}
 
 
 class LossMetric(Mean):

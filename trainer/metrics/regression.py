@@ -104,6 +104,3 @@ class CosineSimilarity(MeanMetricWrapper):
 
     def validate(self, y_true: Any, y_pred: Any) -> None:
         check_same_shape(y_true, y_pred)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, "dtype": self.dtype, "axis": self.axis}

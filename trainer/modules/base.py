@@ -29,9 +29,11 @@ class FunctionalModule(abc.ABC):
 
     Attributes:
       name: what the module is called in messages and tables.
+      names: the names of the modules in a dict of them; empty for a single module.
     """
 
     name: str
+    names: tuple[str, ...] = ()
 
     @property
     def initial_values(self) -> Any:

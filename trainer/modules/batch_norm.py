@@ -111,7 +111,7 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
     wide = jnp.float32 if layer.force_float32_reductions else x.dtype
     mean, var = batch_statistics(x, layer.axis, dtype=jnp.promote_types(layer.dtype or x.dtype, wide),
                                  use_fast_variance=layer.use_fast_variance, mask=mask, policy=policy)
-    running_mean, running_var = (layer.get_variable("batch_stats", name) for name in ("mean", "var"))
+    running: dict[str, jax.Array] = {name: layer.get_variable("batch_stats", name) for name in ("mean", "var")}
     layer.put_variable("batch_stats", "mean", mean)
     layer.put_variable("batch_stats", "var", var)
     # The flag goes by the attribute, as Flax refuses it as an argument if the attribute is set. This is the clone that
@@ -122,8 +122,8 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
         outputs = call(x)
     finally:
         object.__setattr__(layer, "use_running_average", given)
-    layer.put_variable("batch_stats", "mean", _moved(running_mean, mean, layer.momentum))
-    layer.put_variable("batch_stats", "var", _moved(running_var, var, layer.momentum))
+    layer.put_variable("batch_stats", "mean", _moved(running["mean"], mean, layer.momentum))
+    layer.put_variable("batch_stats", "var", _moved(running["var"], var, layer.momentum))
     return outputs
 
 
@@ -156,14 +156,13 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
 
 
 def replace_nnx_batch_norms(module: nnx.Module) -> None:
-    """Makes each `nnx.BatchNorm` in a private clone take its statistics over replicas; sets `policy` to "global".
+    """Makes each `nnx.BatchNorm` in a private clone take its statistics over replicas, by a policy to be set.
 
     A subclass that overrides `__call__` keeps it: what it reaches by `super()` is replaced.
     """
     for _, layer in list(nnx.iter_modules(module)):
         if isinstance(layer, nnx.BatchNorm):
             object.__setattr__(layer, "__class__", _replica_class(type(layer)))
-            layer.policy = POLICIES[0]
 
 
 def set_nnx_policy(module: nnx.Module, policy: str) -> None:

@@ -46,7 +46,7 @@ class LinenFunctional(FunctionalModule):
         # The abstract step also finds the random streams, before a step is traced for good.
         after_step = jax.eval_shape(
             lambda: self.apply(params, collections, inputs, training=True, make_key=lambda name: key_for(key, name))[1])
-        model_state = {name: values for name, values in collections.items() if _alike(values, after_step[name])}
+        model_state = {name: values for name, values in collections.items() if _spec(values) == _spec(after_step[name])}
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
@@ -104,7 +104,7 @@ def _interceptor(training: bool, batch_norm: str) -> Callable[..., Any]:
             if (parameter is not None and bound.arguments.get(name, parameter.default) is None
                     and getattr(module, name, None) is None):
                 bound.arguments[name] = training if FLAGS[name] else not training
-        if is_linen_batch_norm(context) and training:
+        if training and isinstance(module, nn.BatchNorm) and is_linen_batch_norm(context):
             given = bound.arguments.get("use_running_average")
             if not (module.use_running_average if given is None else given):
                 return call_linen_batch_norm(module, next_call, bound.arguments["x"], bound.arguments.get("mask"),
@@ -138,8 +138,6 @@ def _plain(variables: Any) -> dict[str, Any]:
     return unfreeze(nn.meta.unbox(variables))
 
 
-def _alike(first: Any, second: Any) -> bool:
-    if jax.tree.structure(first) != jax.tree.structure(second):
-        return False
-    return all((a.shape, a.dtype) == (b.shape, b.dtype)
-               for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+def _spec(tree: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]

@@ -42,6 +42,7 @@ class NamedFunctional(FunctionalModule):
                 raise wrong_type("module", name, "a dict whose keys are strings")
         _check_shares_nothing(parts)
         self.name = "_".join(parts)
+        self.names = tuple(parts)
         self.parts = dict(parts)
 
     @property

@@ -144,10 +144,14 @@ def _value(leaf: Any) -> Any:
 def _record_calls(module: nnx.Module, recorder: CallRecorder) -> None:
     for path, layer in list(nnx.iter_modules(module)):
         if callable(layer):
-            # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
-            layer.summary_path = _names(path)
-            layer.summary_recorder = recorder
-            object.__setattr__(layer, "__class__", _recording_class(type(layer)))
+            _record_calls_of(layer, _names(path), recorder)
+
+
+def _record_calls_of(layer: Any, path: tuple[str, ...], recorder: CallRecorder) -> None:
+    # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
+    layer.summary_path = path
+    layer.summary_recorder = recorder
+    object.__setattr__(layer, "__class__", _recording_class(layer.__class__))
 
 
 @functools.cache

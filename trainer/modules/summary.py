@@ -89,9 +89,9 @@ def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: i
     Args:
       rows: the layers.
       name: the model's name.
-      total: how many numbers the parameters hold, frozen ones included.
+      total: how many numbers the model holds: parameters, frozen ones included, and state.
       trainable: how many of these are trained.
-      state_count: how many numbers the state holds, such as running averages; they count as not trainable.
+      state_count: how many of these are state, such as running averages.
 
     >>> print("\\n".join(render_summary([LayerRow("head", "Dense", "(None, 2)", 1008, 1008)], "Net", 1008, 1008, 0)))
     Model: Net
@@ -102,6 +102,7 @@ def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: i
     Total params: 1,008
     Trainable params: 1,008
     Non-trainable params: 0
+    Model state among these: 0
     """
     cells = [("Layer", "Type", "Output shape", "Params", "Trainable")]
     cells += [(row.path or name, row.type_name, row.output_shape, f"{row.params:,}", f"{row.trainable:,}")
@@ -116,7 +117,8 @@ def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: i
         rule,
         *lines[1:],
         rule,
-        f"Total params: {total + state_count:,}",
+        f"Total params: {total:,}",
         f"Trainable params: {trainable:,}",
-        f"Non-trainable params: {total + state_count - trainable:,}",
+        f"Non-trainable params: {total - trainable:,}",
+        f"Model state among these: {state_count:,}",
     ]

@@ -24,7 +24,7 @@ class OptimizerState(NamedTuple):
       inner: the state of the optax transformation.
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
     learning_rate: jax.Array
     inner: Any
 

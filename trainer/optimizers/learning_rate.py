@@ -62,7 +62,7 @@ class LearningRate:
         return bool(self.numpy())
 
     def __repr__(self) -> str:
-        return f"LearningRate({self.numpy()})"
+        return f"LearningRate({self.numpy()!s})"
 
     def __format__(self, specification: str) -> str:
         return format(float(self), specification)

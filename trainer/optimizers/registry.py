@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import optax
 
 from trainer import errors
@@ -11,7 +13,7 @@ from trainer.optimizers.base import Optimizer
 from trainer.optimizers.momentum import SGD, Lion
 from trainer.optimizers.optax_optimizer import from_optax
 
-BY_NAME: dict[str, type[Optimizer]] = {
+BY_NAME: dict[str, Callable[[], Optimizer]] = {
     made.__name__.lower(): made
     for made in (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Nadam, Adamax, Lion, Lamb)
 }

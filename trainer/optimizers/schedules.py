@@ -153,13 +153,9 @@ class PolynomialDecay(LearningRateSchedule):
 
     def __call__(self, step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        if self.cycle:
-            decay_steps = self.decay_steps * jnp.maximum(1.0, jnp.ceil(step / self.decay_steps))
-        else:
-            decay_steps = self.decay_steps
-            step = jnp.minimum(step, decay_steps)
-        # A compiler may divide by multiplying, which can leave less than 0: of that, most powers are NaN.
-        left = jnp.maximum(1 - step / decay_steps, 0.0)
+        periods = jnp.maximum(1.0, jnp.ceil(step / self.decay_steps)) if self.cycle else 1.0
+        # Past the end nothing is left. Rounding, too, can leave less than nothing, and powers of that are NaN.
+        left = jnp.maximum(1 - step / (periods * self.decay_steps), 0.0)
         height = self.initial_learning_rate - self.end_learning_rate
         return height * left ** jnp.float32(self.power) + self.end_learning_rate
 

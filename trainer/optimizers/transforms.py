@@ -26,7 +26,7 @@ class MomentsState(NamedTuple):
       nu: the running mean of squares, or the running maximum of absolute values; a tree like the parameters.
     """
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
     mu: Tree
     nu: Tree
 

@@ -2,7 +2,7 @@
 
 import pathlib
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[1]
 # Import name -> folder, innermost packages first; the mapping of pyproject.toml.
 PACKAGES = {"trainer.callbacks": ROOT / "callbacks", "trainer.models": ROOT / "models", "trainer": ROOT / "trainer"}
 

@@ -1,0 +1,131 @@
+"""What compiles, and when: call two never does, and nothing waits for or copies what it need not."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import trainer
+from tests.networks import LinenMLP, NNXMLP, classification, logits_loss, mirrored
+
+
+@contextlib.contextmanager
+def count_compilations():
+    """Gives a list that grows by an entry per program that XLA compiles."""
+    compiled = []
+
+    def listen(event, seconds, **details):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(details)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def make_model(module=None, replicas=2, **options):
+    with mirrored(replicas).scope():
+        model = trainer.Model(module or LinenMLP(batch_norm=True, dropout=0.1), seed=1)
+        model.compile(optax.sgd(optax.constant_schedule(0.1)), logits_loss(), metrics=["accuracy"], **options)
+    return model
+
+
+PHASES = {
+    "fit": lambda model, x, y: model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y)),
+    "evaluate": lambda model, x, y: model.evaluate(x, y, batch_size=8, verbose=0),
+    "predict": lambda model, x, y: model.predict(x, batch_size=8, verbose=0),
+    "predict_iter": lambda model, x, y: list(model.predict_iter(x, batch_size=8)),
+    "train_on_batch": lambda model, x, y: model.train_on_batch(x, y),
+    "test_on_batch": lambda model, x, y: model.test_on_batch(x, y),
+    "predict_on_batch": lambda model, x, y: model.predict_on_batch(x),
+}
+
+
+@pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
+@pytest.mark.parametrize("phase", PHASES)
+def test_call_two_does_not_compile(phase, module):
+    x, y, _ = classification(21)
+    model = make_model(module(batch_norm=True, dropout=0.1))
+    with count_compilations() as first:
+        PHASES[phase](model, x, y)
+    assert first, "the counter must see the first call's compilations"
+    with count_compilations() as second:
+        PHASES[phase](model, x, y)
+    assert not second
+
+
+def test_setting_the_learning_rate_or_weights_compiles_no_step():
+    x, y, _ = classification(16)
+    model = make_model()
+    model.fit(x, y, verbose=0)
+    model.set_weights(model.get_weights())
+    model.optimizer.learning_rate = 0.05
+    model.fit(x, y, verbose=0)
+    with count_compilations() as compiled:
+        model.set_weights(model.get_weights())
+        model.optimizer.learning_rate = 0.01
+        model.fit(x, y, verbose=0)
+    assert not compiled
+
+
+def test_groups_of_any_length_share_one_executable():
+    x, y, _ = classification(56)
+    model = make_model(steps_per_execution=3)
+    model.fit(x[:24], y[:24], batch_size=8, verbose=0)
+    with count_compilations() as compiled:
+        model.fit(x, y, batch_size=8, verbose=0)
+    assert not compiled
+
+
+def test_small_steps_are_fused_by_default_and_large_ones_are_not():
+    x, y, _ = classification(16)
+    model = make_model()
+    model.fit(x, y, verbose=0)
+    assert model._phases["train"].steps_per_execution == 64
+    wide = np.zeros((512, 1024), np.float32)
+    with mirrored(1).scope():
+        large = trainer.Sequential([trainer.models.MLP(num_classes=1000, hidden=(1024,), classifier_activation=None)])
+        large.compile("sgd", logits_loss())
+    large.fit(wide, np.zeros(512, np.int32), batch_size=512, verbose=0)
+    assert large._phases["train"].steps_per_execution == 1
+
+
+def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):
+    fetched = []
+    real = trainer.loop.fetch_results
+    monkeypatch.setattr(trainer.loop, "fetch_results", lambda running: fetched.append(1) or real(running))
+    x, y, _ = classification(64)
+    ignores_logs = trainer.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    make_model().fit(x, y, batch_size=8, epochs=3, callbacks=[ignores_logs], verbose=0)
+    assert len(fetched) == 3, "one fetch per epoch, by History"
+
+
+def test_the_loop_makes_no_implicit_transfer():
+    x, y, _ = classification(40)
+    model = make_model()
+    model.fit(x, y, batch_size=8, validation_data=(x, y), verbose=0)
+    model.predict(x, verbose=0)
+    with jax.transfer_guard("disallow"):
+        model.fit(x, y, batch_size=8, validation_data=(x, y), verbose=0)
+        model.predict(x, verbose=0)
+
+
+def test_predict_on_ten_times_the_rows_needs_no_more_device_memory():
+    model = make_model(replicas=2)
+    model.build(np.zeros((1, 6), np.float32))
+
+    def peak_bytes(rows):
+        peak = 0
+        for _ in model.predict_iter(np.ones((rows, 6), np.float32), batch_size=16):
+            peak = max(peak, sum(array.nbytes for array in jax.live_arrays()))
+        return peak
+
+    peak_bytes(16 * 64 * 4)
+    few, many = peak_bytes(16 * 64 * 8), peak_bytes(16 * 64 * 80)
+    assert many <= 1.1 * few

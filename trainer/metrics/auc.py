@@ -1,0 +1,222 @@
+"""The area under a curve of predictions at all thresholds."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from trainer.losses.shapes import check_same_shape, match_ranks
+from trainer.metrics.arrays import divide_no_nan, full_weights
+from trainer.metrics.base import Metric
+from trainer.metrics.confusion import COUNTS, check_thresholds, count_at_thresholds, evenly_spaced_thresholds
+
+# How far the outermost thresholds lie outside of [0, 1], so that all predictions are above the first and none above
+# the last.
+MARGIN = 1e-7
+
+
+class AUCCurve(enum.Enum):
+    """Which curve: receiver operating characteristic, precision over recall, or the gains of both."""
+
+    ROC = "ROC"
+    PR = "PR"
+    PRGAIN = "PRGAIN"
+
+    @classmethod
+    def from_str(cls, key: str | Self) -> Self:
+        """Returns the member of that name, in upper or lower case.
+
+        Raises:
+          ValueError: for another name.
+        """
+        for curve in cls:
+            if key in (curve, curve.value, curve.value.lower()):
+                return curve
+        raise ValueError(f'Invalid AUC curve value: "{key}". Expected values are ["PR", "ROC", "PRGAIN"]')
+
+
+class AUCSummationMethod(enum.Enum):
+    """How the area between two thresholds is approximated: by the mean, the larger or the smaller height."""
+
+    INTERPOLATION = "interpolation"
+    MAJORING = "majoring"
+    MINORING = "minoring"
+
+    @classmethod
+    def from_str(cls, key: str | Self) -> Self:
+        """Returns the member of that name, in lower case or capitalized.
+
+        Raises:
+          ValueError: for another name.
+        """
+        for method in cls:
+            if key in (method, method.value, method.value.capitalize()):
+                return method
+        raise ValueError(f'Invalid AUC summation method value: "{key}". '
+                         'Expected values are ["interpolation", "majoring", "minoring"]')
+
+
+class AUC(Metric):
+    """The area under the ROC or precision-recall curve, approximated by sums between thresholds.
+
+    Args:
+      num_thresholds: how many thresholds to lay evenly on [0, 1]; more are nearer to the exact area.
+      curve: "ROC", "PR" or "PRGAIN", or an `AUCCurve`.
+      summation_method: "interpolation", "majoring" or "minoring", or an `AUCSummationMethod`.
+      name: see `Metric`.
+      dtype: see `Metric`.
+      thresholds: numbers in [0, 1] to use instead; 0 and 1 are added.
+      multi_label: whether to take the area for each label, and then their mean; else all labels count as one.
+      num_labels: the number of labels, where `multi_label`; taken from the data where None.
+      label_weights: a weight for each label: of its area where `multi_label`, else of its counts.
+      from_logits: whether predictions are logits; else they are probabilities.
+
+    Raises:
+      ValueError: for other arguments, and in updates for shapes that cannot match.
+
+    Source: for "interpolation" of the PR curve, Davis and Goadrich, "The Relationship Between Precision-Recall and
+    ROC Curves", 2006; for PRGAIN, Flach and Kull, "Precision-Recall-Gain Curves", 2015.
+
+    >>> float(AUC(num_thresholds=3)([0, 0, 1, 1], [0, 0.5, 0.3, 0.9]))
+    0.75
+    """
+
+    direction = "max"
+
+    def __init__(
+        self,
+        num_thresholds: int = 200,
+        curve: str | AUCCurve = "ROC",
+        summation_method: str | AUCSummationMethod = "interpolation",
+        name: str | None = None,
+        dtype: Any = None,
+        thresholds: Sequence[float] | None = None,
+        multi_label: bool = False,
+        num_labels: int | None = None,
+        label_weights: Sequence[float] | None = None,
+        from_logits: bool = False,
+    ):
+        if thresholds is not None:
+            check_thresholds(thresholds)
+            inner = sorted(thresholds)
+        elif num_thresholds > 1:
+            inner = evenly_spaced_thresholds(num_thresholds)[1:-1]
+        else:
+            raise ValueError(f"Argument `num_thresholds` must be an integer > 1. "
+                             f"Received: num_thresholds={num_thresholds}")
+        if num_labels and not multi_label:
+            raise ValueError("`num_labels` is needed only when `multi_label` is True.")
+        super().__init__(dtype, name)
+        self.thresholds = [-MARGIN, *inner, 1.0 + MARGIN]
+        self.num_thresholds = len(self.thresholds)
+        self.curve = AUCCurve.from_str(curve)
+        self.summation_method = AUCSummationMethod.from_str(summation_method)
+        self.multi_label = multi_label
+        self.num_labels = num_labels
+        self.label_weights = label_weights
+        self._init_thresholds = thresholds
+        self._from_logits = from_logits
+        if num_labels or not multi_label:
+            self._add_counts(num_labels)
+
+    def _add_counts(self, num_labels: int | None) -> None:
+        shape = (self.num_thresholds, num_labels) if self.multi_label else (self.num_thresholds,)
+        for count in COUNTS:
+            setattr(self, count, self.add_variable(shape, name=count))
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        check_same_shape(y_true, y_pred)
+        if self.multi_label and len(y_pred.shape) != 2:
+            raise ValueError(f"`y_pred` must have rank 2 when `multi_label=True`. Found rank {len(y_pred.shape)}. "
+                             f"Full shape received for `y_pred`: {tuple(y_pred.shape)}")
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        if not self._variables:
+            self.validate(y_true, y_pred)
+            self._add_counts(y_pred.shape[1])
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch.
+
+        Args:
+          y_true: labels, 0 for false and all else for true, `(n, ...)`; `(n, labels)` where `multi_label`.
+          y_pred: probabilities or logits of the same shape; what lies outside of [0, 1] counts as the nearer end.
+          sample_weight: a scalar, or one weight per row or per label.
+
+        Raises:
+          ValueError: where shapes cannot match.
+        """
+        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        self.validate(y_true, y_pred)
+        y_true, y_pred = match_ranks(y_true, y_pred)
+        self.build(y_true, y_pred)
+        weights = full_weights(y_pred, sample_weight)
+        if self.label_weights is not None and not self.multi_label:
+            weights = weights * jnp.asarray(self.label_weights)
+        y_pred = jnp.clip(jax.nn.sigmoid(y_pred) if self._from_logits else y_pred, 0.0, 1.0)
+        columns = y_pred.shape[1] if self.multi_label else 1
+        arrays = (array.reshape(-1, columns) for array in (y_true, y_pred, weights))
+        for count, counted in count_at_thresholds(*arrays, self.thresholds).items():
+            variable = getattr(self, count)
+            variable.assign_add(counted.reshape(variable.shape))
+
+    def result(self) -> jax.Array:
+        """Returns the area, a scalar."""
+        counts = [getattr(self, count).value for count in COUNTS]
+        if self.curve is AUCCurve.PR and self.summation_method is AUCSummationMethod.INTERPOLATION:
+            segments = _interpolated_precision(*counts)
+        else:
+            x, y = {AUCCurve.ROC: _roc, AUCCurve.PR: _precision_recall, AUCCurve.PRGAIN: _gains}[self.curve](*counts)
+            heights = {
+                AUCSummationMethod.INTERPOLATION: (y[:-1] + y[1:]) / 2.0,
+                AUCSummationMethod.MAJORING: jnp.maximum(y[:-1], y[1:]),
+                AUCSummationMethod.MINORING: jnp.minimum(y[:-1], y[1:]),
+            }[self.summation_method]
+            segments = (x[:-1] - x[1:]) * heights
+        areas = jnp.sum(segments, axis=0)
+        if self.label_weights is None or not self.multi_label:
+            return jnp.mean(areas)
+        label_weights = jnp.asarray(self.label_weights)
+        return divide_no_nan(jnp.sum(areas * label_weights), jnp.sum(label_weights))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "curve": self.curve.value,
+            "summation_method": self.summation_method.value,
+            "thresholds": self._init_thresholds,
+            "from_logits": self._from_logits,
+        }
+
+
+# Each function below takes the counts at descending rates, in the order of `COUNTS`, along axis 0.
+
+
+def _roc(tp: jax.Array, fp: jax.Array, tn: jax.Array, fn: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return divide_no_nan(fp, fp + tn), divide_no_nan(tp, tp + fn)
+
+
+def _precision_recall(tp: jax.Array, fp: jax.Array, tn: jax.Array, fn: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return divide_no_nan(tp, tp + fn), divide_no_nan(tp, tp + fp)
+
+
+def _gains(tp: jax.Array, fp: jax.Array, tn: jax.Array, fn: jax.Array) -> tuple[jax.Array, jax.Array]:
+    odds = divide_no_nan(tp + fn, tn + fp)
+    recall_gain = jnp.where(tp == 0, 0.0, jnp.maximum(1.0 - odds * divide_no_nan(fn, tp), 0.0))
+    precision_gain = jnp.where(tp == 0, 1.0, 1.0 - odds * divide_no_nan(fp, tp))
+    return recall_gain, precision_gain
+
+
+def _interpolated_precision(tp: jax.Array, fp: jax.Array, tn: jax.Array, fn: jax.Array) -> jax.Array:
+    # Between two thresholds true positives grow linearly with all positives p: tp = intercept + slope * p. The area
+    # is the integral of tp / p over recall: slope * (rise of tp + intercept * log(ratio of p)) / all true labels.
+    p = tp + fp
+    rise = tp[:-1] - tp[1:]
+    slope = divide_no_nan(rise, p[:-1] - p[1:])
+    intercept = tp[1:] - slope * p[1:]
+    ratio = jnp.where((p[:-1] > 0) & (p[1:] > 0), divide_no_nan(p[:-1], p[1:]), 1.0)
+    return divide_no_nan(slope * (rise + intercept * jnp.log(ratio)), tp[1:] + fn[1:])

@@ -1,0 +1,253 @@
+"""Counts of true and false, positive and negative predictions at thresholds, and their ratios.
+
+Owns how predictions are counted at many thresholds at once, and the metrics that keep such counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.losses.shapes import check_same_shape, match_ranks
+from trainer.metrics.arrays import divide_no_nan, full_weights
+from trainer.metrics.base import Metric
+
+#: What is counted at each threshold.
+COUNTS = ("true_positives", "false_positives", "true_negatives", "false_negatives")
+
+# Below every score: with `top_k`, all of the k best predictions are positive, whatever their scores.
+TOP_K_THRESHOLD = -1e10
+
+
+def evenly_spaced_thresholds(number: int) -> list[float]:
+    """Returns `number` thresholds from 0 to 1, both included.
+
+    >>> evenly_spaced_thresholds(3)
+    [0.0, 0.5, 1.0]
+    """
+    return (np.arange(number) / (number - 1)).tolist()
+
+
+def check_thresholds(thresholds: Sequence[float]) -> None:
+    """Raises ValueError unless every threshold is in [0, 1]."""
+    outside = [threshold for threshold in thresholds if threshold is None or not 0 <= threshold <= 1]
+    if outside:
+        raise ValueError(f"Threshold values must be in [0, 1]. Received: {outside}")
+
+
+def count_at_thresholds(
+    y_true: jax.Array, y_pred: jax.Array, weights: jax.Array, thresholds: Sequence[float]
+) -> dict[str, jax.Array]:
+    """Returns the counts at each threshold; a prediction above a threshold is positive.
+
+    Each prediction is sorted into the bucket between two thresholds, and the buckets are added up from either end:
+    O(n log thresholds), and no array of the size `n * thresholds`.
+
+    Args:
+      y_true: labels, 0 for false and all else for true, `(n, labels)`.
+      y_pred: scores, `(n, labels)`.
+      weights: `(n, labels)`.
+      thresholds: numbers in any order.
+
+    Returns:
+      Sums of weights, float32, `(len(thresholds), labels)`, by the names in `COUNTS`.
+
+    >>> ones = jnp.ones((3, 1))
+    >>> counts = count_at_thresholds(jnp.array([[0], [1], [1]]), jnp.array([[0.2], [0.4], [0.8]]), ones, [0.5, 0.1])
+    >>> counts["true_positives"].ravel().tolist()
+    [1.0, 2.0]
+    """
+    labels = y_pred.shape[1]
+    order = np.argsort(thresholds, kind="stable")
+    given_order = np.argsort(order, kind="stable")
+    ascending = jnp.asarray(np.asarray(thresholds)[order], jnp.float32)
+    thresholds_below = jnp.searchsorted(ascending, y_pred.astype(jnp.float32), side="left")
+    buckets = (thresholds_below * labels + jnp.arange(labels)).ravel()
+    is_true = y_true != 0
+    counts = {}
+    for kind, selected in (("true", is_true), ("false", ~is_true)):
+        selected_weights = jnp.where(selected, weights, 0.0).ravel()
+        sums = jax.ops.segment_sum(selected_weights, buckets, (len(thresholds) + 1) * labels).reshape(-1, labels)
+        above = jax.lax.cumsum(sums, axis=0, reverse=True)[1:][given_order]
+        not_above = jax.lax.cumsum(sums, axis=0)[:-1][given_order]
+        counts[f"{kind}_positives"] = above
+        # What was not predicted is the opposite of its label: a true label becomes a false negative.
+        counts["false_negatives" if kind == "true" else "true_negatives"] = not_above
+    return counts
+
+
+class ConfusionMetric(Metric):
+    """A metric of counts at thresholds. A subclass names what it counts, and may define `result`.
+
+    Args:
+      thresholds: one number or several, each in [0, 1]; 0.5 where None.
+      top_k: where given, only the k best predictions of a row can be positive: all of them, unless `thresholds` are
+        given as well.
+      class_id: where given, only predictions and labels of this class count.
+      name: see `Metric`.
+      dtype: see `Metric`.
+
+    Raises:
+      ValueError: for a threshold outside of [0, 1].
+    """
+
+    #: Which of `COUNTS` the metric keeps, each in a variable and attribute of that name.
+    counts: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__(dtype, name)
+        self.init_thresholds = thresholds
+        self.top_k = top_k
+        self.class_id = class_id
+        if thresholds is None:
+            self.thresholds = [0.5 if top_k is None else TOP_K_THRESHOLD]
+        else:
+            self.thresholds = list(thresholds) if isinstance(thresholds, (list, tuple, np.ndarray)) else [thresholds]
+            check_thresholds(self.thresholds)
+        for count in self.counts:
+            setattr(self, count, self.add_variable((len(self.thresholds),), name=count))
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        if self.class_id is not None and len(y_pred.shape) < 2:
+            raise ValueError(f"When class_id is provided, y_pred must be a 2D array with shape (num_samples, "
+                             f"num_classes), found shape: {tuple(y_pred.shape)}")
+        check_same_shape(y_true, y_pred)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch.
+
+        Args:
+          y_true: labels, 0 for false and all else for true, `(n, ...)`.
+          y_pred: scores of the same shape, mostly in [0, 1].
+          sample_weight: a scalar, or one weight per row or per score.
+
+        Raises:
+          ValueError: where shapes cannot match.
+        """
+        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        self.validate(y_true, y_pred)
+        y_true, y_pred = match_ranks(y_true, y_pred)
+        weights = full_weights(y_pred, sample_weight)
+        if self.top_k is not None:
+            best = jax.nn.one_hot(jax.lax.top_k(y_pred, self.top_k)[1], y_pred.shape[-1], dtype=bool)
+            y_pred = jnp.where(best.any(axis=-2), y_pred, -jnp.inf)
+        if self.class_id is not None:
+            y_true, y_pred, weights = (array[..., self.class_id] for array in (y_true, y_pred, weights))
+        columns = (array.reshape(-1, 1) for array in (y_true, y_pred, weights))
+        counted = count_at_thresholds(*columns, self.thresholds)
+        for count in self.counts:
+            getattr(self, count).assign_add(counted[count][:, 0])
+
+    def ratio(self, part: str, rest: str) -> jax.Array:
+        """Returns `part / (part + rest)` of two counts at each threshold; 0 where both are 0."""
+        numerator = getattr(self, part).value
+        return divide_no_nan(numerator, numerator + getattr(self, rest).value)
+
+    def for_each_threshold(self, values: jax.Array) -> jax.Array:
+        """Returns a scalar for one threshold, and one value for each of several."""
+        return values[0] if len(self.thresholds) == 1 else values
+
+    def result(self) -> jax.Array:
+        """Returns the first count: a scalar, or one for each of several thresholds."""
+        return self.for_each_threshold(getattr(self, self.counts[0]).value)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "thresholds": self.init_thresholds}
+
+
+class CountMetric(ConfusionMetric):
+    """What the plain counts share: Keras's arguments.
+
+    Args:
+      thresholds: one number or several, each in [0, 1]; 0.5 where None.
+      name: see `Metric`.
+      dtype: see `Metric`.
+    """
+
+    def __init__(
+        self, thresholds: float | Sequence[float] | None = None, name: str | None = None, dtype: Any = None
+    ):
+        super().__init__(thresholds, name=name, dtype=dtype)
+
+
+class TruePositives(CountMetric):
+    """How many true labels are predicted.
+
+    >>> float(TruePositives()([0, 1, 1, 1], [0.0, 1.0, 0.2, 0.9]))
+    2.0
+    """
+
+    counts = ("true_positives",)
+    direction = "max"
+
+
+class FalsePositives(CountMetric):
+    """How many false labels are predicted.
+
+    >>> float(FalsePositives()([0, 1, 0, 0], [0.0, 0.0, 1.0, 0.9]))
+    2.0
+    """
+
+    counts = ("false_positives",)
+    direction = "min"
+
+
+class TrueNegatives(CountMetric):
+    """How many false labels are not predicted.
+
+    >>> float(TrueNegatives()([0, 1, 0, 0], [0.0, 0.0, 1.0, 0.1]))
+    2.0
+    """
+
+    counts = ("true_negatives",)
+    direction = "max"
+
+
+class FalseNegatives(CountMetric):
+    """How many true labels are not predicted.
+
+    >>> float(FalseNegatives()([0, 1, 1, 1], [0.0, 1.0, 0.2, 0.9]))
+    1.0
+    """
+
+    counts = ("false_negatives",)
+    direction = "min"
+
+
+class Precision(ConfusionMetric):
+    """How many of the predicted labels are true; see `ConfusionMetric` for the arguments.
+
+    >>> round(float(Precision()([0, 1, 1, 1], [1.0, 0.0, 1.0, 1.0])), 4)
+    0.6667
+    """
+
+    counts = ("true_positives", "false_positives")
+    direction = "max"
+
+    def result(self) -> jax.Array:
+        return self.for_each_threshold(self.ratio("true_positives", "false_positives"))
+
+
+class Recall(ConfusionMetric):
+    """How many of the true labels are predicted; see `ConfusionMetric` for the arguments.
+
+    >>> round(float(Recall()([0, 1, 1, 1], [1.0, 0.0, 1.0, 1.0])), 4)
+    0.6667
+    """
+
+    counts = ("true_positives", "false_negatives")
+    direction = "max"
+
+    def result(self) -> jax.Array:
+        return self.for_each_threshold(self.ratio("true_positives", "false_negatives"))

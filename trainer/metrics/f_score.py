@@ -1,0 +1,122 @@
+"""F-scores: weighted harmonic means of precision and recall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.metrics.arrays import as_table_pair, check_table, divide_no_nan, full_weights
+from trainer.metrics.base import Metric
+
+AVERAGES = (None, "micro", "macro", "weighted")
+# Keras's bound: a largest score below it is no prediction, so that a row of zeros predicts no class.
+SMALLEST_SCORE = 1e-9
+
+
+class FBetaScore(Metric):
+    """`(1 + beta**2) * precision * recall / (beta**2 * precision + recall)` of each class.
+
+    Args:
+      average: None for one score per class, "micro" to count over all classes together, "macro" for the mean over
+        classes, "weighted" for their mean weighted by how many labels each has.
+      beta: how many times as much as precision recall matters, a float above 0.
+      threshold: scores above it predict their class, a float in (0, 1]; None predicts the class of the largest score.
+      name: see `Metric`.
+      dtype: see `Metric`.
+
+    Raises:
+      ValueError: for other arguments, and in updates for data that is not `(n, classes)`.
+
+    >>> metric = FBetaScore(beta=2.0, threshold=0.5)
+    >>> [round(score, 4) for score in metric([[1, 1], [1, 0]], [[0.2, 0.6], [0.7, 0.9]]).tolist()]
+    [0.5556, 0.8333]
+    """
+
+    direction = "max"
+
+    def __init__(
+        self,
+        average: str | None = None,
+        beta: float = 1.0,
+        threshold: float | None = None,
+        name: str | None = "fbeta_score",
+        dtype: Any = None,
+    ):
+        if average not in AVERAGES:
+            raise ValueError(f"Invalid `average` argument value. Expected one of: {AVERAGES}. "
+                             f"Received: average={average!r}.")
+        if not isinstance(beta, float) or beta <= 0.0:
+            raise ValueError(f"Invalid `beta` argument value. It should be a Python float > 0. "
+                             f"Received: beta={beta!r}.")
+        if threshold is not None and not (isinstance(threshold, float) and 0.0 < threshold <= 1.0):
+            raise ValueError(f"Invalid `threshold` argument value. It should be a Python float with "
+                             f"0 < threshold <= 1. Received: threshold={threshold!r}.")
+        super().__init__(dtype, name)
+        self.average = average
+        self.beta = beta
+        self.threshold = threshold
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        check_table(type(self).__name__, y_true, y_pred)
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        if not self._variables:
+            self.validate(y_true, y_pred)
+            shape = () if self.average == "micro" else (y_pred.shape[1],)
+            self.true_positives = self.add_variable(shape, name="true_positives")
+            self.false_positives = self.add_variable(shape, name="false_positives")
+            self.false_negatives = self.add_variable(shape, name="false_negatives")
+            self.intermediate_weights = self.add_variable(shape, name="intermediate_weights")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch.
+
+        Args:
+          y_true: 0 or 1, `(n, classes)`.
+          y_pred: scores, `(n, classes)`.
+          sample_weight: a scalar, or one weight per row or per value.
+
+        Raises:
+          ValueError: for other shapes.
+        """
+        y_true, y_pred = as_table_pair(type(self).__name__, y_true, y_pred)
+        self.build(y_true, y_pred)
+        if self.threshold is None:
+            is_largest = y_pred >= jnp.max(y_pred, axis=-1, keepdims=True)
+            predicted = is_largest & (jnp.abs(y_pred) > SMALLEST_SCORE)
+        else:
+            predicted = y_pred > self.threshold
+        weights = full_weights(y_true, sample_weight)
+        axis = None if self.average == "micro" else 0
+        self.true_positives.assign_add(jnp.sum(weights * y_true * predicted, axis=axis))
+        self.false_positives.assign_add(jnp.sum(weights * (1.0 - y_true) * predicted, axis=axis))
+        self.false_negatives.assign_add(jnp.sum(weights * y_true * ~predicted, axis=axis))
+        self.intermediate_weights.assign_add(jnp.sum(weights * y_true, axis=axis))
+
+    def result(self) -> jax.Array:
+        """Returns the score: a scalar, or `(classes,)` where `average` is None; 0 where nothing was counted."""
+        hits = (1.0 + self.beta**2) * self.true_positives
+        score = divide_no_nan(hits, hits + self.beta**2 * self.false_negatives + self.false_positives)
+        if self.average == "weighted":
+            support = self.intermediate_weights.value
+            return divide_no_nan(jnp.sum(score * support), jnp.sum(support))
+        return score if self.average is None else jnp.mean(score)
+
+
+class F1Score(FBetaScore):
+    """The harmonic mean of precision and recall: `FBetaScore` with a beta of 1.
+
+    >>> round(float(F1Score(average="micro", threshold=0.5)([[1, 1], [1, 0]], [[0.2, 0.6], [0.7, 0.9]])), 4)
+    0.6667
+    """
+
+    def __init__(
+        self,
+        average: str | None = None,
+        threshold: float | None = None,
+        name: str | None = "f1_score",
+        dtype: Any = None,
+    ):
+        super().__init__(average, 1.0, threshold, name, dtype)

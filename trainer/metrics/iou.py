@@ -1,0 +1,186 @@
+"""Intersection over union of segmentations, from a confusion matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.metrics.arrays import divide_no_nan, full_weights
+from trainer.metrics.base import Metric
+
+
+class IoU(Metric):
+    """The mean, over classes, of `true_positives / (true_positives + false_positives + false_negatives)`.
+
+    Classes that neither a label nor a prediction names do not count. Samples whose label or prediction is no class
+    are left out. The confusion matrix is float32, so that fractional weights count as they are.
+
+    Args:
+      num_classes: the number of classes.
+      target_class_ids: the classes to average over.
+      name: see `Metric`.
+      dtype: the dtype of the result, float32 where None.
+      ignore_class: a label whose samples are left out, such as 255.
+      sparse_y_true: whether labels are class indices, and not scores of classes.
+      sparse_y_pred: whether predictions are class indices, and not scores of classes.
+      axis: the axis of scores.
+
+    Raises:
+      ValueError: for a target class that is not in `[0, num_classes)`.
+
+    >>> round(float(IoU(num_classes=2, target_class_ids=[0])([0, 0, 1, 1], [0, 1, 0, 1])), 4)
+    0.3333
+    """
+
+    direction = "max"
+
+    def __init__(
+        self,
+        num_classes: int,
+        target_class_ids: Sequence[int],
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_true: bool = True,
+        sparse_y_pred: bool = True,
+        axis: int = -1,
+    ):
+        outside = [target for target in target_class_ids if not 0 <= target < num_classes]
+        if outside:
+            raise ValueError(f"Target class id {outside[0]} is out of range, which is [0, {num_classes}).")
+        super().__init__(dtype, name)
+        self.num_classes = num_classes
+        self.target_class_ids = list(target_class_ids)
+        self.ignore_class = ignore_class
+        self.sparse_y_true = sparse_y_true
+        self.sparse_y_pred = sparse_y_pred
+        self.axis = axis
+        self.total_cm = self.add_variable((num_classes, num_classes), name="total_confusion_matrix")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch.
+
+        Args:
+          y_true: class indices, `(n, ...)`, or scores of classes where not `sparse_y_true`.
+          y_pred: predictions, likewise.
+          sample_weight: a scalar, or one weight per row or per label.
+
+        Raises:
+          ValueError: where labels and predictions are not equally many.
+        """
+        y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        labels = y_true if self.sparse_y_true else jnp.argmax(y_true, axis=self.axis)
+        predictions = y_pred if self.sparse_y_pred else jnp.argmax(y_pred, axis=self.axis)
+        if labels.size != predictions.size:
+            raise ValueError(f"`y_true` and `y_pred` must name one class for each other. Received: y_true.shape="
+                             f"{y_true.shape}, y_pred.shape={y_pred.shape}. Where one of them holds scores of "
+                             f"classes, give `sparse_y_true=False` or `sparse_y_pred=False`.")
+        weights = full_weights(labels, sample_weight).ravel()
+        labels, predictions = labels.ravel().astype(jnp.int32), predictions.ravel().astype(jnp.int32)
+        counts = self._is_class(labels) & self._is_class(predictions)
+        if self.ignore_class is not None:
+            counts &= labels != self.ignore_class
+        cells = jnp.where(counts, labels * self.num_classes + predictions, 0)
+        matrix = jax.ops.segment_sum(jnp.where(counts, weights, 0.0), cells, self.num_classes**2)
+        self.total_cm.assign_add(matrix.reshape(self.total_cm.shape))
+
+    def _is_class(self, indices: jax.Array) -> jax.Array:
+        return (indices >= 0) & (indices < self.num_classes)
+
+    def result(self) -> jax.Array:
+        """Returns the mean over the target classes, a scalar; 0 where none of them was seen."""
+        matrix = self.total_cm.value
+        targets = jnp.asarray(self.target_class_ids)
+        intersection = jnp.diag(matrix)[targets]
+        union = (matrix.sum(axis=0) + matrix.sum(axis=1))[targets] - intersection
+        return divide_no_nan(jnp.sum(divide_no_nan(intersection, union)), jnp.count_nonzero(union)).astype(self.dtype)
+
+
+class BinaryIoU(IoU):
+    """`IoU` of two classes, where predictions are probabilities of class 1.
+
+    Args:
+      target_class_ids: the classes to average over.
+      threshold: probabilities from here on predict class 1.
+      name: see `Metric`.
+      dtype: see `IoU`.
+
+    >>> round(float(BinaryIoU(threshold=0.3)([0, 1, 0, 1], [0.1, 0.2, 0.4, 0.7])), 4)
+    0.3333
+    """
+
+    def __init__(
+        self,
+        target_class_ids: Sequence[int] = (0, 1),
+        threshold: float = 0.5,
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__(2, target_class_ids, name, dtype)
+        self.threshold = threshold
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(y_true, jnp.asarray(y_pred) >= self.threshold, sample_weight)
+
+
+class MeanIoU(IoU):
+    """`IoU` over all classes; see it for the arguments.
+
+    >>> round(float(MeanIoU(num_classes=2)([0, 0, 1, 1], [0, 1, 0, 1])), 4)
+    0.3333
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_true: bool = True,
+        sparse_y_pred: bool = True,
+        axis: int = -1,
+    ):
+        super().__init__(
+            num_classes, range(num_classes), name, dtype, ignore_class, sparse_y_true, sparse_y_pred, axis)
+
+
+class OneHotIoU(IoU):
+    """`IoU` with one-hot labels; see it for the arguments.
+
+    >>> round(float(OneHotIoU(num_classes=2, target_class_ids=[1])([[1, 0], [0, 1]], [[0.2, 0.8], [0.1, 0.9]])), 4)
+    0.5
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        target_class_ids: Sequence[int],
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_pred: bool = False,
+        axis: int = -1,
+    ):
+        super().__init__(num_classes, target_class_ids, name, dtype, ignore_class, False, sparse_y_pred, axis)
+
+
+class OneHotMeanIoU(MeanIoU):
+    """`MeanIoU` with one-hot labels; see `IoU` for the arguments.
+
+    >>> float(OneHotMeanIoU(num_classes=2)([[1, 0], [0, 1]], [[0.2, 0.8], [0.1, 0.9]]))
+    0.25
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        name: str | None = None,
+        dtype: Any = None,
+        ignore_class: int | None = None,
+        sparse_y_pred: bool = False,
+        axis: int = -1,
+    ):
+        super().__init__(num_classes, name, dtype, ignore_class, False, sparse_y_pred, axis)

@@ -1,0 +1,143 @@
+"""The best of one ratio where another is at least a given value: sensitivity, specificity, precision and recall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.metrics.confusion import COUNTS, ConfusionMetric, evenly_spaced_thresholds
+
+
+class OperatingPointMetric(ConfusionMetric):
+    """What the metrics of this module share: counts at evenly spaced thresholds, and the choice among them.
+
+    Args:
+      argument: the name of the argument that holds the least value.
+      value: the least value, in [0, 1].
+      num_thresholds: how many thresholds to choose among.
+      class_id: see `ConfusionMetric`.
+      name: see `Metric`.
+      dtype: see `Metric`.
+
+    Raises:
+      ValueError: for a value outside of [0, 1], or less than one threshold.
+    """
+
+    counts = COUNTS
+    direction = "max"
+
+    def __init__(
+        self, argument: str, value: float, num_thresholds: int, class_id: int | None, name: str | None, dtype: Any
+    ):
+        if not 0 <= value <= 1:
+            raise ValueError(f"Argument `{argument}` must be in the range [0, 1]. Received: {argument}={value}")
+        if num_thresholds < 1:
+            raise ValueError(f"Argument `num_thresholds` must be an integer > 0. "
+                             f"Received: num_thresholds={num_thresholds}")
+        thresholds = [0.5] if num_thresholds == 1 else evenly_spaced_thresholds(num_thresholds)
+        super().__init__(thresholds, class_id=class_id, name=name, dtype=dtype)
+        self.value = value
+        self.num_thresholds = num_thresholds
+        setattr(self, argument, value)
+
+    def best(self, dependent: jax.Array, constrained: jax.Array) -> jax.Array:
+        """Returns the largest of `dependent` where `constrained` is large enough; 0 where it never is."""
+        return jnp.max(jnp.where(constrained >= self.value, dependent, 0.0))
+
+    def recalls(self) -> jax.Array:
+        """Returns the share of true labels that are predicted, at each threshold: the sensitivity."""
+        return self.ratio("true_positives", "false_negatives")
+
+    def specificities(self) -> jax.Array:
+        """Returns the share of false labels that are not predicted, at each threshold."""
+        return self.ratio("true_negatives", "false_positives")
+
+    def precisions(self) -> jax.Array:
+        """Returns the share of predicted labels that are true, at each threshold."""
+        return self.ratio("true_positives", "false_positives")
+
+
+class SensitivityAtSpecificity(OperatingPointMetric):
+    """The best sensitivity where the specificity is at least `specificity`; see `OperatingPointMetric`.
+
+    >>> float(SensitivityAtSpecificity(0.5)([0, 0, 0, 1, 1], [0, 0.3, 0.8, 0.3, 0.8]))
+    0.5
+    """
+
+    def __init__(
+        self,
+        specificity: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__("specificity", specificity, num_thresholds, class_id, name, dtype)
+
+    def result(self) -> jax.Array:
+        return self.best(self.recalls(), self.specificities())
+
+
+class SpecificityAtSensitivity(OperatingPointMetric):
+    """The best specificity where the sensitivity is at least `sensitivity`; see `OperatingPointMetric`.
+
+    >>> round(float(SpecificityAtSensitivity(0.5)([0, 0, 0, 1, 1], [0, 0.3, 0.8, 0.3, 0.8])), 4)
+    0.6667
+    """
+
+    def __init__(
+        self,
+        sensitivity: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__("sensitivity", sensitivity, num_thresholds, class_id, name, dtype)
+
+    def result(self) -> jax.Array:
+        return self.best(self.specificities(), self.recalls())
+
+
+class PrecisionAtRecall(OperatingPointMetric):
+    """The best precision where the recall is at least `recall`; see `OperatingPointMetric`.
+
+    >>> float(PrecisionAtRecall(0.5)([0, 0, 0, 1, 1], [0, 0.3, 0.8, 0.3, 0.8]))
+    0.5
+    """
+
+    def __init__(
+        self,
+        recall: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__("recall", recall, num_thresholds, class_id, name, dtype)
+
+    def result(self) -> jax.Array:
+        return self.best(self.precisions(), self.recalls())
+
+
+class RecallAtPrecision(OperatingPointMetric):
+    """The best recall where the precision is at least `precision`; see `OperatingPointMetric`.
+
+    >>> float(RecallAtPrecision(0.8)([0, 0, 1, 1], [0, 0.5, 0.3, 0.9]))
+    0.5
+    """
+
+    def __init__(
+        self,
+        precision: float,
+        num_thresholds: int = 200,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ):
+        super().__init__("precision", precision, num_thresholds, class_id, name, dtype)
+
+    def result(self) -> jax.Array:
+        return self.best(self.recalls(), self.precisions())

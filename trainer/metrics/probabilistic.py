@@ -1,0 +1,112 @@
+"""Means of losses between probability distributions; the numbers are those of the loss of that name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer import losses
+from trainer.metrics.reduction import LossMetric
+
+
+class KLDivergence(LossMetric):
+    """The mean Kullback-Leibler divergence of predicted distributions from the labels' ones.
+
+    >>> round(float(KLDivergence()([[1, 0]], [[0.5, 0.5]])), 4)
+    0.6931
+    """
+
+    def __init__(self, name: str | None = "kl_divergence", dtype: Any = None):
+        super().__init__(losses.KLDivergence(), name, dtype)
+
+
+class Poisson(LossMetric):
+    """The mean Poisson loss of counts and predicted rates.
+
+    >>> round(float(Poisson()([[1, 0]], [[1, 2]])), 4)
+    1.5
+    """
+
+    def __init__(self, name: str | None = "poisson", dtype: Any = None):
+        super().__init__(losses.Poisson(), name, dtype)
+
+
+class BinaryCrossentropy(LossMetric):
+    """The mean crossentropy of yes-or-no labels.
+
+    Args:
+      name: see `Metric`.
+      dtype: see `Metric`.
+      from_logits: whether predictions are logits.
+      label_smoothing: how far to move labels towards 0.5.
+
+    >>> round(float(BinaryCrossentropy()([[1]], [[0.5]])), 4)
+    0.6931
+    """
+
+    def __init__(
+        self,
+        name: str | None = "binary_crossentropy",
+        dtype: Any = None,
+        from_logits: bool = False,
+        label_smoothing: float = 0,
+    ):
+        super().__init__(losses.BinaryCrossentropy(from_logits, label_smoothing), name, dtype)
+        self.from_logits = from_logits
+        self.label_smoothing = label_smoothing
+
+
+class CategoricalCrossentropy(LossMetric):
+    """The mean crossentropy of one-hot labels.
+
+    Args:
+      name: see `Metric`.
+      dtype: see `Metric`.
+      from_logits: whether predictions are logits.
+      label_smoothing: how much of each label to spread evenly over all classes.
+      axis: the axis of classes.
+
+    >>> round(float(CategoricalCrossentropy()([[0, 1]], [[0.5, 0.5]])), 4)
+    0.6931
+    """
+
+    def __init__(
+        self,
+        name: str | None = "categorical_crossentropy",
+        dtype: Any = None,
+        from_logits: bool = False,
+        label_smoothing: float = 0,
+        axis: int = -1,
+    ):
+        super().__init__(losses.CategoricalCrossentropy(from_logits, label_smoothing, axis), name, dtype)
+        self.from_logits = from_logits
+        self.label_smoothing = label_smoothing
+        self.axis = axis
+
+
+class SparseCategoricalCrossentropy(LossMetric):
+    """The mean crossentropy of class indices.
+
+    Args:
+      name: see `Metric`.
+      dtype: see `Metric`.
+      from_logits: whether predictions are logits.
+      ignore_class: a label whose samples do not count, with or without sample weights (Keras counts them as 0 unless
+        there are weights).
+      axis: the axis of classes in the predictions.
+
+    >>> round(float(SparseCategoricalCrossentropy()([1], [[0.5, 0.5]])), 4)
+    0.6931
+    """
+
+    def __init__(
+        self,
+        name: str | None = "sparse_categorical_crossentropy",
+        dtype: Any = None,
+        from_logits: bool = False,
+        ignore_class: int | None = None,
+        axis: int = -1,
+    ):
+        super().__init__(losses.SparseCategoricalCrossentropy(from_logits, ignore_class, axis=axis), name, dtype)
+        self.from_logits = from_logits
+        self.ignore_class = ignore_class
+        self.axis = axis

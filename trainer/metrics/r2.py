@@ -1,0 +1,102 @@
+"""The coefficient of determination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.metrics.arrays import as_table_pair, check_table, divide_no_nan, full_weights
+from trainer.metrics.base import Metric
+
+AGGREGATIONS = (None, "uniform_average", "variance_weighted_average")
+
+
+class R2Score(Metric):
+    """How much of the labels' variance the predictions explain: at most 1; 0 for an output whose labels are constant.
+
+    Args:
+      class_aggregation: how outputs become one number: "uniform_average", "variance_weighted_average", or None for
+        one score per output.
+      num_regressors: the number of independent variables, for the adjusted score; 0 for the standard one, which is
+        also given while there are too few samples to adjust.
+      name: see `Metric`.
+      dtype: see `Metric`.
+
+    Raises:
+      ValueError: for other arguments, and in updates for data that is not `(n, outputs)`.
+
+    Source: Glantz and Slinker, "Primer of Applied Regression and Analysis of Variance", 1990.
+
+    >>> round(float(R2Score()([[1.0], [4.0], [3.0]], [[2.0], [4.0], [4.0]])), 4)
+    0.5714
+    """
+
+    direction = "max"
+
+    def __init__(
+        self,
+        class_aggregation: str | None = "uniform_average",
+        num_regressors: int = 0,
+        name: str | None = "r2_score",
+        dtype: Any = None,
+    ):
+        if class_aggregation not in AGGREGATIONS:
+            raise ValueError(f"Invalid value for argument `class_aggregation`. Expected one of {AGGREGATIONS}. "
+                             f"Received: class_aggregation={class_aggregation!r}.")
+        if num_regressors < 0:
+            raise ValueError(f"Invalid value for argument `num_regressors`. Expected a value >= 0. "
+                             f"Received: num_regressors={num_regressors}.")
+        super().__init__(dtype, name)
+        self.class_aggregation = class_aggregation
+        self.num_regressors = num_regressors
+        self.num_samples = self.add_variable(name="num_samples")
+
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        check_table("R2Score", y_true, y_pred)
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        if len(self._variables) == 1:
+            self.validate(y_true, y_pred)
+            outputs = (y_pred.shape[1],)
+            self.squared_sum = self.add_variable(outputs, name="squared_sum")
+            self.sum = self.add_variable(outputs, name="sum")
+            self.total_mse = self.add_variable(outputs, name="residual")
+            self.count = self.add_variable(outputs, name="count")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch.
+
+        Args:
+          y_true: labels, `(n, outputs)`.
+          y_pred: predictions, `(n, outputs)`.
+          sample_weight: a scalar, or one weight per row or per value.
+
+        Raises:
+          ValueError: for other shapes.
+        """
+        y_true, y_pred = as_table_pair("R2Score", y_true, y_pred)
+        self.build(y_true, y_pred)
+        weights = full_weights(y_true, sample_weight)
+        self.sum.assign_add(jnp.sum(y_true * weights, axis=0))
+        self.squared_sum.assign_add(jnp.sum(jnp.square(y_true) * weights, axis=0))
+        self.total_mse.assign_add(jnp.sum(jnp.square(y_true - y_pred) * weights, axis=0))
+        self.count.assign_add(jnp.sum(weights, axis=0))
+        # As in Keras, each output of a row is a sample; what has no weight, such as padding, is none.
+        self.num_samples.assign_add(jnp.count_nonzero(weights))
+
+    def result(self) -> jax.Array:
+        """Returns the score: a scalar, or `(outputs,)` where `class_aggregation` is None."""
+        total = self.squared_sum - self.sum * divide_no_nan(self.sum.value, self.count.value)
+        score = jnp.where(total == 0, 0.0, 1.0 - divide_no_nan(self.total_mse.value, total))
+        if self.class_aggregation == "uniform_average":
+            score = jnp.mean(score)
+        elif self.class_aggregation == "variance_weighted_average":
+            score = divide_no_nan(jnp.sum(total * score), jnp.sum(total))
+        if self.num_regressors == 0:
+            return score
+        samples = self.num_samples.value
+        freedom = samples - self.num_regressors - 1.0
+        adjusted = 1.0 - divide_no_nan((1.0 - score) * (samples - 1.0), freedom)
+        return jnp.where(freedom > 0, adjusted, score)
