@@ -27,7 +27,7 @@ lint: $(VENV)/.dev
 	@MYPYPATH=$(installed_copy) $(bin)/mypy --no-error-summary -p trainer
 	@$(bin)/python -m pytest -q tests/test_architecture.py
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.dev
 	@$(bin)/python benchmarks/step_time.py
 
 clean:
@@ -36,8 +36,4 @@ clean:
 $(VENV)/.dev: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(pip) install --editable '.[dev]'
-	@touch $@
-
-$(VENV)/.bench: $(VENV)/.dev
-	@$(pip) install --editable '.[dev,bench]'
 	@touch $@

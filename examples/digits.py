@@ -50,7 +50,7 @@ def main() -> None:
     with strategy.scope():
         model = trainer.Model(models.CNN(num_classes=10))
         model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    history = model.fit(*train, batch_size=64, epochs=15, shuffle=True, validation_data=test)
+    history = model.fit(*train, batch_size=32, epochs=20, shuffle=True, validation_data=test)
     draw_curves(history.history, "curves.png")
     print("Wrote curves.png.")
     print(model.evaluate(*test, verbose=0))

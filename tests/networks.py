@@ -10,7 +10,10 @@ import trainer
 
 
 class LinenMLP(nn.Module):
-    """Two layers, and BatchNorm and dropout between them if asked for."""
+    """Two layers, and BatchNorm and dropout between them if asked for.
+
+    BatchNorm's epsilon is large: with the usual one, a batch of two rows magnifies rounding a thousandfold.
+    """
 
     classes: int = 3
     batch_norm: bool = False
@@ -20,7 +23,7 @@ class LinenMLP(nn.Module):
     def __call__(self, x, training=False):
         x = nn.Dense(8)(x)
         if self.batch_norm:
-            x = nn.BatchNorm(use_running_average=not training, momentum=0.9)(x)
+            x = nn.BatchNorm(use_running_average=not training, momentum=0.9, epsilon=0.1)(x)
         x = nn.Dropout(self.dropout, deterministic=not training)(nn.tanh(x))
         return nn.Dense(self.classes)(x)
 
@@ -31,7 +34,7 @@ class NNXMLP(nnx.Module):
     def __init__(self, features=6, classes=3, batch_norm=False, dropout=0.0, seed=0):
         rngs = nnx.Rngs(seed)
         self.first = nnx.Linear(features, 8, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, momentum=0.9, rngs=rngs) if batch_norm else None
+        self.norm = nnx.BatchNorm(8, momentum=0.9, epsilon=0.1, rngs=rngs) if batch_norm else None
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         self.last = nnx.Linear(8, classes, rngs=rngs)
 

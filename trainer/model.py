@@ -286,8 +286,12 @@ class Model(CompiledModel):
 
     def _absorb(self) -> None:
         """Gives an NNX user's own object the trained weights, as a loop of one's own would leave it."""
-        if self._state is not None:
-            self._functional.absorb(self.state.params, self.state.model_state)
+        if self.built:
+            # One device's copy: the user's eager calls run on one device.
+            state = self.current_state
+            params, model_state = jax.tree.map(
+                lambda leaf: leaf.addressable_data(0), (state.params, state.model_state))
+            self._functional.absorb(params, model_state)
 
     def _require_compiled(self, method: str) -> None:
         if not self._is_compiled:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.losses import Loss
+from trainer.losses.base import values_per_row
 from trainer.losses.shapes import as_arrays, as_float
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -88,7 +89,8 @@ class MeanMetricWrapper(Mean):
     """The mean of a function of labels and predictions.
 
     Args:
-      fn: a function of `(y_true, y_pred, **kwargs)` that returns one value per row, or several: `(n, ...)`.
+      fn: a function of `(y_true, y_pred, **kwargs)` that returns one value per row, or several: `(n, ...)`. One that
+        returns the mean over the rows is called with each row as a batch of its own.
       name: see `Metric`.
       dtype: see `Metric`.
       **kwargs: further arguments of `fn`.
@@ -117,7 +119,7 @@ class MeanMetricWrapper(Mean):
         """
         y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
         self.validate(y_true, y_pred)
-        values = jnp.asarray(self.fn(y_true, y_pred, **self._fn_kwargs))
+        values = values_per_row(self.fn, y_true, y_pred, **self._fn_kwargs)
         rows = jax.tree.leaves(y_pred)[0].shape[:1]
         if values.shape[:1] != rows:
             # The mean of a batch cannot leave out rows of weight 0, nor be split among replicas.
