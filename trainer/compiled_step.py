@@ -20,9 +20,10 @@ from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.replica import ReplicaContext
 
-# Steps are fused until an execution holds about this many floating-point operations: enough to hide the cost of a
-# dispatch, little enough that an execution takes well below a second.
+# Steps are fused until an execution holds about this many floating-point operations, or bytes of data: enough to hide
+# the cost of a dispatch, little enough that an execution takes well below a second, and a few of them little memory.
 FUSED_FLOPS = 1e9
+FUSED_BYTES = 16 * 2**20
 MAX_FUSED_STEPS = 64
 
 _ONE_BATCH = {"train": step.train_one_batch, "test": step.test_one_batch, "predict": step.predict_one_batch}
@@ -73,8 +74,10 @@ class CompiledPhase:
             self.log_names = tuple(jax.eval_shape(logs.results, self.empty_logs))
         if self._requested == "auto":
             cost = one_step.lower(state, group.data, group.mask).cost_analysis() or {}
-            fitting = FUSED_FLOPS / max(float(cost.get("flops", FUSED_FLOPS)), 1.0)
-            self._requested = 2 ** (int(min(max(fitting, 1.0), MAX_FUSED_STEPS)).bit_length() - 1)
+            batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(group.data)) / group.count
+            fitting = min(FUSED_FLOPS / max(float(cost.get("flops", FUSED_FLOPS)), 1.0),
+                          FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS)
+            self._requested = 2 ** (int(max(fitting, 1.0)).bit_length() - 1)
         self.steps_per_execution = int(self._requested)
         fused = self.steps_per_execution > 1
         self._execute = self._compiled(functools.partial(_GROUP[self._kind], self._one_batch, fused))

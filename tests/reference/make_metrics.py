@@ -32,12 +32,12 @@ def one_hot(*shape):
 # Labels and predictions of a batch of `n` rows; values alone for metrics that take no labels.
 DATA = {
     "values": lambda n: (numbers(n),),
-    "value_table": lambda n: (numbers(n, 2),),
-    "features": lambda n: (numbers(n, 3), numbers(n, 3)),
+    "value_table": lambda n: (numbers(n, 4),),
+    "features": lambda n: (numbers(n, 4), numbers(n, 4)),
     "column": lambda n: (numbers(n), numbers(n, 1)),
-    "counts": lambda n: (random.integers(0, 5, (n, 3)), random.uniform(0, 4, (n, 3)).round(4)),
-    "integers": lambda n: (random.integers(0, 3, (n, 2)), random.integers(0, 3, (n, 2))),
-    "signs": lambda n: (random.choice([-1, 1], (n, 3)), numbers(n, 3)),
+    "counts": lambda n: (random.integers(0, 5, (n, 4)), random.uniform(0, 4, (n, 4)).round(4)),
+    "integers": lambda n: (random.integers(0, 3, (n, 4)), random.integers(0, 3, (n, 4))),
+    "signs": lambda n: (random.choice([-1, 1], (n, 4)), numbers(n, 4)),
     "distributions": lambda n: (probabilities(n, 4), probabilities(n, 4)),
     "one_hot": lambda n: (one_hot(n), probabilities(n, 4)),
     "one_hot_logits": lambda n: (one_hot(n), numbers(n, 4)),
@@ -136,10 +136,9 @@ def result(name, arguments, batches, weights):
 
 def case(name, arguments, data):
     batches = [DATA[data](n) for n in ROWS]
-    # One weight per row, the last one 0; for sequences one per step.
-    weights = [np.append(random.uniform(0.2, 2, n - 1).round(4), 0.0) for n in ROWS]
-    if data == "sequences":
-        weights = [random.uniform(0.2, 2, y_true.shape).round(4) for y_true, y_pred in batches]
+    # One weight per row; for sequences one per step.
+    shapes = [batch[0].shape if data == "sequences" else batch[0].shape[:1] for batch in batches]
+    weights = [random.uniform(0.2, 2, shape).round(4) for shape in shapes]
     return {
         "name": name,
         "arguments": arguments,

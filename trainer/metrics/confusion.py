@@ -163,7 +163,11 @@ class ConfusionMetric(Metric):
         return self.for_each_threshold(getattr(self, self.counts[0]).value)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "thresholds": self.init_thresholds}
+        config = super().get_config()
+        if "thresholds" in config:
+            # As they were given: the default depends on the other arguments.
+            config["thresholds"] = self.init_thresholds
+        return config
 
 
 class CountMetric(ConfusionMetric):

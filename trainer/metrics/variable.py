@@ -83,9 +83,9 @@ class Variable:
         return self._value.ndim
 
     @property
-    def dtype(self) -> str:
-        """The name of the value's dtype."""
-        return self._value.dtype.name
+    def dtype(self) -> np.dtype:
+        """The value's dtype."""
+        return self._value.dtype
 
     def assign(self, value: Any) -> jax.Array:
         """Replaces the value and returns the new one, cast to the variable's dtype.
@@ -130,7 +130,7 @@ class Variable:
 
 def _forwarded(operator: str) -> Callable[..., Any]:
     def method(self: Variable, *operands: Any) -> Any:
-        return getattr(self.value, operator)(*map(as_arrays, operands))
+        return getattr(self.value, operator)(*as_arrays(operands))
 
     method.__name__ = operator
     return method
@@ -143,9 +143,13 @@ for _operator in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_COMPARI
     setattr(Variable, f"__{_operator}__", _forwarded(f"__{_operator}__"))
 
 
+# Lets compiled functions, such as those of `jax.numpy`, take a variable; within them it is a plain array.
+jax.tree_util.register_pytree_node(Variable, lambda variable: ((variable.value,), None), lambda _, leaves: leaves[0])
+
+
 def as_arrays(tree: Any) -> Any:
     """Returns `tree` with every variable replaced by its present value."""
-    return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, Variable) else leaf, tree)
+    return jax.tree.map(lambda leaf: leaf, tree)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,119 @@
+"""The callbacks at work in a real fit; their decisions alone are tested elsewhere."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+import trainer
+from tests.networks import LinenMLP, classification, logits_loss, mirrored
+from trainer import callbacks as cb
+
+
+def make_model(optimizer="sgd"):
+    with mirrored(2).scope():
+        model = trainer.Model(LinenMLP(), seed=1)
+        model.compile(optimizer, logits_loss(), metrics=["accuracy"])
+    return model
+
+
+def test_early_stopping_restores_the_best_weights():
+    x, y, _ = classification(32)
+    seen = []
+    model = make_model(trainer.optimizers.SGD(learning_rate=0.05))
+
+    class Worsens(cb.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append((logs["val_loss"], self.model.get_weights()))
+            if epoch == 1:
+                self.model.optimizer.learning_rate = 50.0
+
+    stopper = cb.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True)
+    history = model.fit(x, y, epochs=20, validation_data=(x, y), callbacks=[Worsens(), stopper], verbose=0)
+    assert len(history.epoch) < 20
+    losses = [loss for loss, _ in seen]
+    best = int(np.argmin(losses))
+    assert stopper.best == losses[best]
+    for ours, theirs in zip(model.get_weights(), seen[best][1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_terminate_on_nan_stops_at_the_batch(capsys):
+    x, y, _ = classification(32)
+    x[17] = np.nan
+    model = make_model()
+    model.fit(x, y, batch_size=8, epochs=5, shuffle=False, callbacks=[cb.TerminateOnNaN()], verbose=0)
+    assert int(model.state.step) == 3
+    assert "Batch 2" in capsys.readouterr().out
+
+
+def test_a_schedule_by_epoch_and_a_plateau_change_the_rate_and_log_it():
+    x, y, _ = classification(16)
+    model = make_model(trainer.optimizers.SGD(learning_rate=0.5))
+    scheduler = cb.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+    history = model.fit(x, y, epochs=3, callbacks=[scheduler], verbose=0).history
+    np.testing.assert_allclose(history["learning_rate"], [0.25, 0.125, 0.0625])
+    plateau = cb.ReduceLROnPlateau(monitor="loss", factor=0.1, patience=1, min_delta=100.0)
+    model.fit(x, y, epochs=3, callbacks=[plateau], verbose=0)
+    assert float(model.optimizer.learning_rate) < 0.0625
+
+
+def test_a_csv_file_has_the_history(tmp_path):
+    x, y, _ = classification(16)
+    path = tmp_path / "log.csv"
+    history = make_model().fit(x, y, epochs=2, callbacks=[cb.CSVLogger(str(path))], verbose=0).history
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["loss"] for row in rows] == [str(value) for value in history["loss"]]
+
+
+def test_a_line_is_printed_per_epoch_where_there_is_no_terminal(capsys):
+    x, y, _ = classification(16)
+    make_model().fit(x, y, epochs=2, validation_data=(x, y))
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("Epoch 1/2")
+    assert all(name in lines[1] for name in ("loss", "accuracy", "val_loss", "val_accuracy"))
+
+
+def test_verbose_0_prints_nothing(capsys):
+    x, y, _ = classification(16)
+    model = make_model()
+    model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0)
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert not captured.err
+
+
+def test_hooks_are_called_in_keras_order():
+    calls = []
+    hooks = {name: lambda *args, _name=name, **kwargs: calls.append(_name) for name in dir(cb.Callback)
+             if name.startswith("on_") and name not in ("on_batch_begin", "on_batch_end", "on_execution_end")}
+    recorder = cb.Callback()
+    for name, hook in hooks.items():
+        setattr(recorder, name, hook)
+    x, y, _ = classification(8)
+    model = make_model()
+    model.fit(x, y, batch_size=8, validation_data=(x, y), callbacks=[recorder], verbose=0)
+    assert calls == [
+        "on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end",
+        "on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end", "on_epoch_end", "on_train_end"]
+    calls.clear()
+    model.predict(x, callbacks=[recorder], verbose=0)
+    assert calls == ["on_predict_begin", "on_predict_batch_begin", "on_predict_batch_end", "on_predict_end"]
+
+
+def test_a_callback_that_raises_leaves_no_thread_and_a_model_that_goes_on():
+    x, y, _ = classification(64)
+    model = make_model()
+
+    def fail(batch, logs):
+        raise RuntimeError("from a callback")
+
+    with pytest.raises(RuntimeError, match="from a callback"):
+        model.fit(x, y, batch_size=8, callbacks=[cb.LambdaCallback(on_train_batch_end=fail)], verbose=0)
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
