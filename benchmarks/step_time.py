@@ -96,21 +96,21 @@ def main():
     device = jax.devices()[0]
     RESULTS.write_text(f"""# Results
 
-Written by `make bench` on {datetime.date.today()}: {platform.machine()}, {os.cpu_count()} cores, {device.device_kind}; \
+Written by `make bench` on {datetime.date.today()}: {platform.machine()}, {os.cpu_count()} cores, {device.device_kind};
 Python {platform.python_version()}, jax {jax.__version__}, flax {flax.__version__}, optax {optax.__version__}.
 The machine is shared and noisy: the ratios count, not the microseconds.
 
 ## Time of a train step
 
-784-128-10, {options.rows:,} rows of noise, batch {BATCH_SIZE}, adam, accuracy, verbose=0, default settings. One epoch of each in
-turn, {len(ratios)} rounds in one run after one that compiles: `python benchmarks/step_time.py`.
+784-128-10, {options.rows:,} rows of noise, batch {BATCH_SIZE}, adam, accuracy, verbose=0, default settings. One epoch of
+each in turn, {len(ratios)} rounds in one run after one that compiles: `python benchmarks/step_time.py`.
 
 | loop | median us/step | least | most |
 | --- | --- | --- | --- |
 """ + "".join(f"| {name} | {statistics.median(times):.0f} | {min(times):.0f} | {max(times):.0f} |\n"
               for name, times in micros.items())
-                       + f"\n`fit` takes {median:.2f}x the hand-written loop's time (median of the rounds' ratios; from "
-                         f"{low:.2f}x to {high:.2f}x).\n")
+                       + f"\n`fit` takes {median:.2f}x the hand-written loop's time (median over the rounds; "
+                         f"from {low:.2f}x to {high:.2f}x).\n")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,8 @@ CASES = {
                  lambda: (m := model(), fit(compiled=m), m.predict(np.zeros((2, 5)), verbose=0))),
     "features of evaluate": (ValueError, ["shape", "(5,)", "(4,)"],
                              lambda: (m := model(), fit(compiled=m), m.evaluate(np.zeros((2, 5)), Y[:2], verbose=0))),
-    "no such device": (ValueError, ["devices", "cpu:9"], lambda: trainer.distribute.MirroredStrategy(["cpu:0", "cpu:9"])),
+    "no such device": (ValueError, ["devices", "cpu:9"],
+                       lambda: trainer.distribute.MirroredStrategy(["cpu:0", "cpu:9"])),
     "no devices": (ValueError, ["devices", "empty"], lambda: trainer.distribute.MirroredStrategy([])),
     "device twice": (ValueError, ["devices", "cpu:0", "twice"],
                      lambda: trainer.distribute.MirroredStrategy(["cpu:0", "cpu:0"])),
@@ -137,7 +138,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kinds, words, call", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("kinds", "words", "call"), CASES.values(), ids=CASES)
 def test_bad_input_is_refused_in_words_that_help(kinds, words, call):
     with pytest.raises(kinds) as caught:
         call()

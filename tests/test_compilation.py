@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import trainer
-from tests.networks import LinenMLP, NNXMLP, classification, logits_loss, mirrored
+from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 
 
 @contextlib.contextmanager

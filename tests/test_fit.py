@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -12,7 +13,7 @@ from flax import linen as nn
 from flax import nnx
 
 import trainer
-from tests.networks import LinenMLP, NNXMLP, classification, logits_loss, mirrored
+from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer import callbacks as cb
 
 
@@ -326,8 +327,7 @@ def test_counts_beyond_the_integers_of_float32_stay_exact():
     step = {"count": MetricValue([np.float32(1.0), np.float32(1.0)], metric), "loss": np.float32(3.0)}
     running = empty_running_logs(step)
     big = np.float32(2**24)
-    running = {name: log.__class__(total=[big * (i + 1) for i in range(2)], correction=log.correction, metric=log.metric)
-               for name, log in running.items()}
+    running = {name: dataclasses.replace(log, total=[big, 2 * big]) for name, log in running.items()}
     for _ in range(5):
         running = add_step(running, step, 1)
     total, lost = running["loss"].total, running["loss"].correction

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trainer
-from tests.networks import LinenMLP, NNXMLP, classification, logits_loss, mirrored
+from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 
 
 def run(module, replicas, rows, batch_size, epochs=2, optimizer=None, **options):

@@ -19,22 +19,21 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
       compiled_loss: the losses, matched to the model's outputs.
       y: the targets on the host; further leading axes do not matter.
     """
-    sparse = [entry.loss is not None and entry.loss.sparse_labels for entry in compiled_loss.per_output]
-    if y is None or not any(sparse):
+    if y is None or not any(loss is not None and loss.sparse_labels for _, loss, _, _ in compiled_loss.per_output):
         return
-    for entry, is_sparse, labels in zip(
-            compiled_loss.per_output, sparse, match_arrays("y", y, compiled_loss.outputs), strict=True):
-        if not is_sparse or labels is None:
+    targets = match_arrays("y", y, compiled_loss.outputs)
+    for (_, loss, _, shape), labels in zip(compiled_loss.per_output, targets, strict=True):
+        if loss is None or not loss.sparse_labels or labels is None:
             continue
-        classes = entry.shape[getattr(entry.loss, "axis", -1)]
-        ignored = getattr(entry.loss, "ignore_class", None)
+        classes = shape[getattr(loss, "axis", -1)]
+        ignored = getattr(loss, "ignore_class", None)
         if ignored is not None:
             labels = labels[labels != ignored]
         low, high = (labels.min(), labels.max()) if labels.size else (0, 0)
         if low < 0 or high >= classes:
             raise ValueError(
-                f"`y` has the label {int(low if low < 0 else high)}, but the model has {classes} outputs per row, for the "
-                f"labels 0 to {classes - 1} of {entry.loss.name!r}. Make the last layer larger, number the labels from "
+                f"`y` has the label {int(low if low < 0 else high)}, but the model has {classes} outputs per row, for "
+                f"the labels 0 to {classes - 1} of {loss.name!r}. Make the last layer larger, number the labels from "
                 "0, or give `ignore_class`.")
 
 
@@ -45,15 +44,15 @@ def check_probabilities(compiled_loss: CompiledLoss, outputs: Any) -> None:
       compiled_loss: the losses, matched to the model's outputs.
       outputs: the model's outputs for some rows.
     """
-    for entry, output in zip(compiled_loss.per_output, jax.tree.leaves(outputs), strict=True):
-        if entry.loss is None or not entry.loss.expects_probabilities:
+    for (_, loss, _, _), output in zip(compiled_loss.per_output, jax.tree.leaves(outputs), strict=True):
+        if loss is None or not loss.expects_probabilities:
             continue
         values = np.asarray(output, np.float32)
         if (values < -1e-3).any() or (values > 1 + 1e-3).any():
             raise ValueError(
-                f"The loss {entry.loss.name!r} expects probabilities, but the model's outputs (shape {values.shape}) go "
-                f"from {values.min():.3g} to {values.max():.3g}: they look like logits. Use the loss with "
-                "from_logits=True, or end the model with a softmax or sigmoid.")
+                f"The loss {loss.name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
+                f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the loss with from_logits=True, "
+                "or end the model with a softmax or sigmoid.")
 
 
 def check_count(argument: str, value: Any, minimum: int, optional: bool = False) -> None:

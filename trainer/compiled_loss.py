@@ -66,8 +66,8 @@ class CompiledLoss:
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
         """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
 
-        A scalar is `sum over this replica's real rows * replicas / number of values over all replicas`, so that its mean
-        over the replicas is the loss of the whole batch.
+        A scalar is `sum over this replica's real rows * replicas / number of values over all replicas`, so that its
+        mean over the replicas is the loss of the whole batch.
 
         Raises:
           ValueError: if targets, weights and outputs do not fit each other, or there is no loss.
@@ -138,7 +138,7 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
     local_sum = values.sum() if weights is None else (values * weights).sum()
     if loss.reduction == "sum":
         return local_sum * replicas
-    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None and weights is not None:
         divisor = context.all_reduce(ReduceOp.SUM, weights.sum())
     elif kept is not None:
         divisor = context.all_reduce(ReduceOp.SUM, jnp.broadcast_to(kept, values.shape).sum())

@@ -47,6 +47,7 @@ class CompiledModel:
         self._state: TrainState | None = None
         self._state_is_lent = False
         self._sample_spec: Any = None
+        self._outputs_are_checked = False
         self._reset_phases()
 
     # --- compiling -------------------------------------------------------------------------------------------------
@@ -78,8 +79,8 @@ class CompiledModel:
           steps_per_execution: how many steps go into one execution. "auto" decides by the cost of a step. Callbacks
             that override per-batch hooks see every batch all the same.
           jit_compile: False is the same as `run_eagerly`.
-          batch_norm: "global" takes BatchNorm's statistics over the whole batch, as one device would; "per_replica" over
-            each replica's rows, and averages the running averages over the replicas.
+          batch_norm: "global" takes BatchNorm's statistics over the whole batch, as one device would; "per_replica"
+            over each replica's rows, and averages the running averages over the replicas.
 
         Raises:
           ValueError: for unknown names and values that cannot be used.
@@ -100,8 +101,8 @@ class CompiledModel:
         self._is_compiled = True
         self._reset_phases()
         if self._state is not None:
-            opt_state = init_placed(
-                lambda params: initial_opt_state(self._optimizer, params), self.strategy.state_sharding, self._state.params)
+            opt_state = init_placed(lambda params: initial_opt_state(self._optimizer, params),
+                                    self.strategy.state_sharding, self._state.params)
             self._state = self._state.replace(optimizer=self._optimizer, opt_state=opt_state)
 
     def _resolve_optimizer(self, optimizer: Any) -> Any:
@@ -110,7 +111,8 @@ class CompiledModel:
         names = list(getattr(self._functional, "names", ()))
         if sorted(optimizer) != sorted(names):
             raise ValueError("`optimizer` is a dict, so it must have one optimizer per named module. "
-                             f"Received: {sorted(map(str, optimizer))}; the model's modules are {names or 'not named'}.")
+                             f"Received: {sorted(map(str, optimizer))}; the model's modules are "
+                             f"{names or 'not named'}.")
         return NamedOptimizers({name: optimizers.get(part) for name, part in optimizer.items()})
 
     @property
@@ -164,12 +166,13 @@ class CompiledModel:
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
         """Returns this replica's share of the batch's loss, a scalar whose mean over replicas is the loss.
 
-        Override it to add terms, or to compute a loss of one's own. It is called inside the step, on one replica's rows.
+        Override it to add terms, or to compute a loss of one's own. It is called inside the step, on one replica's
+        rows.
         """
         return self._loss.total(self._loss.values(y, y_pred, sample_weight))
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
-        """Returns the logs of the compiled metrics for this replica's rows, and each output's loss if there are several."""
+        """Returns the logs of the compiled metrics for this replica's rows, and the loss of each of several outputs."""
         logs: dict[str, Any] = {}
         if self._loss.is_given and len(jax.tree.leaves(y_pred)) > 1:
             losses = self._loss.values(y, y_pred, sample_weight)
@@ -258,9 +261,9 @@ class CompiledModel:
         Raises:
           RuntimeError: if the model is not built.
         """
-        self._require_built()
+        state = self._require_built()
         self._state_is_lent = True
-        return self._state
+        return state
 
     @state.setter
     def state(self, value: TrainState) -> None:
@@ -364,8 +367,8 @@ class CompiledModel:
         received = [leaf.shape[1:] for leaf in jax.tree.leaves(self.sample_inputs(batch))]
         built = [leaf.shape[1:] for leaf in jax.tree.leaves(self._sample_spec)]
         if received != built:
-            raise ValueError(f"`x` has rows of shape {', '.join(map(str, received))}, but the model was built on rows of "
-                             f"shape {', '.join(map(str, built))}, and cannot take others: {error}") from error
+            raise ValueError(f"`x` has rows of shape {', '.join(map(str, received))}, but the model was built on rows "
+                             f"of shape {', '.join(map(str, built))}, and cannot take others: {error}") from error
 
     def _reset_phases(self) -> None:
         self._phases: dict[str, CompiledPhase] = {}

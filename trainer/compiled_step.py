@@ -26,8 +26,10 @@ FUSED_FLOPS = 1e9
 FUSED_BYTES = 16 * 2**20
 MAX_FUSED_STEPS = 64
 
-_ONE_BATCH = {"train": step.train_one_batch, "test": step.test_one_batch, "predict": step.predict_one_batch}
-_GROUP = {"train": step.train_group, "test": step.test_group, "predict": step.predict_group}
+_ONE_BATCH: dict[str, Callable[..., Any]] = {
+    "train": step.train_one_batch, "test": step.test_one_batch, "predict": step.predict_one_batch}
+_GROUP: dict[str, Callable[..., Any]] = {
+    "train": step.train_group, "test": step.test_group, "predict": step.predict_group}
 
 
 class CompiledPhase:
@@ -62,7 +64,7 @@ class CompiledPhase:
         """Traces a step on the shapes of `group`, before anything compiles, and learns from it.
 
         Sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps) and `log_names`. How many
-        steps "auto" fuses follows from the cost of the program, never from a clock, so that a resumed run decides alike.
+        steps "auto" fuses follows from the cost of the program, never from a clock, so a resumed run decides alike.
         """
         if self._execute is not None:
             return
@@ -84,8 +86,8 @@ class CompiledPhase:
 
     def stack_size(self, rows: int, count: int) -> int:
         """Returns how many batches a group of `count` is padded to, so that groups of those rows share one shape."""
-        # At least two where steps are fused: XLA turns the slicing of a stack of one into something else, which may round
-        # differently, and the bits of a step must not depend on the group that it is in.
+        # At least two where steps are fused: XLA turns the slicing of a stack of one into something else, which may
+        # round differently, and the bits of a step must not depend on the group that it is in.
         least = 2 if self.steps_per_execution > 1 else 1
         self._stack_sizes[rows] = max(count, least, self._stack_sizes.get(rows, 0))
         return self._stack_sizes[rows]

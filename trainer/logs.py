@@ -1,7 +1,8 @@
 """The logs of a step, and their running totals over an epoch, as pytrees that stay on the device.
 
-A step's log is a scalar or a metric's accumulators. Logs are ordered dicts, whose order compiled code keeps. Totals are compensated sums (Neumaier, "Rundungsfehleranalyse
-einiger Verfahren zur Summation endlicher Summen", 1974): a plain float32 count stops growing at 2**24 rows.
+A step's log is a scalar or a metric's accumulators. Logs are ordered dicts, whose order compiled code keeps. Totals are
+compensated sums (Neumaier, "Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", 1974): a plain
+float32 count stops growing at 2**24 rows.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
     for name, value in logs.items():
         if not isinstance(value, MetricValue):
             if not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)) or np.ndim(value):
-                raise TypeError(f"`{origin}` returned {errors.describe(value)} as log {name!r}. A log is a scalar or what "
-                                "`compute_metrics` returns: take a mean over the rows, for example.")
+                raise TypeError(f"`{origin}` returned {errors.describe(value)} as log {name!r}. A log is a scalar or "
+                                "what `compute_metrics` returns: take a mean over the rows, for example.")
             value = jnp.asarray(value, jnp.float32)
         checked[name] = value
     return checked

@@ -74,8 +74,8 @@ class Model(CompiledModel):
         """Trains the model.
 
         Args:
-          x: inputs: an array, or a tuple or dict of arrays, rows first; or a `trainer.data.Dataset`, a generator, a Grain
-            dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`.
+          x: inputs: an array, or a tuple or dict of arrays, rows first; or a `trainer.data.Dataset`, a generator, a
+            Grain dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`.
           y: targets, if `x` is arrays.
           batch_size: rows of a batch over all replicas, if `x` is arrays; by default as many as make `steps_per_epoch`
             batches, or 32. The last batch of an epoch may be smaller, and counts for what it is.
@@ -118,13 +118,14 @@ class Model(CompiledModel):
                       class_weight=class_weight, steps=steps_per_epoch), steps_per_epoch))
             validation = None
             if validation_data is not None:
-                validation = readers.enter_context(Reader(
-                    _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps), validation_steps))
+                source = _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps)
+                validation = readers.enter_context(Reader(source, validation_steps))
             callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
             try:
                 loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq)
             finally:
                 self._absorb()
+        assert self.history is not None, "the callback list has a History"
         return self.history
 
     def evaluate(

@@ -16,7 +16,7 @@ def is_nested(value: Any) -> bool:
 
 
 def output_names(outputs: Any) -> list[str | None]:
-    """Returns a name per output: its key in a dict (joined by "/"), "output_1"... in a tuple, None if it is the only one."""
+    """Returns a name per output: its key in a dict (joined by "/"), "output_1"... in a tuple, None for the only one."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
     if len(paths) == 1:
         return [None]
@@ -55,7 +55,9 @@ def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = Fa
                      f"{errors.describe(values)}; the model's outputs are {errors.describe(outputs)}.")
 
 
-def match_choices(argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any]], bool]) -> list[Any]:
+def match_choices(
+    argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any]], bool]
+) -> list[Any]:
     """Returns the loss, weight or metrics that belong to each output, None where there is none.
 
     Args:

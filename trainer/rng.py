@@ -7,7 +7,9 @@ import zlib
 import jax
 
 
-def stream_key(seed: int | jax.Array, stream: str, step: int | jax.Array = 0, replica: int | jax.Array = 0) -> jax.Array:
+def stream_key(
+    seed: int | jax.Array, stream: str, step: int | jax.Array = 0, replica: int | jax.Array = 0
+) -> jax.Array:
     """Returns the key of one random stream.
 
     Args:

@@ -71,24 +71,20 @@ class TrainState:
             raise TypeError("`apply_gradients` takes either one tree of gradients or gradients by module name, such "
                             "as `apply_gradients(generator=grads)`. Received: "
                             + ("both." if named_grads else "neither."))
-        if isinstance(self.optimizer, Mapping):
-            named_grads = named_grads or grads
-        elif named_grads:
+        if named_grads and not isinstance(self.optimizer, Mapping):
             raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
                              "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
-        else:
-            named_grads = {None: grads}
+        grads = named_grads or grads
         if reduce is not None:
-            named_grads = get_replica_context().all_reduce(reduce, named_grads)
-        params, opt_state = self.params, self.opt_state
-        for name, tree in named_grads.items():
-            if name is None:
-                params, opt_state = _updated(self.optimizer, tree, opt_state, params)
-                continue
-            if name not in self.optimizer:
-                raise errors.unknown_name("module for gradients", name, self.optimizer)
-            new_params, new_opt_state = _updated(self.optimizer[name], tree, opt_state[name], params[name])
-            params, opt_state = {**params, name: new_params}, {**opt_state, name: new_opt_state}
+            grads = get_replica_context().all_reduce(reduce, grads)
+        if isinstance(self.optimizer, Mapping):
+            params, opt_state = dict(self.params), dict(self.opt_state)
+            for name, tree in grads.items():
+                if name not in self.optimizer:
+                    raise errors.unknown_name("module for gradients", name, self.optimizer)
+                params[name], opt_state[name] = _updated(self.optimizer[name], tree, opt_state[name], params[name])
+        else:
+            params, opt_state = _updated(self.optimizer, grads, self.opt_state, self.params)
         return dataclasses.replace(
             self,
             step=self.step + 1,

@@ -19,7 +19,7 @@ from trainer.logs import RunningLog, add_step, check_logs, merge_over_replicas
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState
 
-Step = Callable[[TrainState, Any], tuple[dict[str, Any], TrainState]]
+Step = Callable[[TrainState, Any], Any]
 ContextFactory = Callable[[int, jax.Array | None], ReplicaContext]
 
 
@@ -61,9 +61,7 @@ def test_one_batch(
 ) -> tuple[dict[str, Any], Any]:
     """Returns the logs of the whole batch, and its number of real rows."""
     with replica.enter(make_context(rows_of(batch), mask)) as context:
-        logs = test_step(state, batch)
-        if isinstance(logs, tuple) and len(logs) == 2:
-            logs = logs[0]
+        logs = _without_state(test_step(state, batch))
         logs, _ = merge_over_replicas(check_logs(logs, "test_step"), None, context)
         return logs, context.global_rows
 
@@ -73,8 +71,7 @@ def predict_one_batch(
 ) -> Any:
     """Returns the outputs for this replica's rows, padding included."""
     with replica.enter(make_context(rows_of(batch), mask)):
-        outputs = predict_step(state, batch)
-        return outputs[0] if _is_pair_with_state(outputs) else outputs
+        return _without_state(predict_step(state, batch))
 
 
 def train_group(
@@ -132,8 +129,10 @@ def _batch_at(data: Any, index: Any) -> Any:
     return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), data)
 
 
-def _is_pair_with_state(outputs: Any) -> bool:
-    return isinstance(outputs, tuple) and len(outputs) == 2 and isinstance(outputs[1], TrainState)
+def _without_state(returned: Any) -> Any:
+    # As Keras on JAX has it, these steps may return `(value, state)` too.
+    has_state = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], TrainState)
+    return returned[0] if has_state else returned
 
 
 def _check_same_structure(old: TrainState, new: TrainState) -> None:

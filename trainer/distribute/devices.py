@@ -29,13 +29,15 @@ def find_device(device: Any, argument: str = "devices") -> jax.Device:
     if isinstance(device, int) and not isinstance(device, bool):
         local = jax.local_devices()
         if not 0 <= device < len(local):
-            raise ValueError(f"`{argument}` has index {device}, but there are {len(local)} local devices: {_list(local)}.")
+            raise ValueError(f"`{argument}` has index {device}, but there are {len(local)} local devices: "
+                             f"{_list(local)}.")
         return local[device]
     if not isinstance(device, str):
         raise errors.wrong_type(argument, device, "a device name such as 'gpu:0', an index or a jax.Device")
     match = _NAME.match(device)
     if match is None:
-        raise ValueError(f"`{argument}` has {device!r}, which is not a device name. Names look like 'cpu:0' or 'gpu:1'.")
+        raise ValueError(f"`{argument}` has {device!r}, which is not a device name. Names look like 'cpu:0' or "
+                         "'gpu:1'.")
     platform, index = match[1].lower(), int(match[2] or 0)
     try:
         known = jax.local_devices(backend=platform)
@@ -43,8 +45,8 @@ def find_device(device: Any, argument: str = "devices") -> jax.Device:
         raise ValueError(f"`{argument}` has {device!r}, but JAX has no {platform!r} backend here. "
                          f"Local devices: {_list(jax.local_devices())}.") from None
     if index >= len(known):
-        hint = (" Simulated CPU devices are made by XLA_FLAGS=--xla_force_host_platform_device_count=N, set before JAX starts."
-                if platform == "cpu" else "")
+        hint = (" Simulated CPU devices are made by XLA_FLAGS=--xla_force_host_platform_device_count=N, set before JAX "
+                "starts." if platform == "cpu" else "")
         raise ValueError(f"`{argument}` has {device!r}, but the local {platform} devices are {_list(known)}.{hint}")
     return known[index]
 

@@ -99,8 +99,7 @@ class Strategy:
         data, mask = group.data, None
         if rows != group.rows:
             data = jax.tree.map(lambda leaf: pad_rows(leaf, rows, axis=1), data)
-            mask = (np.arange(rows) < group.rows).astype(np.float32)
-            mask = jax.device_put(mask, self._mask_sharding)
+            mask = jax.device_put((np.arange(rows) < group.rows).astype(np.float32), self._mask_sharding)
         if stack_size is not None and stack_size > group.count:
             data = jax.tree.map(lambda leaf: pad_rows(leaf, stack_size, axis=0), data)
         if group.count not in self._counts:

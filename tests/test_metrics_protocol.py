@@ -1,0 +1,118 @@
+"""Metrics of a user's own: variables, eager updates, and their pure form in compiled steps and threads."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer import metrics
+
+
+class KerasStyle(metrics.Metric):
+    def __init__(self, name="keras_style", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_variable(shape=(), initializer="zeros", name="count")
+        self.errors = [metrics.MeanAbsoluteError()]
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        values = jnp.abs(y_true - y_pred)
+        if sample_weight is not None:
+            values = jnp.multiply(values, sample_weight)
+        self.total.assign(self.total + jnp.sum(values))
+        self.count.assign_add(len(values))
+        self.errors[0].update_state(y_true, y_pred, sample_weight)
+
+    def result(self):
+        return {"mean": jnp.divide(self.total, self.count), "total": self.total, "mae": self.errors[0].result()}
+
+
+def test_a_subclass_written_for_keras_works_eagerly_and_compiled():
+    metric = KerasStyle()
+    assert len(metric.variables) == 4
+    y_true, y_pred = np.zeros(4, "float32"), np.arange(4, dtype="float32")
+    expected = {"mean": 1.5, "total": 6.0, "mae": 1.5}
+    assert {key: float(value) for key, value in metric(y_true, y_pred).items()} == expected
+
+    variables = jax.jit(metric.stateless_update_state)(metric.stateless_reset_state(), y_true, y_pred)
+    result = jax.jit(metric.stateless_result)(variables)
+    assert {key: float(value) for key, value in result.items()} == expected
+    assert float(metric.total) == 6.0
+    metric.reset_state()
+    assert [float(variable) for variable in metric.variables] == [0.0] * 4
+
+
+def test_a_variable_before_super_init_is_refused():
+    class Early(metrics.Metric):
+        def __init__(self):
+            self.add_variable()
+
+    with pytest.raises(RuntimeError, match=r"Call `super\(\).__init__\(\)` first in the `__init__` of Early"):
+        Early()
+
+
+def test_an_update_that_raises_leaves_values_as_they_were():
+    class Failing(metrics.Mean):
+        def update_state(self, values, sample_weight=None):
+            super().update_state(values, sample_weight)
+            raise RuntimeError("after the update")
+
+    metric = Failing()
+    with pytest.raises(RuntimeError, match="after the update"):
+        jax.jit(metric.stateless_update_state)(metric.stateless_reset_state(), np.ones(3))
+    assert [float(variable) for variable in metric.variables] == [0.0, 0.0]
+
+
+def test_a_pure_update_is_not_seen_by_another_thread():
+    inside, looked = threading.Event(), threading.Event()
+    seen = []
+
+    class Waiting(metrics.Mean):
+        def update_state(self, values, sample_weight=None):
+            super().update_state(values, sample_weight)
+            inside.set()
+            looked.wait(10)
+
+    metric = Waiting()
+    zeros = metric.stateless_reset_state()
+    thread = threading.Thread(target=lambda: seen.extend(metric.stateless_update_state(zeros, np.ones(3))))
+    thread.start()
+    assert inside.wait(10)
+    assert float(metric.total) == 0.0
+    looked.set()
+    thread.join()
+    assert [float(value) for value in seen] == [3.0, 3.0]
+
+
+def test_variables_made_in_a_trace_outlive_it():
+    metric = metrics.FBetaScore()
+    jax.jit(lambda: metric.stateless_update_state([], jnp.eye(3), jnp.eye(3)))()
+    assert [variable.shape for variable in metric.variables] == [(3,)] * 4
+    np.testing.assert_array_equal(metric(np.eye(3), np.eye(3)), np.ones(3))
+
+
+def test_variables_take_part_in_arithmetic():
+    variable = metrics.Variable((2,), "ones", name="v")
+    np.testing.assert_array_equal(variable.assign_sub([0.0, 3.0]), [1.0, -2.0])
+    for received, expected in [
+        (variable + variable, [2, -4]),
+        (1 - variable, [0, 3]),
+        (np.array([2.0, 2.0]) * variable, [2, -4]),
+        (-variable, [-1, 2]),
+        (abs(variable), [1, 2]),
+        (variable[1], -2),
+        (variable == 1, [True, False]),
+        (variable >= 0, [True, False]),
+        (jnp.square(variable), [1, 4]),
+        (jnp.where(variable > 0, variable, 0), [1, 0]),
+        (jnp.zeros_like(variable), [0, 0]),
+        (jnp.zeros(variable.shape, variable.dtype), [0, 0]),
+        (jax.jit(jnp.sum)(variable), -1),
+        (np.asarray(variable), [1, -2]),
+        (variable.numpy(), [1, -2]),
+    ]:
+        np.testing.assert_array_equal(received, expected)
+    assert len(variable) == 2
+    assert (variable.shape, variable.ndim, variable.dtype, variable.name) == ((2,), 1, "float32", "v")
