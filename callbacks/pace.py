@@ -8,7 +8,7 @@ import time
 class Pace:
     """Counts the steps of an epoch, of an evaluation or of a prediction, against the clock.
 
-    The first execution, which may have to compile, is left out of a step's duration as soon as there are others.
+    The first execution, which may have to compile, is left out of a step's duration once as many steps have followed.
 
     Attributes:
       step: how many steps have been taken.
@@ -38,6 +38,6 @@ class Pace:
 
     def secs_per_step(self) -> float:
         """Returns the mean duration of a step so far. At least one must have been taken."""
-        if self.step > self._first_step:
+        if self.step >= 2 * self._first_step:
             return (time.perf_counter() - self._first_end) / (self.step - self._first_step)
         return self.elapsed_secs() / self.step

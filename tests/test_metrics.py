@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer import losses, metrics
+from trainer import metrics
 from trainer.metrics.registry import CLASSES
 
 REFERENCE = json.loads((pathlib.Path(__file__).parent / "reference" / "metrics.json").read_text())

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from trainer import errors, metrics
+from trainer.compiled_loss import CompiledLoss
 from trainer.logs import MetricValue
 from trainer.losses.base import broadcast_sample_weight
 from trainer.outputs import match_arrays, match_choices, output_names
@@ -29,16 +30,17 @@ class CompiledMetrics:
     Args:
       plain: metrics that ignore sample weights: a list for all outputs, a dict by output name, or a list of lists.
       weighted: metrics that use sample weights, given alike.
+      loss: the model's loss: "crossentropy" takes logits where the loss of the same output does.
 
     Raises:
       TypeError: if either is none of these.
     """
 
-    def __init__(self, plain: Any = None, weighted: Any = None):
+    def __init__(self, plain: Any = None, weighted: Any = None, loss: CompiledLoss | None = None):
         for argument, given in (("metrics", plain), ("weighted_metrics", weighted)):
             if given is not None and not isinstance(given, (list, tuple, Mapping)):
                 raise errors.wrong_type(argument, given, "a list, or a dict by output name")
-        self._plain, self._weighted = plain, weighted
+        self._plain, self._weighted, self._loss = plain, weighted, loss
         self._entries: list[_Entry] | None = None
 
     @property
@@ -75,6 +77,7 @@ class CompiledMetrics:
 
     def _match(self, targets: list[Any], outputs: Any) -> list[_Entry]:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
+        losses = [entry.loss for entry in self._loss.per_output] if self._loss else []
         entries: list[_Entry] = []
         taken: set[str] = set()
         for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
@@ -89,8 +92,7 @@ class CompiledMetrics:
                                          "targets for it.")
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
                     output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
-                    metric = metrics.resolve(identifier, spec, output_spec)
-                    metric.validate(spec, output_spec)
+                    metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
                     name = _free_name(metric.name, output_name, weighted, taken)
                     taken.add(name)
                     entries.append(_Entry(name, metric, index, weighted))

@@ -94,7 +94,7 @@ class CompiledModel:
         if jit_compile not in (True, False, "auto"):
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
         self._loss = CompiledLoss(loss, loss_weights)
-        self._metrics = CompiledMetrics(metrics, weighted_metrics)
+        self._metrics = CompiledMetrics(metrics, weighted_metrics, self._loss)
         self._optimizer = self._resolve_optimizer(optimizer)
         self._batch_norm = batch_norm
         self._execution = {"steps_per_execution": steps_per_execution, "eager": run_eagerly or jit_compile is False}

@@ -120,13 +120,14 @@ class AUC(Metric):
         self.label_weights = label_weights
         self._init_thresholds = thresholds
         self._from_logits = from_logits
-        if num_labels or not multi_label:
-            self._add_counts(num_labels)
+        if not multi_label:
+            self._add_counts(())
+        elif num_labels:
+            self._add_counts((num_labels,))
 
-    def _add_counts(self, num_labels: int | None) -> None:
-        shape = (self.num_thresholds, num_labels) if self.multi_label else (self.num_thresholds,)
+    def _add_counts(self, labels: tuple[int, ...]) -> None:
         for count in COUNTS:
-            setattr(self, count, self.add_variable(shape, name=count))
+            setattr(self, count, self.add_variable((self.num_thresholds, *labels), name=count))
 
     def validate(self, y_true: Any, y_pred: Any) -> None:
         check_same_shape(y_true, y_pred)
@@ -137,7 +138,7 @@ class AUC(Metric):
     def build(self, y_true: Any, y_pred: Any) -> None:
         if not self._variables:
             self.validate(y_true, y_pred)
-            self._add_counts(y_pred.shape[1])
+            self._add_counts((y_pred.shape[1],))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch.
@@ -159,8 +160,8 @@ class AUC(Metric):
             weights = weights * jnp.asarray(self.label_weights)
         y_pred = jnp.clip(jax.nn.sigmoid(y_pred) if self._from_logits else y_pred, 0.0, 1.0)
         columns = y_pred.shape[1] if self.multi_label else 1
-        arrays = (array.reshape(-1, columns) for array in (y_true, y_pred, weights))
-        for count, counted in count_at_thresholds(*arrays, self.thresholds).items():
+        y_true, y_pred, weights = (array.reshape(-1, columns) for array in (y_true, y_pred, weights))
+        for count, counted in count_at_thresholds(y_true, y_pred, weights, self.thresholds).items():
             variable = getattr(self, count)
             variable.assign_add(counted.reshape(variable.shape))
 

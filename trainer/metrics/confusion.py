@@ -113,7 +113,7 @@ class ConfusionMetric(Metric):
         if thresholds is None:
             self.thresholds = [0.5 if top_k is None else TOP_K_THRESHOLD]
         else:
-            self.thresholds = list(thresholds) if isinstance(thresholds, (list, tuple, np.ndarray)) else [thresholds]
+            self.thresholds = [thresholds] if isinstance(thresholds, (int, float)) else list(thresholds)
             check_thresholds(self.thresholds)
         for count in self.counts:
             setattr(self, count, self.add_variable((len(self.thresholds),), name=count))
@@ -144,8 +144,8 @@ class ConfusionMetric(Metric):
             y_pred = jnp.where(best.any(axis=-2), y_pred, -jnp.inf)
         if self.class_id is not None:
             y_true, y_pred, weights = (array[..., self.class_id] for array in (y_true, y_pred, weights))
-        columns = (array.reshape(-1, 1) for array in (y_true, y_pred, weights))
-        counted = count_at_thresholds(*columns, self.thresholds)
+        y_true, y_pred, weights = (array.reshape(-1, 1) for array in (y_true, y_pred, weights))
+        counted = count_at_thresholds(y_true, y_pred, weights, self.thresholds)
         for count in self.counts:
             getattr(self, count).assign_add(counted[count][:, 0])
 

@@ -97,8 +97,9 @@ class FBetaScore(Metric):
 
     def result(self) -> jax.Array:
         """Returns the score: a scalar, or `(classes,)` where `average` is None; 0 where nothing was counted."""
-        hits = (1.0 + self.beta**2) * self.true_positives
-        score = divide_no_nan(hits, hits + self.beta**2 * self.false_negatives + self.false_positives)
+        hits = (1.0 + self.beta**2) * self.true_positives.value
+        errors = self.beta**2 * self.false_negatives.value + self.false_positives.value
+        score = divide_no_nan(hits, hits + errors)
         if self.average == "weighted":
             support = self.intermediate_weights.value
             return divide_no_nan(jnp.sum(score * support), jnp.sum(support))

@@ -88,7 +88,7 @@ class R2Score(Metric):
 
     def result(self) -> jax.Array:
         """Returns the score: a scalar, or `(outputs,)` where `class_aggregation` is None."""
-        total = self.squared_sum - self.sum * divide_no_nan(self.sum.value, self.count.value)
+        total = self.squared_sum.value - self.sum.value * divide_no_nan(self.sum.value, self.count.value)
         score = jnp.where(total == 0, 0.0, 1.0 - divide_no_nan(self.total_mse.value, total))
         if self.class_aggregation == "uniform_average":
             score = jnp.mean(score)

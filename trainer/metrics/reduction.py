@@ -49,43 +49,55 @@ class Sum(Metric):
         return self.total.value.astype(self.dtype)
 
 
-class Mean(Metric):
-    """The weighted mean of values: their weighted sum divided by the sum of the weights, 0 where that is 0.
+class WeightedMean(Metric):
+    """What every mean shares: the weighted sum of values, the sum of their weights, and the quotient.
 
     Values of a row are averaged first, so that a row counts once, however many values it has. A scalar weight counts
     once for each row.
-
-    >>> float(Mean()([1, 3, 5, 7], sample_weight=[1, 1, 0, 0]))
-    2.0
     """
 
-    def __init__(self, name: str | None = "mean", dtype: Any = None):
+    def __init__(self, name: str | None = None, dtype: Any = None):
         super().__init__(dtype, name)
         self.total = self.add_variable(name="total")
         self.count = self.add_variable(name="count")
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+    def add_values(self, values: Any, sample_weight: Any) -> None:
         """Adds values.
 
         Args:
           values: numbers of any shape, rows first; a scalar is one row.
-          sample_weight: a scalar, or one weight per row or per value.
+          sample_weight: a scalar, or one weight per row or per value, or None.
 
         Raises:
           ValueError: where the shapes cannot match.
         """
         values = as_float(values)
         weights = full_weights(values, sample_weight)
-        values_per_row = math.prod(values.shape[1:])
-        self.total.assign_add(jnp.sum(values * weights) / values_per_row)
-        self.count.assign_add(jnp.sum(weights) / values_per_row)
+        row_size = math.prod(values.shape[1:])
+        self.total.assign_add(jnp.sum(values * weights) / row_size)
+        self.count.assign_add(jnp.sum(weights) / row_size)
 
     def result(self) -> jax.Array:
-        """Returns the mean, a scalar."""
+        """Returns the mean, a scalar; 0 where the weights add up to 0."""
         return divide_no_nan(self.total.value, self.count.value).astype(self.dtype)
 
 
-class MeanMetricWrapper(Mean):
+class Mean(WeightedMean):
+    """The weighted mean of values: their weighted sum divided by the sum of the weights.
+
+    >>> float(Mean()([1, 3, 5, 7], sample_weight=[1, 1, 0, 0]))
+    2.0
+    """
+
+    def __init__(self, name: str | None = "mean", dtype: Any = None):
+        super().__init__(name, dtype)
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds values; see `WeightedMean.add_values`."""
+        self.add_values(values, sample_weight)
+
+
+class MeanMetricWrapper(WeightedMean):
     """The mean of a function of labels and predictions.
 
     Args:
@@ -115,7 +127,7 @@ class MeanMetricWrapper(Mean):
           sample_weight: a scalar, or one weight per row or per value of the function.
 
         Raises:
-          ValueError: where shapes cannot match, or the function does not return one value (or several) per row.
+          ValueError: where shapes cannot match, or the function's values do not have the rows first.
         """
         y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
         self.validate(y_true, y_pred)
@@ -126,13 +138,13 @@ class MeanMetricWrapper(Mean):
             raise ValueError(f"The function of the metric {self.name!r} must return values of shape (rows, ...) with "
                              f"rows={rows}. Received: values of shape {values.shape}. Reduce over the axes of "
                              f"features only; the metric takes the mean over rows itself.")
-        super().update_state(values, sample_weight)
+        self.add_values(values, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self._fn_kwargs}
 
 
-class LossMetric(Mean):
+class LossMetric(WeightedMean):
     """The mean of a loss, over the samples that the loss's mask keeps.
 
     Args:
@@ -170,4 +182,4 @@ class LossMetric(Mean):
         mask = self.loss.mask(y_true, y_pred)
         if mask is not None:
             sample_weight = full_weights(values, sample_weight) * mask
-        super().update_state(values, sample_weight)
+        self.add_values(values, sample_weight)

@@ -27,6 +27,14 @@ class _Scope(threading.local):
 _scope = _Scope()
 
 
+def _forwarded(operator: str) -> Callable[..., Any]:
+    def method(variable: Variable, *operands: Any) -> Any:
+        return getattr(variable.value, operator)(*as_arrays(operands))
+
+    method.__name__ = operator
+    return method
+
+
 class Variable:
     """A named array that a metric accumulates into; it takes part in arithmetic and in `jnp` functions as its value.
 
@@ -127,20 +135,35 @@ class Variable:
     # `==` compares values, as arrays do, which would otherwise leave variables without a hash.
     __hash__ = object.__hash__
 
-
-def _forwarded(operator: str) -> Callable[..., Any]:
-    def method(self: Variable, *operands: Any) -> Any:
-        return getattr(self.value, operator)(*as_arrays(operands))
-
-    method.__name__ = operator
-    return method
-
-
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_OTHERS = ("neg", "abs", "getitem", "float", "int", "bool", "len")
-for _operator in (*_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), *_COMPARISONS, *_OTHERS):
-    setattr(Variable, f"__{_operator}__", _forwarded(f"__{_operator}__"))
+    __add__ = _forwarded("__add__")
+    __sub__ = _forwarded("__sub__")
+    __mul__ = _forwarded("__mul__")
+    __truediv__ = _forwarded("__truediv__")
+    __floordiv__ = _forwarded("__floordiv__")
+    __mod__ = _forwarded("__mod__")
+    __pow__ = _forwarded("__pow__")
+    __matmul__ = _forwarded("__matmul__")
+    __radd__ = _forwarded("__radd__")
+    __rsub__ = _forwarded("__rsub__")
+    __rmul__ = _forwarded("__rmul__")
+    __rtruediv__ = _forwarded("__rtruediv__")
+    __rfloordiv__ = _forwarded("__rfloordiv__")
+    __rmod__ = _forwarded("__rmod__")
+    __rpow__ = _forwarded("__rpow__")
+    __rmatmul__ = _forwarded("__rmatmul__")
+    __eq__ = _forwarded("__eq__")
+    __ne__ = _forwarded("__ne__")
+    __lt__ = _forwarded("__lt__")
+    __le__ = _forwarded("__le__")
+    __gt__ = _forwarded("__gt__")
+    __ge__ = _forwarded("__ge__")
+    __neg__ = _forwarded("__neg__")
+    __abs__ = _forwarded("__abs__")
+    __getitem__ = _forwarded("__getitem__")
+    __float__ = _forwarded("__float__")
+    __int__ = _forwarded("__int__")
+    __bool__ = _forwarded("__bool__")
+    __len__ = _forwarded("__len__")
 
 
 # Lets compiled functions, such as those of `jax.numpy`, take a variable; within them it is a plain array.
