@@ -18,7 +18,7 @@ demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
 
 test: $(VENV)/.dev
-	@$(bin)/python -m pytest -q -n 2 $(TESTS)
+	@$(bin)/python -m pytest -q -n 2 --dist worksteal $(TESTS)
 
 lint: $(VENV)/.dev
 	@$(bin)/ruff check --quiet .

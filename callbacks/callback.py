@@ -177,7 +177,7 @@ class Callback:
         Args:
           phase: "train", "test" or "predict".
           batch: the number of the last batch that ran.
-          logs: the phase's loss and metrics so far.
+          logs: the phase's loss and metrics so far; of "predict", the batch's outputs as "outputs".
         """
 
 

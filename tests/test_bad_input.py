@@ -113,6 +113,11 @@ CASES = {
                  lambda: (m := model(), fit(compiled=m), m.predict(np.zeros((2, 5)), verbose=0))),
     "features of evaluate": (ValueError, ["shape", "(5,)", "(4,)"],
                              lambda: (m := model(), fit(compiled=m), m.evaluate(np.zeros((2, 5)), Y[:2], verbose=0))),
+    "a loss that flattens rows": (ValueError, ["loss", "rows=10", "(30,)"], lambda: fit(
+        y=np.zeros((10, 3)), compiled=model(loss=lambda y, y_pred: ((y - y_pred) ** 2).reshape(-1)))),
+    "outputs that flatten rows": (ValueError, ["outputs", "10 rows", "(20, 2)"],
+                                  lambda: trainer.Model(lambda x: x.reshape(-1, 2)).predict(X, verbose=0)),
+    "a shape for a sample": (ValueError, ["rows", "scalar"], lambda: model().build((None, 4))),
     "no such device": (ValueError, ["devices", "cpu:9"],
                        lambda: trainer.distribute.MirroredStrategy(["cpu:0", "cpu:9"])),
     "no devices": (ValueError, ["devices", "empty"], lambda: trainer.distribute.MirroredStrategy([])),

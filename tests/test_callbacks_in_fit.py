@@ -40,6 +40,15 @@ def test_early_stopping_restores_the_best_weights():
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_predict_gives_callbacks_the_outputs_of_each_batch():
+    x, _, _ = classification(21)
+    seen = []
+    watcher = cb.LambdaCallback(on_predict_batch_end=lambda batch, logs: seen.append(logs["outputs"]))
+    outputs = make_model().predict(x, batch_size=8, callbacks=[watcher], verbose=0)
+    assert [len(part) for part in seen] == [8, 8, 5]
+    np.testing.assert_array_equal(np.concatenate(seen), outputs)
+
+
 def test_terminate_on_nan_stops_at_the_batch(capsys):
     x, y, _ = classification(32)
     x[17] = np.nan

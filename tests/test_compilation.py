@@ -129,3 +129,29 @@ def test_predict_on_ten_times_the_rows_needs_no_more_device_memory():
     peak_bytes(16 * 64 * 4)
     few, many = peak_bytes(16 * 64 * 8), peak_bytes(16 * 64 * 80)
     assert many <= 1.1 * few
+
+
+def test_single_batches_are_not_padded_to_the_size_of_fused_groups():
+    x, y, _ = classification(64)
+    model = make_model()
+    model.fit(x, y, batch_size=8, verbose=0)
+    sizes = []
+    place = model.strategy.place_group
+    model.strategy.place_group = lambda group, size=None: sizes.append(size) or place(group, size)
+    model.fit(x, y, batch_size=8, callbacks=[trainer.callbacks.TerminateOnNaN()], verbose=0)
+    assert max(size for size in sizes if size) == 2
+
+
+def test_an_eager_step_is_never_traced():
+    class ReadsValues(trainer.Model):
+        def train_step(self, state, batch):
+            logs, state = super().train_step(state, batch)
+            seen.append(float(logs["loss"]))
+            return logs, state
+
+    seen = []
+    x, y, _ = classification(16)
+    model = ReadsValues(LinenMLP())
+    model.compile("sgd", logits_loss(), run_eagerly=True)
+    history = model.fit(x, y, batch_size=8, verbose=0).history
+    np.testing.assert_allclose(np.mean(seen[-2:]), history["loss"][0], rtol=1e-6)

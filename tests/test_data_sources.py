@@ -5,170 +5,32 @@ import math
 import sys
 
 import grain
-import grain.python as grain_python
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.feeds import (
+    FEEDS,
+    ROWS,
+    EmptyLoader,
+    EndlessPyDataset,
+    FakeTfDataset,
+    Indexed,
+    ReIterable,
+    X,
+    column,
+    grain_map,
+    pairs,
+    rows_of,
+)
 from trainer.data import Dataset, Reader, adapt, prefetch
-
-X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
-
-
-def column(batch):
-    x = batch[0] if isinstance(batch, tuple) else batch
-    return (x[:, 0] / 4).astype(int).tolist()
 
 
 def batches_of(source, epoch=0, **options):
     """Returns the row numbers of each batch of an epoch, after unstacking the groups."""
     with Reader(source, **options) as reader:
         return [rows for group in reader.read(epoch) for rows in rows_of(group)]
-
-
-def rows_of(group):
-    x = group.data[0] if isinstance(group.data, tuple) else group.data
-    return (x[:, :, 0] / 4).astype(int).tolist()
-
-
-def pairs(count=3, rows=4):
-    """A generator of batches `(x, y)` whose rows are numbered throughout."""
-    for number in range(count):
-        numbers = np.arange(number * rows, (number + 1) * rows)
-        yield np.stack([numbers * 4.0] * 4, axis=1), numbers
-
-
-class ReIterable:
-    """Yields `pairs`, counts its passes and notes whether each was closed."""
-
-    def __init__(self, count=3, rows=4):
-        self.count, self.rows, self.opened, self.closed = count, rows, 0, 0
-
-    def __iter__(self):
-        self.opened += 1
-        try:
-            yield from pairs(self.count, self.rows)
-        finally:
-            self.closed += 1
-
-
-class Indexed:
-    """What `keras.utils.PyDataset` subclasses used to be."""
-
-    def __init__(self):
-        self.epochs_ended = 0
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return X[index * 4 : index * 4 + 4], Y[index * 4 : index * 4 + 4]
-
-    def on_epoch_end(self):
-        self.epochs_ended += 1
-
-
-class EndlessPyDataset:
-    """What `keras.utils.PyDataset` subclasses are when endless."""
-
-    num_batches = property(lambda self: None)
-
-    def __getitem__(self, index):
-        return X[index % 5 : index % 5 + 2]
-
-    def __iter__(self):
-        return map(self.__getitem__, itertools.count())
-
-
-class FakeTensor:
-    """Like a torch tensor that needs its gradient: numpy() refuses until detached and on the host."""
-
-    def __init__(self, array, is_detached=False):
-        self.array, self.is_detached = array, is_detached
-
-    def detach(self):
-        return FakeTensor(self.array, True)
-
-    def cpu(self):
-        return self
-
-    def __array__(self, dtype=None, copy=None):
-        if not self.is_detached:
-            raise TypeError("Can't call numpy() on Tensor that requires grad.")
-        return self.array
-
-
-class FakeTorchLoader:
-    def __len__(self):
-        return 3
-
-    def __iter__(self):
-        return ([FakeTensor(x), FakeTensor(y)] for x, y in pairs())
-
-
-class FakeTfTensor:
-    def __init__(self, array):
-        self.array = array
-
-    def numpy(self):
-        return self.array
-
-
-class FakeTfDataset:
-    def __init__(self, cardinality=3):
-        self._cardinality = cardinality
-
-    def cardinality(self):
-        return np.int64(self._cardinality)
-
-    def __len__(self):
-        raise TypeError("The dataset is infinite or of unknown length.")
-
-    def __iter__(self):
-        return ((FakeTfTensor(x), FakeTfTensor(y)) for x, y in pairs())
-
-
-class Frame:
-    """Like a pandas DataFrame: numbers behind `__array__`, and iteration over column names."""
-
-    def __array__(self, dtype=None, copy=None):
-        return X
-
-    def __iter__(self):
-        return iter("abcd")
-
-
-def grain_map():
-    return grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(4)
-
-
-def grain_loader():
-    sampler = grain_python.IndexSampler(10, shard_options=grain_python.NoSharding(), shuffle=False, num_epochs=1)
-    return grain.DataLoader(data_source=list(zip(X, Y, strict=True)), sampler=sampler,
-                            operations=[grain_python.Batch(4)])
-
-
-ROWS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-FULL = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-FEEDS = {
-    "arrays": (lambda: adapt(X, Y, batch_size=4), 3, ROWS),
-    "one array": (lambda: adapt(X, batch_size=4), 3, ROWS),
-    "jax arrays": (lambda: adapt(jnp.asarray(X), jnp.asarray(Y), batch_size=4), 3, ROWS),
-    "lists": (lambda: adapt(X.tolist(), Y.tolist(), batch_size=4), 3, ROWS),
-    "frame": (lambda: adapt(Frame(), Y, batch_size=4), 3, ROWS),
-    "dataset": (lambda: adapt(Dataset.from_arrays((X, Y)).batch(4)), 3, ROWS),
-    "mapped dataset": (lambda: adapt(Dataset.from_arrays((X, Y)).batch(4).map(lambda x, y: (x, y + 1))), 3, ROWS),
-    "generator": (lambda: adapt(pairs()), None, FULL),
-    "re-iterable": (lambda: adapt(ReIterable()), None, FULL),
-    "indexed": (lambda: adapt(Indexed()), 3, ROWS),
-    "torch loader": (lambda: adapt(FakeTorchLoader()), 3, FULL),
-    "tf dataset": (lambda: adapt(FakeTfDataset()), 3, FULL),
-    "grain map dataset": (lambda: adapt(grain_map()), 3, ROWS),
-    "grain iter dataset": (lambda: adapt(grain_map().to_iter_dataset()), None, ROWS),
-    "grain loader": (lambda: adapt(grain_loader()), None, ROWS),
-}
 
 
 @pytest.mark.parametrize(("build", "num_batches", "expected"), FEEDS.values(), ids=FEEDS)
@@ -267,6 +129,31 @@ def test_peeking_opens_a_re_iterable_once_and_every_pass_is_closed():
     assert data.closed == 3
 
 
+@pytest.mark.parametrize("name", [name for name in FEEDS if name != "generator"])
+@pytest.mark.parametrize("steps", [None, 2, 4])
+def test_reading_epoch_0_again_starts_from_the_first_batch(name, steps):
+    build, _, expected = FEEDS[name]
+    with Reader(build(), steps) as reader:
+        for _ in range(3):
+            reader.peek()
+            assert [r for g in reader.read(0) for r in rows_of(g)] == (expected * 2)[: steps or 3]
+        abandoned = reader.read(0)
+        next(abandoned)
+        abandoned.close()
+        assert column(reader.peek()) == expected[0]
+        assert rows_of(next(reader.read(0))) == expected[:1]
+
+
+def test_reading_epoch_0_again_opens_a_re_iterable_once_each_time():
+    data = ReIterable()
+    with Reader(adapt(data), steps_per_epoch=3) as reader:
+        for times in (1, 2, 3):
+            reader.peek()
+            list(reader.read(0))
+            assert data.opened == times
+    assert data.closed == 3
+
+
 def test_an_abandoned_epoch_does_not_close_the_next_one():
     with Reader(adapt(ReIterable())) as reader:
         abandoned = reader.read(0)
@@ -312,6 +199,24 @@ def test_a_one_shot_iterator_without_steps_has_one_epoch():
     assert reader.exhausted
 
 
+def test_a_one_shot_iterator_that_ends_with_an_epoch_has_run_out_before_the_next():
+    reader = Reader(adapt(pairs(4)), steps_per_epoch=2)
+    for epoch in range(2):
+        assert not reader.ran_out()
+        assert sum(group.count for group in reader.read(epoch)) == 2
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        assert reader.ran_out()
+    assert reader.exhausted
+    with pytest.raises(ValueError, match="no batch left after the 4 that were read"):
+        reader.peek()
+
+
+def test_data_that_start_anew_never_run_out():
+    with Reader(adapt(ReIterable())) as reader:
+        list(reader.read(0))
+        assert not reader.ran_out()
+
+
 def test_a_fresh_one_shot_iterator_is_forwarded_to_where_a_run_resumes():
     (group,) = Reader(adapt(pairs(9)), steps_per_epoch=3).read(2, start=2)
     assert group.first == 2
@@ -319,7 +224,10 @@ def test_a_fresh_one_shot_iterator_is_forwarded_to_where_a_run_resumes():
 
 
 @pytest.mark.parametrize("steps", [None, 2])
-@pytest.mark.parametrize(("data", "word"), [(lambda: iter(()), "generator"), (lambda: ReIterable(0), "dataset")])
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [(lambda: iter(()), "generator"), (lambda: ReIterable(0), "dataset"), (EmptyLoader, "dataset")],
+)
 def test_data_that_yield_nothing_are_refused(steps, data, word):
     with pytest.raises(ValueError, match=f"{word} must yield at least one batch"):
         list(Reader(adapt(data()), steps).read(0))

@@ -52,6 +52,12 @@ def test_history_has_python_floats_for_each_epoch_and_validation_only_where_it_r
         history.history["val_loss"][-1], model.evaluate(x, y, verbose=0)["loss"], rtol=1e-5)
 
 
+def test_validation_freq_may_be_a_numpy_integer():
+    x, y, _ = classification(8)
+    history = compiled().fit(x, y, epochs=3, validation_data=(x, y), validation_freq=np.int64(2), verbose=0)
+    assert len(history.history["val_loss"]) == 1
+
+
 def test_validation_freq_may_list_epochs():
     x, y, _ = classification(8)
     history = compiled().fit(x, y, epochs=4, validation_data=(x, y), validation_freq=[1, 4], verbose=0).history
@@ -199,6 +205,15 @@ def test_metrics_with_one_name_get_numbers():
     assert list(model.fit(x, y, verbose=0).history) == ["loss", "accuracy", "accuracy_1", "weighted_accuracy"]
 
 
+def test_a_metric_called_loss_leaves_the_loss_alone():
+    def loss(y_true, y_pred):
+        return abs(y_true - y_pred).mean(axis=-1)
+
+    x, _, _ = classification(8)
+    logs = compiled(loss="mse", metrics=[loss]).evaluate(x, x[:, :3], verbose=0)
+    assert list(logs) == ["loss", "loss_1"] and logs["loss"] != logs["loss_1"]
+
+
 def test_metrics_are_exact_over_the_epoch_with_an_uneven_last_batch():
     x, y, w = classification(19)
     model = compiled(replicas=3, metrics=["accuracy"],
@@ -243,6 +258,16 @@ def test_train_on_batch_equals_fit_and_accumulates_until_metrics_are_reset():
     np.testing.assert_allclose(
         by_batch.test_on_batch(x, y, return_dict=True)["loss"], by_batch.evaluate(x, y, verbose=0)["loss"], rtol=1e-6)
     np.testing.assert_allclose(by_batch.predict_on_batch(x), by_fit.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_lists_of_numbers_are_arrays():
+    x, y, _ = classification(8)
+    model, same = compiled(), compiled()
+    np.testing.assert_allclose(model.train_on_batch(x.tolist(), y.tolist()), same.train_on_batch(x, y), rtol=1e-6)
+    np.testing.assert_array_equal(model(x.tolist()), model(x))
+    built = compiled()
+    built.build(x.tolist())
+    assert built.count_params() == model.count_params()
 
 
 @pytest.mark.parametrize("optimizer", [

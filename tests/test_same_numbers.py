@@ -34,14 +34,17 @@ def assert_same(one, many, rtol=3e-4, atol=3e-5):
         np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(replicas=st.integers(2, 8), rows=st.integers(1, 70), batch_size=st.integers(1, 33),
-       library=st.sampled_from([LinenMLP, NNXMLP]), batch_norm=st.booleans())
-def test_any_replicas_rows_and_batch_size_give_one_devices_numbers(replicas, rows, batch_size, library, batch_norm):
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("library", [LinenMLP, NNXMLP])
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(replicas=st.integers(2, 8), rows=st.integers(1, 70), batch_size=st.integers(1, 33))
+def test_any_replicas_rows_and_batch_size_give_one_devices_numbers(library, batch_norm, replicas, rows, batch_size):
     def module():
         return library(batch_norm=batch_norm)
 
-    assert_same(run(module, 1, rows, batch_size), run(module, replicas, rows, batch_size))
+    # Up to 140 steps with the statistics of few rows magnify the rounding of sums in another order.
+    tolerance = {"rtol": 1e-3, "atol": 3e-4} if batch_norm else {}
+    assert_same(run(module, 1, rows, batch_size), run(module, replicas, rows, batch_size), **tolerance)
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])

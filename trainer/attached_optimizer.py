@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from trainer.optimizers import LearningRate, Optimizer, OptimizerState
 
@@ -61,5 +62,5 @@ class AttachedOptimizer:
 
     @property
     def variables(self) -> list[jax.Array]:
-        """The arrays of the optimizer's state."""
-        return jax.tree.leaves(self._read())
+        """Copies of the arrays of the optimizer's state: the next train step reuses the buffers of the originals."""
+        return [jnp.copy(leaf) for leaf in jax.tree.leaves(self._read())]

@@ -130,6 +130,10 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
         values = values_per_row(loss.values, target, output)
     values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     rows = values.shape[0]
+    if context.rows not in (None, rows):
+        # Such values cannot be weighted by row, nor be left out where rows pad the last batch.
+        raise ValueError(f"The loss {loss.name!r} must return values of shape (rows, ...) with rows={context.rows}. Received: "
+                         f"values of shape {values.shape}. Do not flatten rows: reduce over the other axes only.")
     row_mask = None if mask is None else mask.reshape(rows, *[1] * (values.ndim - 1)).astype(values.dtype)
     kept = loss.mask(target, output)
     kept = _product(None if kept is None else kept.astype(values.dtype), row_mask)

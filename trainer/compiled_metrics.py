@@ -79,7 +79,8 @@ class CompiledMetrics:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
         losses = [entry.loss for entry in self._loss.per_output] if self._loss else []
         entries: list[_Entry] = []
-        taken: set[str] = set()
+        # The logs of the losses: a metric of a function called `loss` must not replace them.
+        taken = {"loss", *(f"{name}_loss" for name in names)}
         for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
             per_output = match_choices(
                 argument, given, outputs, lambda choices: len(names) > 1 and len(choices) == len(names))

@@ -16,8 +16,9 @@ from trainer import checks, errors, optimizers
 from trainer.attached_optimizer import AttachedOptimizer
 from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
-from trainer.compiled_step import CompiledPhase, copy_buffers, forward_compiled, init_placed
+from trainer.compiled_step import CompiledPhase, copy_buffers, init_placed, run_once
 from trainer.data import Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.batches import as_batch
 from trainer.distribute import get_strategy, has_strategy
 from trainer.modules import as_functional
 from trainer.optimizers.named import NamedOptimizers
@@ -93,9 +94,11 @@ class CompiledModel:
             checks.check_count("steps_per_execution", steps_per_execution, 1)
         if jit_compile not in (True, False, "auto"):
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
-        self._loss = CompiledLoss(loss, loss_weights)
-        self._metrics = CompiledMetrics(metrics, weighted_metrics, self._loss)
+        # All that may be refused comes before the first assignment: a failed call leaves the model as it was.
+        compiled_loss = CompiledLoss(loss, loss_weights)
+        compiled_metrics = CompiledMetrics(metrics, weighted_metrics, compiled_loss)
         self._optimizer = self._resolve_optimizer(optimizer)
+        self._loss, self._metrics = compiled_loss, compiled_metrics
         self._batch_norm = batch_norm
         self._execution = {"steps_per_execution": steps_per_execution, "eager": run_eagerly or jit_compile is False}
         self._is_compiled = True
@@ -106,9 +109,9 @@ class CompiledModel:
             self._state = self._state.replace(optimizer=self._optimizer, opt_state=opt_state)
 
     def _resolve_optimizer(self, optimizer: Any) -> Any:
-        if optimizer is None or not isinstance(optimizer, Mapping):
+        if not isinstance(optimizer, Mapping):
             return None if optimizer is None else optimizers.get(optimizer)
-        names = list(getattr(self._functional, "names", ()))
+        names = list(self._functional.names)
         if sorted(optimizer) != sorted(names):
             raise ValueError("`optimizer` is a dict, so it must have one optimizer per named module. "
                              f"Received: {sorted(map(str, optimizer))}; the model's modules are "
@@ -269,8 +272,8 @@ class CompiledModel:
     def state(self, value: TrainState) -> None:
         if not isinstance(value, TrainState):
             raise errors.wrong_type("state", value, "a TrainState, as `model.state` or a custom step returns it")
-        present = self._require_built()
-        if jax.tree.structure(value) != jax.tree.structure(present):
+        structure: jax.tree_util.PyTreeDef = jax.tree.structure(self._require_built())
+        if structure != jax.tree.structure(value):
             raise ValueError("`state` has another structure than the model's state. Change the present one with "
                              "`model.state.replace(...)`.")
         self._state, self._state_is_lent = value, True
@@ -279,12 +282,12 @@ class CompiledModel:
         """Makes the weights from the shapes of a sample.
 
         Args:
-          sample: some rows of inputs `x`: an array, a tuple or a dict.
+          sample: some rows of inputs `x`: an array, a list of numbers, or a tuple or dict of these.
 
         Raises:
-          ValueError: if the module cannot take such inputs.
+          ValueError: if `sample` holds no rows (a shape, for example), or the module cannot take such inputs.
         """
-        self._build(pack_x_y_sample_weight(sample))
+        self._build(as_batch(pack_x_y_sample_weight(sample)))
 
     def _build(self, batch: Any) -> None:
         inputs = self.sample_inputs(jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch))
@@ -358,10 +361,11 @@ class CompiledModel:
     def _check_outputs(self, batch: Any) -> None:
         if self._outputs_are_checked:
             return
-        self._outputs_are_checked = True
         if any(entry.loss is not None and entry.loss.expects_probabilities for entry in self._loss.per_output):
             rows = jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
-            checks.check_probabilities(self._loss, forward_compiled(self.predict_step, self._state, rows))
+            outputs = run_once(self.predict_step, self._state, rows, eager=self.run_eagerly)
+            checks.check_probabilities(self._loss, outputs)
+        self._outputs_are_checked = True
 
     def _explain_other_inputs(self, batch: Any, error: Exception) -> None:
         received = [leaf.shape[1:] for leaf in jax.tree.leaves(self.sample_inputs(batch))]

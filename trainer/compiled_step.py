@@ -55,21 +55,31 @@ class CompiledPhase:
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
         self._one_batch = one_batch if eager else jax.jit(one_batch)
         self._execute: Callable[..., Any] | None = None
-        self._stack_sizes: dict[int, int] = {}
+        self._traced: set[Any] = set()
+        self._stack_sizes: dict[tuple[int, int], int] = {}
         self.steps_per_execution = 1
         self.empty_logs: dict[str, logs.RunningLog] = {}
         self.log_names: tuple[str, ...] = ()
 
     def prepare(self, state: Any, group: PlacedGroup) -> None:
-        """Traces a step on the shapes of `group`, before anything compiles, and learns from it.
+        """Traces a step on the shapes of `group`, so that data it cannot take are refused before anything compiles.
 
-        Sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps) and `log_names`. How many
-        steps "auto" fuses follows from the cost of the program, never from a clock, so a resumed run decides alike.
+        The first time, it also sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps)
+        and `log_names`. How many steps "auto" fuses follows from the cost of the program, never from a clock, so a
+        resumed run decides alike. An eager step runs instead, as its code need not be traceable.
         """
-        if self._execute is not None:
+        leaves, structure = jax.tree.flatten((group.data, group.mask))
+        spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if spec in self._traced:
             return
         one_step = self._one_step()
-        shapes = jax.eval_shape(one_step, state, group.data, group.mask)
+        trace = one_step if self._eager else functools.partial(jax.eval_shape, one_step)
+        shapes = trace(state, group.data, group.mask)
+        if self._execute is None:
+            self._learn(shapes, one_step, state, group)
+        self._traced.add(spec)
+
+    def _learn(self, shapes: Any, one_step: Any, state: Any, group: PlacedGroup) -> None:
         if self._kind != "predict":
             empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
             self.empty_logs = jax.device_put(empty, self._strategy.logs_sharding)
@@ -84,13 +94,21 @@ class CompiledPhase:
         fused = self.steps_per_execution > 1
         self._execute = self._compiled(functools.partial(_GROUP[self._kind], self._one_batch, fused))
 
-    def stack_size(self, rows: int, count: int) -> int:
-        """Returns how many batches a group of `count` is padded to, so that groups of those rows share one shape."""
+    def stack_size(self, rows: int, count: int, capacity: int) -> int:
+        """Returns how many batches a group is padded to, so that groups of one kind share one shape.
+
+        Args:
+          rows: the rows of its batches.
+          count: how many batches it holds.
+          capacity: how many it could hold. Groups of another capacity are padded apart: single batches, which a
+            per-batch callback asks for, are not padded to the size of fused groups.
+        """
         # At least two where steps are fused: XLA turns the slicing of a stack of one into something else, which may
         # round differently, and the bits of a step must not depend on the group that it is in.
         least = 2 if self.steps_per_execution > 1 else 1
-        self._stack_sizes[rows] = max(count, least, self._stack_sizes.get(rows, 0))
-        return self._stack_sizes[rows]
+        size = max(count, least, self._stack_sizes.get((rows, capacity), 0))
+        self._stack_sizes[rows, capacity] = size
+        return size
 
     def __call__(self, state: Any, *running: Any, group: PlacedGroup) -> Any:
         """Runs the batches of `group`; see `step.train_group`, `test_group` and `predict_group` for what it returns.
@@ -154,6 +172,6 @@ def fetch_results(running: Mapping[str, logs.RunningLog]) -> dict[str, Any]:
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}
 
 
-def forward_compiled(forward: Callable[..., Any], *args: Any) -> Any:
-    """Returns `forward(*args)`, compiled for this one call."""
-    return jax.jit(forward)(*args)
+def run_once(function: Callable[..., Any], *args: Any, eager: bool) -> Any:
+    """Returns `function(*args)`, compiled for this one call unless it is to run eagerly."""
+    return (function if eager else jax.jit(function))(*args)

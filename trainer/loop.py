@@ -9,7 +9,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Container, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -73,6 +75,8 @@ def fit(
       validation: batches to evaluate at the end of an epoch.
       validation_freq: evaluate every so many epochs, or in the epochs listed (counted from 1).
     """
+    if validation is not None and validation.is_single_pass:
+        _check_single_validation(epochs, initial_epoch, validation_freq)
     model.stop_training = False
     train = model.prepared_phase("train", reader.peek())
     names = list(train.log_names)
@@ -82,6 +86,8 @@ def fit(
     logs: Any = {}
     callbacks.on_train_begin()
     for epoch in range(initial_epoch, epochs):
+        if reader.ran_out():
+            break
         callbacks.on_epoch_begin(epoch)
         running = _run_epoch(model, "train", train, reader, callbacks, epoch)
         logs = _lazy_logs(train, running)
@@ -89,13 +95,13 @@ def fit(
             for name, value in evaluate(model, validation, callbacks).items():
                 logs[f"val_{name}"] = value
         callbacks.on_epoch_end(epoch, logs)
-        if model.stop_training or reader.exhausted:
+        if model.stop_training:
             break
     callbacks.on_train_end(logs)
 
 
 def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
-    """Returns the logs over all batches of `reader`, which start from the first each time."""
+    """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
     model.stop_evaluating = False
     phase = model.prepared_phase("test", reader.peek())
     callbacks.on_test_begin()
@@ -118,8 +124,9 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
         for group in groups:
             if per_batch:
                 callbacks.on_predict_batch_begin(group.first, {})
-            ahead.append((group, phase(model.current_state, group=group)))
-            _after_execution("predict", callbacks, per_batch, group, LazyLogs((), dict))
+            outputs = phase(model.current_state, group=group)
+            ahead.append((group, outputs))
+            _after_execution("predict", callbacks, per_batch, group, _output_logs(group, outputs))
             if len(ahead) > MAX_IN_FLIGHT:
                 yield from _on_host(*ahead.popleft())
             if model.stop_predicting:
@@ -132,7 +139,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
 def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group, running: Running | None) -> Running:
     """Runs one batch outside of any epoch; returns the running logs with this batch in them."""
     phase = model.prepared_phase(kind, batch)
-    placed = model.strategy.place_group(group, phase.stack_size(group.rows, group.count))
+    placed = model.strategy.place_group(group, phase.stack_size(group.rows, group.count, capacity=1))
     return _execute(model, kind, phase, placed, phase.empty_logs if running is None else running)
 
 
@@ -159,9 +166,31 @@ def _run_epoch(
 def _execute(model: Trainee, kind: str, phase: CompiledPhase, group: PlacedGroup, running: Running) -> Running:
     if kind == "test":
         return phase(model.current_state, running, group=group)
-    state, running = phase(model.take_state(), running, group=group)
-    model.keep_state(state)
+    with _interrupts_deferred():
+        state, running = phase(model.take_state(), running, group=group)
+        model.keep_state(state)
     return running
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Lets Ctrl-C take effect only after the block.
+
+    Between a step, which donates the old state, and the storing of the new one, it would leave the model without any.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    # Python calls handlers in the main thread only, and only there may they be set.
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    received: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received:
+            handler(*received[0])
 
 
 def _placed(
@@ -174,7 +203,8 @@ def _placed(
     def place(group: Group) -> PlacedGroup:
         if kind != "predict":
             model.check_labels(group.data)
-        return model.strategy.place_group(group, phase.stack_size(group.rows, group.count))
+        stack_size = phase.stack_size(group.rows, group.count, reader.group_size)
+        return model.strategy.place_group(group, stack_size)
 
     return prefetch(reader.read(epoch), place)
 
@@ -190,16 +220,28 @@ def _lazy_logs(phase: CompiledPhase, running: Running) -> LazyLogs:
     return LazyLogs(phase.log_names, lambda: fetch_results(running))
 
 
+def _output_logs(group: PlacedGroup, outputs: Any) -> LazyLogs:
+    return LazyLogs(("outputs",), lambda: {"outputs": list(_on_host(group, outputs))[-1]})
+
+
 def _on_host(group: PlacedGroup, outputs: Any) -> Iterator[Any]:
     outputs = jax.device_get(outputs)
     for index in range(group.count):
         yield jax.tree.map(lambda leaf, at=index: leaf[at, : group.rows], outputs)
 
 
+def _check_single_validation(epochs: int, initial_epoch: int, validation_freq: Any) -> None:
+    count = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
+    if count > 1:
+        raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {count} validations "
+                         "are due. Pass data that can be iterated anew, or `validation_steps`: each validation then "
+                         "takes the next batches.")
+
+
 def _is_due(epoch: int, validation_freq: Any) -> bool:
-    if isinstance(validation_freq, int):
-        return (epoch + 1) % validation_freq == 0
-    return epoch + 1 in validation_freq
+    if isinstance(validation_freq, Container):
+        return epoch + 1 in validation_freq
+    return (epoch + 1) % validation_freq == 0
 
 
 def collect(batches: Iterator[Any], rows: int | float | None) -> Any:

@@ -16,8 +16,9 @@ from trainer import checks, loop
 from trainer.callbacks import CallbackList, History
 from trainer.compiled_model import CompiledModel
 from trainer.compiled_step import fetch_results
-from trainer.data import Reader, Source, adapt, split_validation
-from trainer.data.arrays import is_array_tree
+from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_validation, unpack_x_y_sample_weight
+from trainer.data.arrays import is_array_tree, is_leaf
+from trainer.data.batches import as_batch
 from trainer.modules import render_summary
 
 
@@ -90,7 +91,8 @@ class Model(CompiledModel):
           sample_weight: weights of rows, if `x` is arrays.
           initial_epoch: the number of the first epoch.
           steps_per_epoch: batches of an epoch; without it, all that `x` has.
-          validation_steps: batches of a validation; without it, all there are.
+          validation_steps: batches of a validation; without it, all there are. Each validation starts from the first
+            batch, except that a generator continues where the last one stopped.
           validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
           validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
 
@@ -229,14 +231,15 @@ class Model(CompiledModel):
         return logs if return_dict else _as_list(logs)
 
     def __call__(self, x: Any, training: bool = False) -> Any:
-        """Returns the module's outputs for `x`, computed at once and on one device's worth of rows.
+        """Returns the module's outputs for `x`, computed at once, operation by operation and as one batch.
 
         Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept.
         """
         if not self.built:
             self.build(x)
         state = self.current_state
-        return self.apply(state.params, state, jax.tree.map(np.asarray, x), training=training)[0]
+        inputs = unpack_x_y_sample_weight(as_batch(pack_x_y_sample_weight(x)))[0]
+        return self.apply(state.params, state, inputs, training=training)[0]
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
@@ -333,7 +336,7 @@ def _adapt_validation(data: Any, batch_size: int | None, steps: int | None) -> S
 
 
 def _rows(x: Any) -> int:
-    leaves = jax.tree.leaves(x)
+    leaves = jax.tree.leaves(x, is_leaf=is_leaf)
     return max(len(leaves[0]), 1) if leaves and np.ndim(leaves[0]) else 1
 
 

@@ -69,9 +69,20 @@ def test_one_batch(
 def predict_one_batch(
     predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
 ) -> Any:
-    """Returns the outputs for this replica's rows, padding included."""
-    with replica.enter(make_context(rows_of(batch), mask)):
-        return _without_state(predict_step(state, batch))
+    """Returns the outputs for this replica's rows, padding included.
+
+    Raises:
+      ValueError: if an output does not have these rows as its first axis, so that padding cannot be taken out.
+    """
+    rows = rows_of(batch)
+    with replica.enter(make_context(rows, mask)):
+        outputs = _without_state(predict_step(state, batch))
+        for leaf in jax.tree.leaves(outputs):
+            if jnp.shape(leaf)[:1] != (rows,):
+                raise ValueError("The outputs of the model must have the rows of the batch as their first axis. "
+                                 f"Received: {errors.describe(outputs)} for {rows} rows. Reshape them to "
+                                 "(rows, ...), or override `predict_step`.")
+        return outputs
 
 
 def train_group(

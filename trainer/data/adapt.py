@@ -17,6 +17,7 @@ from trainer.data.arrays import as_arrays, check_positive_int, check_rows, is_ar
 from trainer.data.batches import pack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
+from trainer.data.order import Count
 from trainer.data.sources import DatasetSource, IndexedSource, IterableSource, Source, WeightedSource
 from trainer.errors import describe
 
@@ -100,8 +101,7 @@ def _adapt_arrays(
 
 def _adapt_batches(x: Any, shuffle: bool, seed: int) -> Source:
     if isinstance(x, Dataset):
-        if x.batch_size is None:
-            raise ValueError("The Dataset has rows as elements, not batches. Call its `batch(batch_size)` first.")
+        x.require_batched()
         return DatasetSource(x)
     if _is_indexed(x):
         return IndexedSource(x, _indexed_length(x), shuffle, seed)
@@ -119,13 +119,13 @@ def _is_indexed(x: Any) -> bool:
     return has_length and hasattr(x, "__getitem__")
 
 
-def _indexed_length(x: Any) -> int | float:
+def _indexed_length(x: Any) -> Count:
     # `PyDataset.num_batches` is None for an endless one.
     length = x.num_batches if hasattr(type(x), "num_batches") else len(x)
     return math.inf if length is None else length
 
 
-def _iterable_length(x: Any) -> int | float | None:
+def _iterable_length(x: Any) -> Count | None:
     if hasattr(x, "cardinality"):
         # `tf.data`: -1 is an endless dataset and -2 an unknown number.
         cardinality = int(x.cardinality())

@@ -6,7 +6,6 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from trainer.data.arrays import DataError
@@ -47,7 +46,7 @@ class ClassWeights:
         Raises:
           DataError: `y` is not one array of such a shape.
         """
-        if y is None or jax.tree.structure(y) != jax.tree.structure(0):
+        if not isinstance(y, np.ndarray):
             raise DataError(f"`class_weight` needs `y` to be a single array of labels. Received: {describe(y)}.")
         if y.ndim > 2:
             raise DataError("`class_weight` needs `y` of shape (rows,), (rows, 1) or (rows, classes). "

@@ -16,10 +16,18 @@ import numpy as np
 
 from trainer.data.arrays import as_arrays, check_positive_int, check_rows, gather_rows
 from trainer.data.batches import Batch, as_batch
-from trainer.data.order import Order
+from trainer.data.order import Count, Order, clip, is_finite
 
 # How many rows an unbatched dataset gathers at a time.
 _CHUNK_ROWS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """How rows make batches: `size` rows in each but the last, and the order of the batches."""
+
+    size: int
+    order: Order
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -46,8 +54,7 @@ class Dataset:
     _arrays: Any
     _row_order: Order
     _row_maps: tuple[Callable, ...] = ()
-    _batch_size: int | None = None
-    _batch_order: Order | None = None
+    _batching: Batching | None = None
     _batch_maps: tuple[Callable, ...] = ()
 
     @classmethod
@@ -86,7 +93,7 @@ class Dataset:
             once for each row; after `batch` once for each batch, whose rows it must keep equal in number in all
             arrays. Calling it after `batch`, on whole batches, is much faster.
         """
-        if self._batch_size is None:
+        if self._batching is None:
             return dataclasses.replace(self, _row_maps=(*self._row_maps, fn))
         return dataclasses.replace(self, _batch_maps=(*self._batch_maps, fn))
 
@@ -100,18 +107,19 @@ class Dataset:
         Raises:
           ValueError: `batch_size` is not a positive integer, the dataset is batched already, or nothing would remain.
         """
-        if self._batch_size is not None:
-            raise ValueError(f"The dataset is already batched, with batch_size={self._batch_size}.")
+        if self._batching is not None:
+            raise ValueError(f"The dataset is already batched, with batch_size={self._batching.size}.")
         batch_size = check_positive_int("batch_size", batch_size)
         rows = self._row_order.length
-        if drop_remainder and rows != math.inf:
-            rows -= rows % batch_size
-            if rows == 0:
+        if not is_finite(rows):
+            return dataclasses.replace(self, _batching=Batching(batch_size, Order(math.inf)))
+        if drop_remainder:
+            if rows < batch_size:
                 raise ValueError("`drop_remainder=True` leaves the dataset empty: "
-                                 f"it has {self._row_order.length} rows, fewer than batch_size={batch_size}.")
-        row_order = self._row_order.take(rows)
-        num_batches = math.inf if rows == math.inf else -(-rows // batch_size)
-        return dataclasses.replace(self, _row_order=row_order, _batch_size=batch_size, _batch_order=Order(num_batches))
+                                 f"it has {rows} rows, fewer than batch_size={batch_size}.")
+            rows -= rows % batch_size
+        batching = Batching(batch_size, Order(-(-rows // batch_size)))
+        return dataclasses.replace(self, _row_order=self._row_order.take(rows), _batching=batching)
 
     def repeat(self, times: int | None = None) -> Dataset:
         """Returns this dataset with its elements repeated `times` times, endlessly when None.
@@ -133,14 +141,14 @@ class Dataset:
         return self._reordered(lambda order: order.take(count))
 
     @property
-    def cardinality(self) -> int | float:
+    def cardinality(self) -> Count:
         """How many elements a pass has: rows before `batch`, batches after it; `math.inf` when endless."""
         return self._order.length
 
     @property
     def batch_size(self) -> int | None:
         """Rows of a full batch; None before `batch`."""
-        return self._batch_size
+        return None if self._batching is None else self._batching.size
 
     @property
     def is_mapped(self) -> bool:
@@ -155,12 +163,13 @@ class Dataset:
     @property
     def rows(self) -> int | None:
         """How many rows a pass has, or None if it is endless or its batches were reordered, repeated or taken from."""
-        is_counted = self._row_order.length != math.inf and not (self._batch_order and self._batch_order.steps)
-        return self._row_order.length if is_counted else None
+        rows = self._row_order.length
+        has_all_batches = self._batching is None or not self._batching.order.steps
+        return rows if is_finite(rows) and has_all_batches else None
 
     def __len__(self) -> int:
         """Returns `cardinality`; a TypeError for an endless dataset, whose length no int can be."""
-        if self.cardinality == math.inf:
+        if not is_finite(self.cardinality):
             raise TypeError("An endless dataset has no length. Use `cardinality`, or `take` some elements first.")
         return self.cardinality
 
@@ -168,7 +177,7 @@ class Dataset:
         return self.read()
 
     def __repr__(self) -> str:
-        elements = "rows" if self._batch_size is None else f"batches of {self._batch_size} rows"
+        elements = "rows" if self._batching is None else f"batches of {self._batching.size} rows"
         return f"Dataset({self.cardinality} {elements})"
 
     def read(self, pass_index: int = 0, start: int = 0) -> Generator[Any, None, None]:
@@ -181,7 +190,7 @@ class Dataset:
         Yields:
           Trees of owned numpy arrays: rows, or batches once `batch` was called.
         """
-        if self._batch_size is None:
+        if self._batching is None:
             yield from self._read_rows(pass_index, start)
             return
         while start < self.cardinality:
@@ -198,12 +207,16 @@ class Dataset:
 
         Returns:
           Integers of shape `(count, rows)` with `1 <= count <= stop - start`.
+
+        Raises:
+          ValueError: before `batch`.
         """
-        numbers_of_batches = np.arange(start, min(stop, self.cardinality))
+        batching = self.require_batched()
+        numbers_of_batches = np.arange(start, clip(stop, batching.order.length))
         parts: list[np.ndarray] = []
-        for base_pass, batches in self._batch_order.locate(pass_index, numbers_of_batches):
-            for part in self._split_at_remainder(batches):
-                index = self._rows_of(base_pass, part)
+        for base_pass, batches in batching.order.locate(pass_index, numbers_of_batches):
+            for part in self._split_at_remainder(batches, batching.size):
+                index = self._rows_of(base_pass, part, batching.size)
                 if parts and index.shape[1] != parts[0].shape[1]:
                     return np.concatenate(parts)
                 parts.append(index)
@@ -213,36 +226,47 @@ class Dataset:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
         return jax.tree.map(lambda array: gather_rows(array, index), self._arrays)
 
+    def require_batched(self) -> Batching:
+        """Returns how rows make batches.
+
+        Raises:
+          ValueError: before `batch`.
+        """
+        if self._batching is None:
+            raise ValueError("The Dataset has rows as elements, not batches. Call its `batch(batch_size)` first.")
+        return self._batching
+
     @property
     def _order(self) -> Order:
-        return self._row_order if self._batch_order is None else self._batch_order
+        return self._row_order if self._batching is None else self._batching.order
 
     def _reordered(self, change: Callable[[Order], Order]) -> Dataset:
-        if self._batch_order is None:
+        if self._batching is None:
             return dataclasses.replace(self, _row_order=change(self._row_order))
-        return dataclasses.replace(self, _batch_order=change(self._batch_order))
+        batching = dataclasses.replace(self._batching, order=change(self._batching.order))
+        return dataclasses.replace(self, _batching=batching)
 
-    def _split_at_remainder(self, batches: np.ndarray) -> list[np.ndarray]:
+    def _split_at_remainder(self, batches: np.ndarray, batch_size: int) -> list[np.ndarray]:
         """Splits batch numbers so that the short last batch stands alone."""
-        if self._row_order.length == math.inf or self._row_order.length % self._batch_size == 0:
+        rows = self._row_order.length
+        if not is_finite(rows) or rows % batch_size == 0:
             return [batches]
-        remainder = self._row_order.length // self._batch_size
-        found = np.flatnonzero(batches == remainder)
+        found = np.flatnonzero(batches == rows // batch_size)
         if not found.size:
             return [batches]
         return [part for part in np.split(batches, [found[0], found[0] + 1]) if part.size]
 
-    def _rows_of(self, pass_index: int, batches: np.ndarray) -> np.ndarray:
+    def _rows_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> np.ndarray:
         """Returns the row numbers, shape `(count, rows)`, of batches that are equally long."""
-        first_rows = batches[:, None] * self._batch_size
-        width = min(self._batch_size, self._row_order.length - int(first_rows[0, 0]))
+        first_rows = batches[:, None] * batch_size
+        width = clip(batch_size, self._row_order.length - int(first_rows[0, 0]))
         positions = first_rows + np.arange(width)
         runs = self._row_order.locate(pass_index, positions.reshape(-1))
         return np.concatenate([rows for _, rows in runs]).reshape(positions.shape)
 
     def _read_rows(self, pass_index: int, start: int) -> Iterator[Any]:
         while start < self.cardinality:
-            positions = np.arange(start, min(start + _CHUNK_ROWS, self.cardinality))
+            positions = np.arange(start, clip(start + _CHUNK_ROWS, self.cardinality))
             for _, index in self._row_order.locate(pass_index, positions):
                 for row in _rows(self.gather(index)):
                     yield self._map_row(row)

@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
+Count = int | float
+"""A number of elements; `math.inf` if there is no end to them."""
+
 Run = tuple[int, np.ndarray]
 """A pass number, and positions within that pass."""
+
+
+def is_finite(count: Count | None) -> TypeGuard[int]:
+    """Returns whether `count` is a number: neither endless nor, as None says, unknown."""
+    return count is not None and count != math.inf
+
+
+def clip(position: int, count: Count) -> int:
+    """Returns `position`, or `count` if that comes first."""
+    return min(position, count) if is_finite(count) else position
 
 
 class Step(Protocol):
     """One change of order."""
 
     @property
-    def length(self) -> int | float:
+    def length(self) -> Count:
         """How many elements it yields in a pass."""
 
     def locate(self, pass_index: int, positions: np.ndarray) -> list[Run]:
@@ -50,7 +63,7 @@ class Repeat:
     _ENDLESS = 2**32
 
     def __init__(self, length: int, times: int | None):
-        self.length = math.inf if times is None else length * times
+        self.length: Count = math.inf if times is None else length * times
         self._repeated = length
         self._times = self._ENDLESS if times is None else times
 
@@ -83,23 +96,23 @@ class Order:
       steps: the changes of order, the first one first.
     """
 
-    base_length: int | float
+    base_length: Count
     steps: tuple[Step, ...] = ()
 
     @property
-    def length(self) -> int | float:
+    def length(self) -> Count:
         """How many elements a pass has; `math.inf` for an endless one."""
         return self.steps[-1].length if self.steps else self.base_length
 
     def shuffle(self, seed: int) -> Order:
         """Returns this order, shuffled."""
-        if self.length == math.inf:
+        if not is_finite(self.length):
             raise ValueError("An endless dataset cannot be shuffled. Call `shuffle` before `repeat`.")
         return self._then(Shuffle(self.length, seed))
 
     def repeat(self, times: int | None) -> Order:
         """Returns this order, repeated; an endless one is returned as it is."""
-        return self if self.length == math.inf else self._then(Repeat(self.length, times))
+        return self._then(Repeat(self.length, times)) if is_finite(self.length) else self
 
     def take(self, count: int) -> Order:
         """Returns the first `count` elements of this order, or all if it has fewer."""

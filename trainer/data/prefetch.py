@@ -51,12 +51,14 @@ class Prefetcher(Generic[T]):
 
     def __init__(self, groups: Iterator[Group], place: Callable[[Group], T], depth: int = 2):
         check_positive_int("depth", depth)
+        # JAX declares the attributes of its configuration at run time.
+        config: Any = jax.config
         self._channel = _Channel(depth)
         # The thread holds the channel and not the prefetcher, so that one that is dropped without `close` ends it too.
         self._stop = weakref.finalize(self, self._channel.stop)
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,
-            args=(_run, groups, place, self._channel, jax.config.jax_default_device, jax.config.jax_enable_x64),
+            args=(_run, groups, place, self._channel, config.jax_default_device, config.jax_enable_x64),
             name="trainer-prefetch",
             daemon=True,
         )

@@ -6,6 +6,7 @@ must not know what becomes of a group.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Generator, Iterator
@@ -15,6 +16,8 @@ import numpy as np
 
 from trainer.data.arrays import DataError, check_positive_int
 from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer
+from trainer.data.dataset import Dataset
+from trainer.data.order import clip, is_finite
 from trainer.data.sources import DatasetSource, Source
 
 
@@ -56,7 +59,15 @@ class Reader:
     @property
     def num_batches(self) -> int | None:
         """Batches of an epoch, or None if only reading will tell."""
-        return self._source.num_batches if self._steps is None else self._steps
+        if self._steps is not None:
+            return self._steps
+        num_batches = self._source.num_batches
+        return num_batches if is_finite(num_batches) else None
+
+    @property
+    def is_single_pass(self) -> bool:
+        """Whether one epoch reads all that there will ever be."""
+        return self._source.is_one_shot and self._steps is None
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Group]:
         """Yields one epoch's batches in order, in groups of batches with equally many rows.
@@ -74,22 +85,33 @@ class Reader:
             epoch.
         """
         if isinstance(self._source, DatasetSource) and not self._source.dataset.is_mapped:
-            return self._read_arrays(epoch, start)
+            return self._read_arrays(self._source.dataset, epoch, start)
         return self._read_stream(epoch, start)
 
     def peek(self) -> Batch:
-        """Returns the first batch to come as a copy, without losing it.
+        """Returns the first batch of epoch 0, or of a one-shot source the next one, as a copy and without losing it.
 
         Raises:
           ValueError, RuntimeError: as `read`.
         """
-        if self._stream is None:
-            self._stream = self._open(0, 0)
-        batch = self._next_batch(self._stream, 0)
+        stream, batch = self._look_ahead()
         if batch is None:
-            raise self._empty_error()
-        self._stream.push_back(batch)
+            raise self._empty_error(stream)
         return jax.tree.map(np.array, batch)
+
+    def ran_out(self) -> bool:
+        """Returns whether a one-shot source has no batch left for another epoch, after warning that it ran out.
+
+        A batch that must be read to find out is the first one of the next `read`.
+
+        Raises:
+          ValueError, RuntimeError: as `read`.
+        """
+        if self._source.is_one_shot and not self.exhausted:
+            stream, batch = self._look_ahead()
+            if batch is None:
+                self._report_end(stream)
+        return self.exhausted
 
     def close(self) -> None:
         """Closes the iterator that is open, unless it is the user's own one-shot iterator."""
@@ -102,16 +124,17 @@ class Reader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read_arrays(self, epoch: int, start: int) -> Iterator[Group]:
-        dataset, pass_index, first, stop = self._source.dataset, epoch, 0, self._source.num_batches
+    def _read_arrays(self, dataset: Dataset, epoch: int, start: int) -> Iterator[Group]:
+        pass_index, first, stop = epoch, 0, dataset.cardinality
         if self._steps is not None:
             dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
             stop = first + self._steps
         position, group_size = first + start, self.group_size
         while position < stop:
-            index = dataset.index_block(pass_index, position, min(position + group_size, stop))
-            yield Group(dataset.gather(index), *index.shape, first=position - first)
-            position += len(index)
+            index = dataset.index_block(pass_index, position, clip(position + group_size, stop))
+            count, rows = index.shape
+            yield Group(dataset.gather(index), count, rows, position - first)
+            position += count
 
     def _read_stream(self, epoch: int, start: int) -> Iterator[Group]:
         stream = self._seek(epoch, start)
@@ -139,6 +162,14 @@ class Reader:
             yield buffer.take()
         if number < (self._steps or 1):
             self._report_end(stream)
+
+    def _look_ahead(self) -> tuple[_Stream, Batch | None]:
+        """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""
+        stream = self._seek(0, 0)
+        batch = self._next_batch(stream, 0)
+        if batch is not None:
+            stream.push_back(batch)
+        return stream, batch
 
     def _seek(self, epoch: int, start: int) -> _Stream:
         """Returns the stream of batches from where the epoch's batch `start` is next."""
@@ -177,13 +208,16 @@ class Reader:
 
     def _report_end(self, stream: _Stream) -> None:
         if stream.position == 0 or not self._source.is_one_shot:
-            raise self._empty_error()
+            raise self._empty_error(stream)
         self.exhausted = True
-        warnings.warn("Your input ran out of data; the epoch ends early. Make sure that it yields at least "
-                      "`steps_per_epoch * epochs` batches, or pass data that can be iterated anew.", stacklevel=2)
+        warnings.warn("Your input ran out of data; there will be no further batches. Make sure that it yields at "
+                      "least `steps_per_epoch * epochs` batches, or pass data that can be iterated anew.", stacklevel=2)
 
-    def _empty_error(self) -> DataError:
+    def _empty_error(self, stream: _Stream) -> DataError:
         kind = "generator" if self._source.is_one_shot else "dataset"
+        if stream.position:
+            return DataError(f"The data ran out: the {kind} has no batch left after the {stream.position} that were "
+                             "read. Make it yield more, or pass data that can be iterated anew.")
         return DataError(f"The data are empty: the {kind} must yield at least one batch. A generator that was read to "
                          "its end before yields nothing more.")
 
@@ -211,19 +245,20 @@ class _Stream:
 
     def close(self) -> None:
         # A prefetching thread may still be in the user's code; then the generator ends with that thread.
-        if not self._batches.gi_running:
+        if inspect.getgeneratorstate(self._batches) != inspect.GEN_RUNNING:
             self._batches.close()
 
 
 def _all_passes(source: Source, position: int) -> Generator[Batch, None, None]:
     """Yields the batches of pass after pass of a source, from batch `position` of them all on."""
+    num_batches = source.num_batches
     pass_index, start, dropped = 0, 0, 0
-    if source.num_batches is None:
-        dropped = position
-    elif source.num_batches == math.inf:
+    if num_batches == math.inf:
         start = position
+    elif is_finite(num_batches) and num_batches > 0:
+        pass_index, start = divmod(position, num_batches)
     else:
-        pass_index, start = divmod(position, source.num_batches)
+        dropped = position
     while True:
         is_empty = start == 0
         batches = source.read(pass_index, start)

@@ -7,7 +7,6 @@ batches or know of epochs.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
@@ -17,20 +16,23 @@ from trainer.data.arrays import DataError
 from trainer.data.batches import Batch, as_batch, unpack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
+from trainer.data.order import Count, is_finite
 
 
 class Source(Protocol):
-    """Yields batches, pass after pass.
+    """Yields batches, pass after pass."""
 
-    Attributes:
-      num_batches: batches in a pass; `math.inf` when endless, None when unknown.
-      rows: rows in a pass, or None when unknown.
-      is_one_shot: there is a single pass, and whoever reads on continues where the last reader stopped.
-    """
+    @property
+    def num_batches(self) -> Count | None:
+        """Batches in a pass; `math.inf` when endless, None when unknown."""
 
-    num_batches: int | float | None
-    rows: int | None
-    is_one_shot: bool
+    @property
+    def rows(self) -> int | None:
+        """Rows in a pass, or None when unknown."""
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether there is a single pass, and whoever reads on continues where the last reader stopped."""
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         """Returns a generator of the batches of one pass, trees of numpy arrays, leaving out the first `start`.
@@ -67,7 +69,7 @@ class IterableSource:
 
     rows = None
 
-    def __init__(self, iterable: Any, num_batches: int | float | None):
+    def __init__(self, iterable: Any, num_batches: Count | None):
         self._iterable = iterable
         self.num_batches = num_batches
         self.is_one_shot = hasattr(iterable, "__next__")
@@ -96,10 +98,10 @@ class IndexedSource:
     rows = None
     is_one_shot = False
 
-    def __init__(self, items: Any, num_batches: int | float, shuffle: bool, seed: int):
+    def __init__(self, items: Any, num_batches: Count, shuffle: bool, seed: int):
         self._items = items
         self.num_batches = num_batches
-        self._shuffle = shuffle and num_batches != math.inf
+        self._shuffle = shuffle
         self._seed = seed
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
@@ -109,7 +111,7 @@ class IndexedSource:
             self._items.on_epoch_end()
 
     def _indices(self, pass_index: int, start: int) -> Iterator[int]:
-        if self.num_batches == math.inf:
+        if not is_finite(self.num_batches):
             return itertools.count(start)
         if self._shuffle:
             order = np.random.default_rng([self._seed, pass_index]).permutation(self.num_batches)

@@ -1,0 +1,84 @@
+"""A call that fails or is interrupted leaves the model usable, and later calls as strict as the first."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import trainer
+from tests.networks import classification, logits_loss
+
+
+def compiled(kind=trainer.Model, **options):
+    model = kind(nn.Dense(3))
+    model.compile(**{"optimizer": optax.sgd(0.1), "loss": logits_loss(), **options})
+    return model
+
+
+class InterruptedAfterAStep(trainer.Model):
+    """Gets Ctrl-C when a step has donated the old state, and the new one is not stored yet."""
+
+    interrupts = False
+
+    def keep_state(self, state):
+        if self.interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+        super().keep_state(state)
+
+
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+def test_an_interrupt_takes_effect_once_the_trained_state_is_stored(method):
+    x, y, _ = classification(16)
+    model = compiled(InterruptedAfterAStep)
+    model.train_on_batch(x, y)
+    model.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, method)(x, y)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert int(model.state.step) == 2
+    model.interrupts = False
+    model.fit(x, y, batch_size=16, verbose=0)
+    assert int(model.state.step) == 3
+
+
+def test_a_compile_that_fails_changes_nothing():
+    x, y, _ = classification(16)
+    model = compiled()
+    loss = model.evaluate(x, y, verbose=0)
+    with pytest.raises(ValueError, match="adamm"):
+        model.compile("adamm", "mse", metrics=["mae"])
+    assert model.evaluate(x, y, verbose=0) == loss
+    assert list(model.fit(x, y, verbose=0).history) == ["loss"]
+
+
+def test_logits_are_refused_by_every_fit_and_not_only_the_first():
+    x, y, _ = classification(16)
+    model = compiled(loss="sparse_categorical_crossentropy")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="from_logits"):
+            model.fit(10 * x, y, verbose=0)
+
+
+def test_a_second_fit_on_other_features_is_refused_in_words_that_help():
+    x, y, _ = classification(16)
+    model = compiled()
+    model.fit(x, y, verbose=0)
+    with pytest.raises(ValueError, match=r"rows of shape \(4,\).*built on rows of shape \(6,\)"):
+        model.fit(x[:, :4], y, verbose=0)
+    model.fit(x, y, verbose=0)
+
+
+def test_arrays_of_the_optimizer_stay_valid_while_training_goes_on():
+    x, y, _ = classification(16)
+    model = compiled(optimizer="adam")
+    model.fit(x, y, verbose=0)
+    held = model.optimizer.variables
+    before = [np.array(array) for array in held]
+    model.fit(x, y, verbose=0)
+    for array, value in zip(held, before, strict=True):
+        np.testing.assert_array_equal(array, value)
