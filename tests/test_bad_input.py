@@ -52,6 +52,12 @@ def compile_in_another_scope():
         made.compile("sgd", "mse")
 
 
+def set_state_of_other_shapes():
+    made = model()
+    made.build(X)
+    made.state = made.state.replace(params={"kernel": np.zeros(2), "bias": np.zeros(3)})
+
+
 CASES = {
     "lengths": (ValueError, ["x", "y", "10", "9"], lambda: fit(y=Y[:9])),
     "not compiled": (RuntimeError, ["compile", "fit"], lambda: trainer.Model(nn.Dense(3)).fit(X, Y)),
@@ -130,6 +136,7 @@ CASES = {
     "fit under another strategy": (ValueError, ["MirroredStrategy"], fit_in_another_scope),
     "compile under another strategy": (ValueError, ["MirroredStrategy"], compile_in_another_scope),
     "state before build": (RuntimeError, ["build"], lambda: model().state),
+    "state of other shapes": (ValueError, ["state.params['kernel']", "(2,)", "(4, 3)"], set_state_of_other_shapes),
     "summary before build": (RuntimeError, ["build"], lambda: model().summary()),
     "step without a state": (TypeError, ["train_step", "(logs, state)"], lambda: fit_custom(lambda logs, state: logs)),
     "logs of a wrong type": (TypeError, ["train_step", "dict"], lambda: fit_custom(lambda logs, state: (3.0, state))),

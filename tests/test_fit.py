@@ -301,6 +301,10 @@ def test_a_state_that_was_read_stays_valid_while_training_goes_on():
     assert not np.array_equal(model.state.params["Dense_0"]["kernel"], kernel)
     model.state = before
     np.testing.assert_array_equal(model.get_weights()[1], kernel)
+    arrays = jax.tree.map(np.array, before.params)
+    model.state = before.replace(params=arrays)
+    arrays["Dense_0"]["kernel"][:] = 0
+    np.testing.assert_array_equal(model.get_weights()[1], kernel)
 
 
 def test_weights_can_be_read_and_set():

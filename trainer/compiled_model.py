@@ -276,7 +276,13 @@ class CompiledModel:
         if structure != jax.tree.structure(value):
             raise ValueError("`state` has another structure than the model's state. Change the present one with "
                              "`model.state.replace(...)`.")
-        self._state, self._state_is_lent = value, True
+        placed = self.strategy.place_state(value)
+        for (path, leaf), present in zip(
+                jax.tree.leaves_with_path(placed), jax.tree.leaves(self._state), strict=True):
+            if (leaf.shape, leaf.dtype) != (present.shape, present.dtype):
+                raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(present)}. "
+                                 f"Received: an {errors.describe(leaf)}.")
+        self._state, self._state_is_lent = placed, True
 
     def build(self, sample: Any) -> None:
         """Makes the weights from the shapes of a sample.

@@ -264,8 +264,8 @@ class Model(CompiledModel):
         for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
             if np.shape(weight) != leaf.shape:
                 raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but the model's has {leaf.shape}.")
-        copies = [np.array(weight, dtype=leaf.dtype) for weight, leaf in zip(weights, leaves, strict=True)]
-        params, model_state = self.strategy.place_state(jax.tree.unflatten(treedef, copies))
+        cast = [np.asarray(weight, dtype=leaf.dtype) for weight, leaf in zip(weights, leaves, strict=True)]
+        params, model_state = jax.tree.unflatten(treedef, cast)
         self.state = state.replace(params=params, model_state=model_state)
 
     def count_params(self) -> int:

@@ -86,8 +86,10 @@ class Strategy:
         return MeshReplicaContext(REPLICA_AXIS, self.num_replicas_in_sync, packs, rows, row_mask)
 
     def place_state(self, tree: Any) -> Any:
-        """Returns host or device arrays of a state as arrays placed like the state, in buffers of their own."""
-        return jax.device_put(jax.tree.map(np.asarray, tree), self.state_sharding)
+        """Returns host or device arrays as arrays placed like the state; JAX arrays may share their buffers."""
+        # JAX would use the memory of a numpy array on CPU, and so see what its owner writes there later.
+        owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), tree)
+        return jax.device_put(owned, self.state_sharding)
 
     def place_group(self, group: Group, stack_size: int | None = None) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
