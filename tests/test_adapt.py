@@ -162,3 +162,8 @@ def test_classes_without_a_weight_weigh_one():
 
 def test_steps_without_a_batch_size_split_the_rows_as_keras_does():
     assert [len(x) for x in adapt(np.zeros((10, 1)), steps=4).read(0)] == [3, 3, 3, 1]
+
+
+def test_a_numpy_matrix_is_an_array_like_any_other():
+    batch = next(adapt(np.ones((2, 2)).view(np.matrix)).read(0))
+    assert type(batch) is np.ndarray and batch.shape == (2, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -32,6 +33,20 @@ class Bad(trainer.Model):
     def train_step(self, state, batch):
         logs, new_state = super().train_step(state, batch)
         return self.returned(logs, new_state)
+
+
+class Largest(trainer.metrics.Metric):
+    """As in Keras: nothing says how the accumulators of two steps become one."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.add_variable()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(jnp.maximum(self.largest.value, abs(y_true - y_pred).max()))
+
+    def result(self):
+        return self.largest
 
 
 def fit_custom(returned):
@@ -70,6 +85,24 @@ CASES = {
     "verbose": (ValueError, ["verbose", "3"], lambda: model().fit(X, Y, verbose=3)),
     "validation_freq": (ValueError, ["validation_freq"], lambda: fit(validation_freq=0, validation_data=(X, Y))),
     "validation_freq type": (TypeError, ["validation_freq"], lambda: fit(validation_freq=1.5)),
+    "validation_freq text": (TypeError, ["validation_freq", "str"],
+                             lambda: fit(validation_freq="3", validation_data=(X, Y))),
+    "validation_freq epochs": (ValueError, ["validation_freq", "0"],
+                               lambda: fit(validation_freq=[2, 0], validation_data=(X, Y))),
+    "validation_batch_size": (ValueError, ["validation_batch_size", "0"],
+                              lambda: fit(validation_data=(X, Y), validation_batch_size=0)),
+    "validation_data parts": (ValueError, ["validation_data", "4 parts"], lambda: fit(validation_data=(X, Y, Y, Y))),
+    "validation_data rows": (ValueError, ["validation_data", "(9,)"], lambda: fit(validation_data=(X, Y[:9]))),
+    "inputs of the module": (ValueError, ["module", "(8, 4)"], lambda: fit(x=[X, X])),
+    "names of inputs": (ValueError, ["module", "'left'", "missing"],
+                        lambda: fit(x={"left": X}, compiled=model(lambda left, right: left + right))),
+    "inputs of named modules": (ValueError, ["sample_inputs", "(8, 4)"],
+                                lambda: fit(compiled=model({"one": nn.Dense(3), "two": nn.Dense(3)}))),
+    "a generator on_batch": (TypeError, ["`x`", "one batch"], lambda: model().train_on_batch(iter([(X, Y)]))),
+    "weights": (TypeError, ["weights", "int"], lambda: (m := model(), m.build(X), m.set_weights(3))),
+    "layers": (TypeError, ["layers", "Dense"], lambda: trainer.Sequential(nn.Dense(3))),
+    "masked arrays": (ValueError, ["x", "filled"], lambda: fit(x=np.ma.masked_array(X))),
+    "many things": (ValueError, ["object", "(10 in all)"], lambda: fit(x=[object()] * 10)),
     "validation_split": (ValueError, ["validation_split"], lambda: fit(validation_split=1.5)),
     "both validations": (ValueError, ["validation_split", "validation_data"],
                          lambda: fit(validation_split=0.5, validation_data=(X, Y))),
@@ -77,6 +110,10 @@ CASES = {
     "validation_steps": (ValueError, ["validation_steps"], lambda: fit(validation_data=(X, Y), validation_steps=0)),
     "steps of evaluate": (TypeError, ["steps", "float"], lambda: model().evaluate(X, Y, steps=1.5)),
     "steps of predict": (ValueError, ["steps", "-1"], lambda: model().predict(X, steps=-1)),
+    "steps beyond the data": (ValueError, ["steps=4", "3 batches"],
+                              lambda: model().predict(X, batch_size=4, steps=4, verbose=0)),
+    "steps of evaluate beyond the data": (ValueError, ["steps=4", "3 batches"],
+                                          lambda: model().evaluate(X, Y, batch_size=4, steps=4, verbose=0)),
     "seed": (ValueError, ["seed", "-1"], lambda: trainer.Model(nn.Dense(3), seed=-1)),
     "seed type": (TypeError, ["seed", "str"], lambda: trainer.Model(nn.Dense(3), seed="a")),
     "module": (TypeError, ["Flax", "int"], lambda: trainer.Model(3)),
@@ -84,6 +121,8 @@ CASES = {
     "layer": (TypeError, ["str"], lambda: trainer.Sequential([nn.Dense(3), "relu"])),
     "optimizer name": (ValueError, ["adamm", "adam"], lambda: model(optimizer="adamm")),
     "optimizer type": (TypeError, ["optimizer", "int"], lambda: model(optimizer=3)),
+    "optimizer class": (TypeError, ["optimizer", "Adam(...)"], lambda: model(optimizer=trainer.optimizers.Adam)),
+    "optimizer function": (TypeError, ["optimizer", "adam(...)"], lambda: model(optimizer=optax.adam)),
     "optimizer dict": (ValueError, ["optimizer", "one optimizer per named module"],
                        lambda: model(optimizer={"generator": "adam"})),
     "loss name": (ValueError, ["mse_", "mse"], lambda: model(loss="mse_")),
@@ -92,9 +131,13 @@ CASES = {
     "loss_weights": (ValueError, ["loss_weights", "number of losses"],
                      lambda: model(loss=["mse", "mse"], loss_weights=[1.0])),
     "loss_weights type": (TypeError, ["loss_weights", "str"], lambda: model(loss_weights="1")),
+    "metrics as loss_weights": (TypeError, ["loss_weights", "str", "metrics="],
+                                lambda: model(loss_weights=["accuracy"])),
     "no loss": (ValueError, ["loss"], lambda: fit(compiled=model(loss=None))),
     "no y": (ValueError, ["y"], lambda: fit(y=None)),
     "metric name": (ValueError, ["acuracy", "accuracy"], lambda: fit(compiled=model(metrics=["acuracy"]))),
+    "a metric that is no sum": (ValueError, ["largest", "additive", "merge_variables"],
+                                lambda: fit(y=np.ones((10, 3)), compiled=model(loss="mse", metrics=[Largest()]))),
     "metrics type": (TypeError, ["metrics", "str"], lambda: model(metrics="accuracy")),
     "metric output": (KeyError, ["metrics", "head", "can't be found in the model's output"],
                       lambda: fit(compiled=model(metrics={"head": ["accuracy"], "tail": ["accuracy"]}))),

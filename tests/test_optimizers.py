@@ -167,8 +167,9 @@ def test_get_suggests_near_names():
         optimizers.get("adamm")
 
 
-@pytest.mark.parametrize(("identifier", "type_name"), [
-    (3, "int"), (None, "NoneType"), (optimizers.Adam, "type"), ({"a": "adam"}, "dict")])
-def test_get_refuses_what_is_no_optimizer(identifier, type_name):
-    with pytest.raises(TypeError, match=rf"`optimizer` must be .* Received: a value of type {type_name}\."):
+@pytest.mark.parametrize(("identifier", "received"), [
+    (3, "a value of type int"), (None, "a value of type NoneType"), ({"a": "adam"}, "a value of type dict"),
+    (optimizers.Adam, "Adam itself"), (optax.adam, "adam itself")])
+def test_get_refuses_what_is_no_optimizer(identifier, received):
+    with pytest.raises(TypeError, match=rf"`optimizer` must be .* Received: {received}\."):
         optimizers.get(identifier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -66,9 +67,9 @@ def check_count(argument: str, value: Any, minimum: int, optional: bool = False)
 
 
 def check_validation_freq(value: Any) -> None:
-    """Raises an error unless `value` is a positive whole number or a collection of epochs."""
-    if isinstance(value, int) or not hasattr(value, "__contains__"):
-        check_count("validation_freq", value, 1)
+    """Raises an error unless `value` is a positive whole number or a collection of these."""
+    for number in value if isinstance(value, Collection) and not isinstance(value, str) else [value]:
+        check_count("validation_freq", number, 1)
 
 
 def check_verbose(value: Any) -> int:

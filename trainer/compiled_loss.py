@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -49,6 +50,10 @@ class CompiledLoss:
     def __init__(self, loss: Any, loss_weights: Any = None):
         if loss_weights is not None and not isinstance(loss_weights, (int, float, list, tuple, Mapping)):
             raise errors.wrong_type("loss_weights", loss_weights, "a number, or a list or dict of numbers")
+        for factor in jax.tree.leaves(loss_weights):
+            if not isinstance(factor, numbers.Real):
+                raise TypeError("`loss_weights` must hold numbers. Received: a value of type "
+                                f"{type(factor).__name__}. Pass metrics by name: `metrics=[...]`.")
         self._choices = jax.tree.map(_resolve, loss, is_leaf=lambda leaf: not isinstance(leaf, (Mapping, list, tuple)))
         self._weights = loss_weights
         if isinstance(loss_weights, (Mapping, list, tuple)) and isinstance(loss, (Mapping, list, tuple)) \
@@ -62,6 +67,11 @@ class CompiledLoss:
     def is_given(self) -> bool:
         """Whether there is any loss at all."""
         return bool(jax.tree.leaves(self._choices))
+
+    @property
+    def expects_probabilities(self) -> bool:
+        """Whether the loss of some output does, as far as a first batch has shown."""
+        return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
         """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
@@ -132,8 +142,9 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
     rows = values.shape[0]
     if context.rows not in (None, rows):
         # Such values cannot be weighted by row, nor be left out where rows pad the last batch.
-        raise ValueError(f"The loss {loss.name!r} must return values of shape (rows, ...) with rows={context.rows}. Received: "
-                         f"values of shape {values.shape}. Do not flatten rows: reduce over the other axes only.")
+        raise ValueError(f"The loss {loss.name!r} must return values of shape (rows, ...) with "
+                         f"rows={context.rows}. Received: values of shape {values.shape}. Do not flatten rows: reduce "
+                         "over the other axes only.")
     row_mask = None if mask is None else mask.reshape(rows, *[1] * (values.ndim - 1)).astype(values.dtype)
     kept = loss.mask(target, output)
     kept = _product(None if kept is None else kept.astype(values.dtype), row_mask)

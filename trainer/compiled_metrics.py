@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from trainer import errors, metrics
 from trainer.compiled_loss import CompiledLoss
@@ -52,6 +57,33 @@ class CompiledMetrics:
     def directions(self) -> dict[str, str]:
         """For each log with a better end, "max" or "min"."""
         return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
+
+    @property
+    def has_custom(self) -> bool:
+        """Whether there are metrics of the user's own whose accumulators are taken for sums."""
+        return any(map(_is_custom_sum, self.metrics))
+
+    def check_additive(self, y: Any, outputs: Any) -> None:
+        """Raises ValueError for a metric of the user's own that accumulates otherwise than by adding.
+
+        Args:
+          y: targets of some rows.
+          outputs: the model's outputs for these rows.
+        """
+        targets, predictions = match_arrays("y", y, outputs), jax.tree.leaves(outputs)
+        for entry in self._entries or []:
+            metric = entry.metric
+            if not _is_custom_sum(metric):
+                continue
+            rows = targets[entry.output], predictions[entry.output]
+            once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)
+            twice = metric.stateless_update_state(once, *rows)
+            if not all(np.allclose(2 * np.asarray(one), two, rtol=1e-3, equal_nan=True)
+                       for one, two in zip(once, twice, strict=True)):
+                raise ValueError(
+                    f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
+                    "give twice the variables of one, so those of several steps and replicas cannot be summed. Set "
+                    "`additive = False` in its class, and override `merge_variables` to merge two parts of the data.")
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
         """Returns each metric's accumulators over this replica's real rows, by log name.
@@ -100,6 +132,10 @@ class CompiledMetrics:
         return entries
 
 
+def _is_custom_sum(metric: metrics.Metric) -> bool:
+    return metric.additive and not type(metric).__module__.startswith(metrics.__name__)
+
+
 def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[str]) -> str:
     prefix = "" if output_name is None else f"{output_name}_"
     candidate = prefix + name
@@ -114,12 +150,31 @@ def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[st
 
 def _update(metric: metrics.Metric, target: Any, prediction: Any, sample_weight: Any) -> MetricValue:
     mask = get_replica_context().padding_mask
-    if mask is not None:
-        sample_weight = mask if sample_weight is None else _masked(sample_weight, mask)
-    arguments = () if sample_weight is None else (sample_weight,)
     start = metric.stateless_reset_state()
-    return MetricValue(metric.stateless_update_state(start, target, prediction, *arguments), metric)
+    weights = () if sample_weight is None else (sample_weight,)
+    if mask is None:
+        return MetricValue(metric.stateless_update_state(start, target, prediction, *weights), metric)
+    masked = mask if sample_weight is None else sample_weight * broadcast_sample_weight(sample_weight, mask)
+    update = functools.partial(metric.stateless_update_state, start, target, prediction)
+    if _depends_on_weights(metric, update, masked):
+        return MetricValue(update(masked), metric)
+
+    # A metric that leaves weights out is not to see padding at all.
+    def add_row(variables: list[jax.Array], row: Any) -> tuple[list[jax.Array], None]:
+        is_real, *arguments = row
+        updated = metric.stateless_update_state(variables, *(argument[None] for argument in arguments))
+        return [jnp.where(is_real > 0, new, old) for new, old in zip(updated, variables, strict=True)], None
+
+    variables, _ = lax.scan(add_row, start, (mask, target, prediction, *weights))
+    return MetricValue(variables, metric)
 
 
-def _masked(sample_weight: jax.Array, mask: jax.Array) -> jax.Array:
-    return sample_weight * broadcast_sample_weight(sample_weight, mask)
+def _depends_on_weights(metric: metrics.Metric, update: Callable[..., Any], sample_weight: jax.Array) -> bool:
+    parameters = inspect.signature(metric.update_state).parameters.values()
+    is_taken = any(parameter.name == "sample_weight" or parameter.kind == parameter.VAR_POSITIONAL
+                   for parameter in parameters)
+    if not is_taken:
+        return False
+    program = jax.make_jaxpr(update)(sample_weight).jaxpr
+    weights = program.invars[0]
+    return any(weights is variable for equation in program.eqns for variable in equation.invars)

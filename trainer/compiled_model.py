@@ -299,7 +299,11 @@ class CompiledModel:
         inputs = self.sample_inputs(jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch))
 
         def make_state(seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
-            params, model_state, _ = self._functional.init(stream_key(seed, "params"), inputs, initial_values)
+            try:
+                params, model_state, _ = self._functional.init(stream_key(seed, "params"), inputs, initial_values)
+            except Exception as error:
+                raise ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}. It raised "
+                                 f"{type(error).__name__}: {error}") from error
             return initial_state(params, model_state, self._optimizer, seed)
 
         seed = np.uint32(self._seed)
@@ -365,12 +369,14 @@ class CompiledModel:
         checks.check_labels(self._loss, unpack_x_y_sample_weight(batch)[1])
 
     def _check_outputs(self, batch: Any) -> None:
-        if self._outputs_are_checked:
+        # Of named modules, only the user's own step knows which one gives the outputs.
+        if self._outputs_are_checked or self._functional.names:
             return
-        if any(entry.loss is not None and entry.loss.expects_probabilities for entry in self._loss.per_output):
-            rows = jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
-            outputs = run_once(self.predict_step, self._state, rows, eager=self.run_eagerly)
+        if self._loss.expects_probabilities or self._metrics.has_custom:
+            x, y, _ = unpack_x_y_sample_weight(jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch))
+            outputs = run_once(lambda state: self.apply(state.params, state, x)[0], self._state, eager=self.run_eagerly)
             checks.check_probabilities(self._loss, outputs)
+            self._metrics.check_additive(y, outputs)
         self._outputs_are_checked = True
 
     def _explain_other_inputs(self, batch: Any, error: Exception) -> None:

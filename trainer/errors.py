@@ -7,8 +7,11 @@ stay short and do not print a user's data.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from typing import Any
+
+MAX_ITEMS = 8  # of a container, in a message
 
 
 def near_names(received: str, known: Iterable[str], limit: int = 3) -> list[str]:
@@ -46,8 +49,16 @@ def describe(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"array of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
+        return "{" + _join([f"{key!r}: {describe(item)}" for key, item in _first(value.items())], len(value)) + "}"
     if isinstance(value, (tuple, list)):
         opening, closing = "()" if isinstance(value, tuple) else "[]"
-        return opening + ", ".join(describe(item) for item in value) + closing
+        return opening + _join([describe(item) for item in _first(value)], len(value)) + closing
     return type(value).__name__
+
+
+def _first(items: Iterable[Any]) -> list[Any]:
+    return list(itertools.islice(items, MAX_ITEMS))
+
+
+def _join(parts: list[str], length: int) -> str:
+    return ", ".join(parts if length <= MAX_ITEMS else [*parts, f"... ({length} in all)"])

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer import checks, loop
+from trainer import checks, errors, loop
 from trainer.callbacks import CallbackList, History
 from trainer.compiled_model import CompiledModel
 from trainer.compiled_step import fetch_results
@@ -109,6 +109,7 @@ class Model(CompiledModel):
         checks.check_count("initial_epoch", initial_epoch, 0)
         checks.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
         checks.check_count("validation_steps", validation_steps, 1, optional=True)
+        checks.check_count("validation_batch_size", validation_batch_size, 1, optional=True)
         checks.check_validation_freq(validation_freq)
         if validation_split:
             if validation_data is not None:
@@ -158,7 +159,9 @@ class Model(CompiledModel):
         """
         self._require_compiled("evaluate")
         checks.check_count("steps", steps, 1, optional=True)
-        with Reader(adapt(x, y, sample_weight, batch_size=batch_size, steps=steps), steps) as reader:
+        source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps)
+        _check_holds_steps(source, steps)
+        with Reader(source, steps) as reader:
             callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
             logs = loop.evaluate(self, reader, callback_list)
         return logs if return_dict else _as_list(logs)
@@ -198,6 +201,7 @@ class Model(CompiledModel):
     def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
         checks.check_count("steps", steps, 1, optional=True)
         source = adapt(x, batch_size=batch_size, steps=steps)
+        _check_holds_steps(source, steps)
         with Reader(source, steps) as reader:
             yield reader, source.rows if steps is None else None
 
@@ -256,9 +260,12 @@ class Model(CompiledModel):
 
         Raises:
           ValueError: if their number or a shape differs; nothing is replaced then.
+          TypeError: if they are not a list.
         """
         state = self._require_built()
         leaves, treedef = jax.tree.flatten((state.params, state.model_state))
+        if not isinstance(weights, (list, tuple)):
+            raise errors.wrong_type("weights", weights, "a list of arrays, as `get_weights` returns it")
         if len(weights) != len(leaves):
             raise ValueError(f"`weights` has {len(weights)} arrays, but the model has {len(leaves)}.")
         for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
@@ -325,19 +332,35 @@ class Sequential(Model):
     """
 
     def __init__(self, layers: Sequence[Any], *, seed: int = 0, name: str | None = None):
+        if not isinstance(layers, (list, tuple)):
+            raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
         super().__init__(list(layers), seed=seed, name=name or "sequential")
         self.layers = list(layers)
 
 
 def _adapt_validation(data: Any, batch_size: int | None, steps: int | None) -> Source:
-    if isinstance(data, (tuple, list)) and 1 <= len(data) <= 3 and is_array_tree(data[0]):
+    try:
+        if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]):
+            return adapt(data)
+        unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
         return adapt(*data, batch_size=batch_size, steps=steps)
-    return adapt(data)
+    except ValueError as error:
+        raise ValueError(f"`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
+                         f"{error}") from error
+
+
+def _check_holds_steps(source: Source, steps: int | None) -> None:
+    # Beyond its end a source begins anew, which for `fit` is another pass, but here would count rows twice.
+    if steps is not None and source.num_batches is not None and steps > source.num_batches:
+        raise ValueError(f"`steps` must be at most the number of batches. Received: steps={steps}, for data of "
+                         f"{source.num_batches} batches. Leave it out to take them all.")
 
 
 def _rows(x: Any) -> int:
-    leaves = jax.tree.leaves(x, is_leaf=is_leaf)
-    return max(len(leaves[0]), 1) if leaves and np.ndim(leaves[0]) else 1
+    if not is_array_tree(x):
+        raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")
+    first = jax.tree.leaves(x, is_leaf=is_leaf)[0]
+    return max(len(first), 1) if np.ndim(first) else 1
 
 
 def _as_list(logs: dict[str, Any]) -> Any:

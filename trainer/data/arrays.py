@@ -59,14 +59,14 @@ def as_arrays(tree: Any) -> Any:
     recognised by their methods.
 
     Raises:
-      DataError: a leaf is a scalar, or not of a boolean or numeric dtype.
+      DataError: a leaf is a scalar, a masked array, or not of a boolean or numeric dtype.
     """
     if isinstance(tree, list) and not _is_number_list(tree):
         tree = tuple(tree)
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
-    arrays = [leaf if isinstance(leaf, np.ndarray) else _to_numpy(leaf) for leaf in leaves]
-    for position, array in enumerate(arrays):
-        if array.ndim == 0 or not _is_numeric(array.dtype):
+    arrays = [_to_numpy(leaf) for leaf in leaves]
+    for position, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
+        if array.ndim == 0 or not _is_numeric(array.dtype) or np.ma.isMaskedArray(leaf):
             raise _unusable(leaf_names(tree)[position], array)
     return jax.tree.unflatten(treedef, arrays)
 
@@ -175,4 +175,7 @@ def _unusable(name: str, array: np.ndarray) -> DataError:
     if not _is_numeric(array.dtype):
         return DataError(f"`{name}` must be of a boolean or numeric dtype. Received: {describe(array)}. Encode text as "
                          "integers, and make rows equally long and sparse matrices dense.")
+    if array.ndim:
+        return DataError(f"`{name}` must not be a masked array, whose mask would be lost. Received: {describe(array)}. "
+                         "Pass its `filled(value)`, and a `sample_weight` of 0 for what does not count.")
     return DataError(f"`{name}` must have at least one dimension, the rows. Received: a scalar, {describe(array)}.")

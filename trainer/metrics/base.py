@@ -39,6 +39,9 @@ class Metric:
     Raises:
       RuntimeError: where a subclass makes a variable before it calls `super().__init__()`.
 
+    The trainer updates fresh accumulators with each batch, on each replica, and adds them up. A metric that accumulates
+    otherwise, such as a maximum, sets `additive = False` and overrides `merge_variables`.
+
     >>> class TruePositiveCount(Metric):
     ...     def __init__(self, name="true_positive_count", **kwargs):
     ...         super().__init__(name=name, **kwargs)

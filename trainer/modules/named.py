@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from trainer.errors import unknown_name, wrong_type
+from trainer.errors import describe, unknown_name, wrong_type
 from trainer.modules.base import FunctionalModule, MakeKey, key_for
 from trainer.modules.nnx import NNXFunctional
 from trainer.modules.summary import LayerRow
@@ -107,7 +107,8 @@ class NamedFunctional(FunctionalModule):
 
     def _check_names(self, inputs: Any) -> None:
         if not isinstance(inputs, Mapping):
-            raise wrong_type("inputs", inputs, f"a dict with a batch for each of: {', '.join(sorted(self.parts))}")
+            raise TypeError(f"`inputs` must be a dict with a batch for each of: {', '.join(sorted(self.parts))}. "
+                            f"Received: {describe(inputs)}. Override `sample_inputs` to make it from a batch.")
         for name in inputs:
             if name not in self.parts:
                 raise unknown_name("module", name, self.parts)

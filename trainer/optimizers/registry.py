@@ -44,4 +44,9 @@ def get(identifier: str | Optimizer | optax.GradientTransformation) -> Optimizer
         return BY_NAME[identifier.lower()]()
     if isinstance(identifier, optax.GradientTransformation):
         return from_optax(identifier)
-    raise errors.wrong_type("optimizer", identifier, "a name, an optimizer or an optax transformation")
+    expected = "a name, an optimizer or an optax transformation"
+    if callable(identifier):
+        # A class such as `Adam`, or a function such as `optax.adam`.
+        name = getattr(identifier, "__name__", type(identifier).__name__)
+        raise TypeError(f"`optimizer` must be {expected}. Received: {name} itself. Call it: {name}(...).")
+    raise errors.wrong_type("optimizer", identifier, expected)
