@@ -1,7 +1,7 @@
 """CompiledModel: a module, its compile options and its training state; what the loop trains.
 
 Owns what a step computes by default, when phases are traced, and who holds the state's buffers. How a step runs on a
-mesh is in `step.py` and `compiled_step.py`, when it runs in `loop.py`.
+mesh is in `step.py` and `phase.py`, when it runs in `loop.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from trainer import checks, errors, optimizers
 from trainer.attached_optimizer import AttachedOptimizer
 from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
-from trainer.compiled_step import CompiledPhase, copy_buffers, init_placed, run_once
+from trainer.compiled_step import copy_buffers, init_placed, run_once
 from trainer.data import Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.batches import as_batch
 from trainer.distribute import get_strategy, has_strategy
 from trainer.modules import as_functional
 from trainer.optimizers.named import NamedOptimizers
+from trainer.phase import CompiledPhase
 from trainer.replica import get_replica_context
 from trainer.rng import stream_key
 from trainer.state import TrainState, initial_opt_state, initial_state

@@ -1,152 +1,39 @@
-"""Compiles the steps. The only file that calls `jax.jit` or `shard_map`, and the only one that donates.
+"""Compiles. The only file that calls `jax.jit` or `shard_map`, and the only one that donates.
 
-A compiled phase is one function over a strategy's mesh. It serves every group of batches of one shape; another shape,
-such as an uneven last batch, compiles once more.
+Owns no knowledge of what it compiles: a phase of `fit`, a user's function for `strategy.run`, or an initialisation.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import PartitionSpec
-
-from trainer import logs, step
-from trainer.distribute import Strategy
-from trainer.distribute.placement import PlacedGroup
-from trainer.replica import ReplicaContext
-
-# Steps are fused until an execution holds about this many floating-point operations, or bytes of data: enough to hide
-# the cost of a dispatch, little enough that an execution takes well below a second, and a few of them little memory.
-FUSED_FLOPS = 1e9
-FUSED_BYTES = 16 * 2**20
-MAX_FUSED_STEPS = 64
-
-_ONE_BATCH: dict[str, Callable[..., Any]] = {
-    "train": step.train_one_batch, "test": step.test_one_batch, "predict": step.predict_one_batch}
-_GROUP: dict[str, Callable[..., Any]] = {
-    "train": step.train_group, "test": step.test_group, "predict": step.predict_group}
+from jax.sharding import Mesh
 
 
-class CompiledPhase:
-    """One phase's step, compiled over a strategy's mesh.
+def compiled(function: Callable[..., Any]) -> Any:
+    """Returns `function` compiled; inside another compiled function, one whose trace is shared by all its calls."""
+    return jax.jit(function)
+
+
+def compiled_over_mesh(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, donate: Sequence[int] = ()
+) -> Any:
+    """Returns a compiled function that runs `function` once per device of a mesh.
 
     Args:
-      kind: "train", "test" or "predict".
-      user_step: the model's `train_step`, `test_step` or `predict_step`.
-      strategy: the mesh, the placement and the reduction.
-      steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
-      eager: whether the step runs uncompiled, operation by operation, as one replica.
+      function: what one device computes, from its part of the arguments.
+      mesh: the devices.
+      in_specs: how each argument is split over the mesh, a prefix of their trees.
+      out_specs: how the outputs are put together, likewise.
+      donate: the numbers of the arguments whose buffers the outputs may take.
     """
-
-    def __init__(
-        self, kind: str, user_step: step.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool
-    ):
-        self._kind = kind
-        self._strategy = strategy
-        self._eager = eager
-        self._requested = 1 if eager else steps_per_execution
-        make_context = ReplicaContext if eager else strategy.replica_context
-        # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
-        one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
-        self._one_batch = one_batch if eager else jax.jit(one_batch)
-        self._execute: Callable[..., Any] | None = None
-        self._traced: set[Any] = set()
-        self._stack_sizes: dict[tuple[int, int], int] = {}
-        self.steps_per_execution = 1
-        self.empty_logs: dict[str, logs.RunningLog] = {}
-        self.log_names: tuple[str, ...] = ()
-
-    def prepare(self, state: Any, group: PlacedGroup) -> None:
-        """Traces a step on the shapes of `group`, so that data it cannot take are refused before anything compiles.
-
-        The first time, it also sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps)
-        and `log_names`. How many steps "auto" fuses follows from the cost of the program, never from a clock, so a
-        resumed run decides alike. An eager step runs instead, as its code need not be traceable.
-        """
-        leaves, structure = jax.tree.flatten((group.data, group.mask))
-        spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if spec in self._traced:
-            return
-        one_step = self._one_step()
-        trace = one_step if self._eager else functools.partial(jax.eval_shape, one_step)
-        shapes = trace(state, group.data, group.mask)
-        if self._execute is None:
-            self._learn(shapes, one_step, state, group)
-        self._traced.add(spec)
-
-    def _learn(self, shapes: Any, one_step: Any, state: Any, group: PlacedGroup) -> None:
-        if self._kind != "predict":
-            empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
-            self.empty_logs = jax.device_put(empty, self._strategy.logs_sharding)
-            self.log_names = tuple(jax.eval_shape(logs.results, self.empty_logs))
-        if self._requested == "auto":
-            cost = one_step.lower(state, group.data, group.mask).cost_analysis() or {}
-            batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(group.data)) / group.count
-            fitting = min(FUSED_FLOPS / max(float(cost.get("flops", FUSED_FLOPS)), 1.0),
-                          FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS)
-            self._requested = 2 ** (int(max(fitting, 1.0)).bit_length() - 1)
-        self.steps_per_execution = int(self._requested)
-        fused = self.steps_per_execution > 1
-        self._execute = self._compiled(functools.partial(_GROUP[self._kind], self._one_batch, fused))
-
-    def stack_size(self, rows: int, count: int, capacity: int) -> int:
-        """Returns how many batches a group is padded to, so that groups of one kind share one shape.
-
-        Args:
-          rows: the rows of its batches.
-          count: how many batches it holds.
-          capacity: how many it could hold. Groups of another capacity are padded apart: single batches, which a
-            per-batch callback asks for, are not padded to the size of fused groups.
-        """
-        # At least two where steps are fused: XLA turns the slicing of a stack of one into something else, which may
-        # round differently, and the bits of a step must not depend on the group that it is in.
-        least = 2 if self.steps_per_execution > 1 else 1
-        size = max(count, least, self._stack_sizes.get((rows, capacity), 0))
-        self._stack_sizes[rows, capacity] = size
-        return size
-
-    def __call__(self, state: Any, *running: Any, group: PlacedGroup) -> Any:
-        """Runs the batches of `group`; see `step.train_group`, `test_group` and `predict_group` for what it returns.
-
-        Train steps donate `state`: its buffers are gone afterwards.
-        """
-        assert self._execute is not None, "prepare() comes first"
-        return self._execute(state, *running, group.data, group.mask, group.device_count)
-
-    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        if self._eager:
-            return run
-        strategy, replicated = self._strategy, PartitionSpec()
-        running = () if self._kind == "predict" else (replicated,)
-        outputs = {"train": (strategy.state_spec, replicated), "test": replicated, "predict": strategy.batch_spec}
-        mapped = jax.shard_map(
-            run,
-            mesh=strategy.mesh,
-            in_specs=(strategy.state_spec, *running, strategy.batch_spec, strategy.mask_spec, replicated),
-            out_specs=outputs[self._kind],
-            check_vma=False,
-        )
-        # Running logs are not donated: a callback may read an earlier step's later.
-        return jax.jit(mapped, donate_argnums=(0,) if self._kind == "train" else ())
-
-    def _one_step(self) -> Any:
-        strategy = self._strategy
-        first = functools.partial(jax.tree.map, lambda leaf: leaf[0])
-
-        def run(state: Any, data: Any, mask: Any) -> Any:
-            return self._one_batch(state, first(data), mask)
-
-        if self._eager:
-            return run
-        out_specs = strategy.mask_spec if self._kind == "predict" else PartitionSpec()
-        return jax.jit(jax.shard_map(
-            run, mesh=strategy.mesh, in_specs=(strategy.state_spec, strategy.batch_spec, strategy.mask_spec),
-            out_specs=out_specs, check_vma=False))
+    # Without the check of varying axes: with it, gradients of replicated parameters come summed already, and Flax's
+    # recurrent layers fail in their scan.
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return jax.jit(mapped, donate_argnums=tuple(donate))
 
 
 def init_placed(init: Callable[..., Any], sharding: Any, *args: Any) -> Any:
@@ -158,18 +45,6 @@ def init_placed(init: Callable[..., Any], sharding: Any, *args: Any) -> Any:
 def copy_buffers(tree: Any) -> Any:
     """Returns a copy of a tree of arrays: no leaf shares a buffer with another, or with the original."""
     return jax.tree.map(jnp.copy, tree)
-
-
-_compute_results = jax.jit(logs.results)
-
-
-def fetch_results(running: Mapping[str, logs.RunningLog]) -> dict[str, Any]:
-    """Returns the values of running logs on the host: floats, or numpy arrays where a metric has several values.
-
-    Waits for the steps that the logs are of.
-    """
-    values = jax.device_get(_compute_results(running))
-    return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}
 
 
 def run_once(function: Callable[..., Any], *args: Any, eager: bool) -> Any:

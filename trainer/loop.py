@@ -19,11 +19,11 @@ import numpy as np
 
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
-from trainer.compiled_step import CompiledPhase, fetch_results
 from trainer.data import Group, Reader, prefetch
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.logs import RunningLog
+from trainer.phase import CompiledPhase, fetch_results
 
 MAX_IN_FLIGHT = 2
 

@@ -15,11 +15,11 @@ import numpy as np
 from trainer import checks, errors, loop
 from trainer.callbacks import CallbackList, History
 from trainer.compiled_model import CompiledModel
-from trainer.compiled_step import fetch_results
 from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_validation, unpack_x_y_sample_weight
 from trainer.data.arrays import is_array_tree, is_leaf
 from trainer.data.batches import as_batch
 from trainer.modules import render_summary
+from trainer.phase import fetch_results
 
 
 class Model(CompiledModel):

@@ -57,7 +57,7 @@ class MeshReplicaContext(ReplicaContext):
       row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any.
     """
 
-    def __init__(self, axis_name: str, num_replicas: int, packs: bool, rows: int, row_mask: jax.Array | None):
+    def __init__(self, axis_name: str, num_replicas: int, packs: bool, rows: int | None, row_mask: jax.Array | None):
         super().__init__(rows, row_mask)
         self.axis_name = axis_name
         self.num_replicas_in_sync = num_replicas

@@ -8,20 +8,36 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.data import Group
+from trainer.data import Dataset, Group
 from trainer.distribute.collectives import MeshReplicaContext
 from trainer.distribute.devices import default_devices
+from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
 from trainer.distribute.placement import PlacedGroup, pad_rows
-from trainer.replica import ReplicaContext
+from trainer.distribute.run import ReplicaRunner
+from trainer.replica import ReduceOp, ReplicaContext, in_replica_context
 
 REPLICA_AXIS = "replica"
+
+
+class ValueContext(NamedTuple):
+    """What a function that makes one replica's value is told, as in `tf.distribute`.
+
+    Attributes:
+      replica_id_in_sync_group: the replica's number.
+      num_replicas_in_sync: how many replicas there are.
+    """
+
+    replica_id_in_sync_group: int
+    num_replicas_in_sync: int
 
 
 class Strategy:
@@ -40,6 +56,7 @@ class Strategy:
         self._batch_sharding = NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
         self._mask_sharding = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
         self._counts: dict[int, jax.Array] = {}
+        self._runner = ReplicaRunner(self)
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.mesh.devices.flat)
@@ -75,11 +92,11 @@ class Strategy:
         """How `shard_map` splits a mask of rows."""
         return self._mask_sharding.spec
 
-    def replica_context(self, rows: int, row_mask: jax.Array | None) -> ReplicaContext:
+    def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced inside `shard_map` over `mesh`.
 
         Args:
-          rows: the replica's rows, padding included.
+          rows: the replica's rows, padding included; None for a function that is given no rows.
           row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any.
         """
         packs = self.mesh.devices.flat[0].platform == "cpu"
@@ -115,6 +132,94 @@ class Strategy:
             first=group.first,
         )
 
+    # --- loops of one's own ----------------------------------------------------------------------------------------
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Runs a function on every replica at once, compiled once per function and shapes.
+
+        Batches of a distributed dataset and other `PerReplica` values reach each replica as its own part. Everything
+        else is mirrored. NNX modules and optimizers are updated in place. Nothing is donated.
+
+        Args:
+          fn: a pure function of arrays; inside it, `get_replica_context()` reduces over the replicas.
+          args: its arguments.
+          kwargs: its keyword arguments.
+
+        Returns:
+          What `fn` returns, with a TrainState mirrored and every other array a `PerReplica`.
+
+        Raises:
+          TypeError: for arguments or results that are not arrays, state objects or, as arguments, hashable constants;
+            and for a function that turns traced values into Python values.
+
+        Source: `tf.distribute.Strategy.run`.
+        """
+        return self._runner.run(fn, args, kwargs or {})
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
+        """Returns the sum or the mean of per-replica values over the replicas.
+
+        Args:
+          reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+          value: what `run` returned, one value or a tree. A value that is not per-replica counts once per replica.
+          axis: an axis of each replica's value to reduce as well: 0 for the rows, of which each real one counts once.
+
+        Raises:
+          ValueError: if the values have no such axis.
+        """
+        op = ReduceOp.of(reduce_op)
+
+        def reduced(leaf: Any) -> Any:
+            if not is_per_replica(leaf):
+                leaf = PerReplica(jnp.stack([jnp.asarray(leaf)] * self.num_replicas_in_sync))
+            return leaf.reduced(op, axis)
+
+        return map_values(reduced, value)
+
+    def gather(self, value: Any, axis: int = 0) -> Any:
+        """Returns per-replica values concatenated along an axis, on the host and without rows that pad."""
+        return map_values(lambda leaf: np.concatenate(self._local(leaf), axis), value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the value of each replica, on the host and without rows that pad, as a tuple."""
+        return tuple(map_values(lambda leaf, at=index: self._local(leaf)[at], value)
+                     for index in range(self.num_replicas_in_sync))
+
+    def _local(self, leaf: Any) -> tuple[Any, ...]:
+        return leaf.values if is_per_replica(leaf) else (leaf,) * self.num_replicas_in_sync
+
+    def experimental_distribute_dataset(self, dataset: Any) -> DistributedDataset:
+        """Returns an iterable of the dataset's batches, each split by rows over the replicas.
+
+        Args:
+          dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles does so anew in each iteration.
+        """
+        return DistributedDataset(dataset, self.num_replicas_in_sync, self._mask_sharding)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
+        """Returns an iterable whose elements have one batch of a dataset for each replica.
+
+        Args:
+          dataset_fn: returns a dataset with a replica's rows in each batch, from an `InputContext`.
+        """
+        dataset = dataset_fn(InputContext(num_replicas_in_sync=self.num_replicas_in_sync))
+        return DistributedDataset(dataset, self.num_replicas_in_sync, self._mask_sharding, deals_batches=True)
+
+    def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
+        """Returns a `Dataset` of arrays, to be batched and distributed."""
+        return Dataset.from_arrays(numpy_input)
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Returns per-replica values, a tree of `PerReplica`.
+
+        Args:
+          value_fn: returns one replica's value, from a `ValueContext`; of the same structure and shapes for each.
+        """
+        replicas = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(index, replicas)) for index in range(replicas)]
+        return jax.tree.map(
+            lambda *leaves: PerReplica(jax.device_put(np.stack(leaves), self._mask_sharding)), *values)
+
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
         """Makes this the strategy of every model that is made inside the `with` block."""
@@ -149,3 +254,8 @@ def get_strategy() -> Strategy:
     if not _default:
         _default.append(Strategy(default_devices()))
     return _default[0]
+
+
+def in_cross_replica_context() -> bool:
+    """Returns whether the caller is inside a strategy's scope and outside of any step."""
+    return has_strategy() and not in_replica_context()

@@ -1,0 +1,202 @@
+"""Loops of one's own: run, reduce, gather and distributed datasets, with one device's numbers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import trainer
+from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from tests.test_compilation import count_compilations
+from trainer import distribute
+from trainer.distribute import ReduceOp, get_replica_context
+
+
+def batches(rows, batch_size=8, shuffle=False):
+    x, y, _ = classification(rows)
+    dataset = trainer.data.Dataset.from_arrays((x, y))
+    return (dataset.shuffle(seed=0) if shuffle else dataset).batch(batch_size)
+
+
+def train_by_hand(replicas, rows, epochs=2):
+    """Returns the weights and each step's loss of a loop around TrainState."""
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        model = trainer.Model(LinenMLP(batch_norm=True), seed=1)
+        model.compile(optax.sgd(0.1, momentum=0.9), logits_loss())
+        model.build(np.zeros((1, 6), np.float32))
+
+    def step(state, inputs):
+        x, y = inputs
+
+        def loss_fn(params):
+            logits, model_state = model.apply(params, state, x, training=True)
+            return model.compute_loss(x, y, logits, None), model_state
+
+        (loss, model_state), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        return state.apply_gradients(grads, model_state=model_state), loss
+
+    state, losses = model.state, []
+    for _ in range(epochs):
+        for inputs in strategy.experimental_distribute_dataset(batches(rows)):
+            state, loss = strategy.run(step, args=(state, inputs))
+            losses.append(float(strategy.reduce(ReduceOp.MEAN, loss)))
+    assert int(state.step) == len(losses)
+    return jax.tree.map(np.asarray, (state.params, state.model_state)), losses
+
+
+@pytest.mark.parametrize("rows", [32, 35])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_loop_around_a_train_state_gives_one_devices_numbers(replicas, rows):
+    for ours, theirs in zip(jax.tree.leaves(train_by_hand(1, rows)), jax.tree.leaves(train_by_hand(replicas, rows)),
+                            strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def train_nnx(replicas, rows):
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        net = NNXMLP()
+        optimizer = nnx.Optimizer(net, optax.adam(0.01), wrt=nnx.Param)
+
+    def step(net, optimizer, inputs):
+        x, y = inputs
+        mask, replica = get_replica_context().row_mask, get_replica_context()
+
+        def loss_fn(net):
+            losses = optax.softmax_cross_entropy_with_integer_labels(net(x), y)
+            return (losses * mask).sum() / 8
+
+        loss, grads = nnx.value_and_grad(loss_fn)(net)
+        optimizer.update(net, replica.all_reduce("sum", grads))
+        return loss
+
+    losses = [float(strategy.reduce("sum", strategy.run(step, args=(net, optimizer, inputs))))
+              for inputs in strategy.experimental_distribute_dataset(batches(rows))]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(net, nnx.Param))], losses, optimizer
+
+
+def test_a_loop_around_nnx_objects_updates_them_in_place_with_one_devices_numbers():
+    before = [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(NNXMLP(), nnx.Param))]
+    one, many = train_nnx(1, 19), train_nnx(4, 19)
+    for ours, theirs, untrained in zip(one[0], many[0], before, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+        assert not np.array_equal(theirs, untrained)
+    np.testing.assert_allclose(one[1], many[1], rtol=1e-4)
+    assert int(many[2].step[...]) == 3
+
+
+def test_an_nnx_dropout_draws_another_mask_on_each_replica_and_in_each_step():
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    strategy = mirrored(4)
+    masks = [strategy.run(lambda layer: layer(jnp.ones(64)), args=(dropout,)) for _ in range(2)]
+    drawn = {values.tobytes() for mask in masks for values in strategy.experimental_local_results(mask)}
+    assert len(drawn) == 8
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 13])
+def test_every_real_row_is_seen_once_however_rows_fall_on_replicas(rows):
+    strategy = mirrored(4)
+    x = np.arange(rows, dtype=np.float32)
+    seen = []
+    total = 0.0
+    for inputs in strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(x).batch(8)):
+        doubled = strategy.run(lambda v: 2 * v, args=(inputs,))
+        seen.extend(strategy.gather(doubled, axis=0) / 2)
+        assert len(strategy.experimental_local_results(inputs)) == 4
+        mean = float(strategy.reduce(ReduceOp.MEAN, doubled, axis=0))
+        np.testing.assert_allclose(mean, strategy.gather(doubled).mean(), rtol=1e-6)
+        total += float(strategy.reduce(ReduceOp.SUM, doubled, axis=0))
+    np.testing.assert_array_equal(seen, x)
+    assert total == 2 * x.sum()
+
+
+def test_reduce_counts_a_plain_value_once_per_replica_and_takes_trees():
+    strategy = mirrored(3)
+    assert float(strategy.reduce("SUM", 2.0)) == 6.0
+    assert float(strategy.reduce("mean", 2.0)) == 2.0
+    scores = strategy.run(lambda: {"id": get_replica_context().replica_id_in_sync_group, "row": jnp.arange(2.0)})
+    assert int(strategy.reduce("sum", scores)["id"]) == 3
+    np.testing.assert_array_equal(strategy.reduce("sum", scores)["row"], [0.0, 3.0])
+    assert float(strategy.reduce("sum", scores["row"], axis=0)) == 3.0
+
+
+def test_the_context_gathers_over_replicas():
+    strategy = mirrored(4)
+    values = strategy.run(lambda: get_replica_context().all_gather(
+        get_replica_context().replica_id_in_sync_group[None]))
+    for local in strategy.experimental_local_results(values):
+        np.testing.assert_array_equal(local, [0, 1, 2, 3])
+
+
+def test_run_compiles_once_per_function_and_shapes():
+    strategy = mirrored(2)
+    inputs = list(strategy.experimental_distribute_dataset(batches(24)))
+    scale = 3.0
+
+    def call(each):
+        return strategy.run(lambda pair: (pair[0] * scale).sum(), args=(each,))
+
+    with count_compilations() as first:
+        call(inputs[0])
+    assert first
+    with count_compilations() as others:
+        call(inputs[1])
+        call(inputs[2])
+    assert not others
+
+
+def test_values_and_datasets_from_functions_reach_their_replicas():
+    strategy = mirrored(4)
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: np.float32(context.replica_id_in_sync_group))
+    assert float(strategy.reduce("sum", values)) == 6.0
+
+    def dataset_fn(context):
+        assert context.num_replicas_in_sync == 4
+        return trainer.data.Dataset.from_arrays(np.arange(22.0)).batch(context.get_per_replica_batch_size(16))
+
+    elements = list(strategy.distribute_datasets_from_function(dataset_fn))
+    assert [local.tolist() for local in strategy.experimental_local_results(elements[1])] == [
+        [16, 17, 18, 19], [20, 21], [], []]
+    assert sum(float(strategy.reduce("sum", element, axis=0)) for element in elements) == sum(range(22))
+    with pytest.raises(ValueError, match=r"global_batch_size.*4 replicas.*Received: 6"):
+        distribute.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(6)
+
+
+def test_a_shuffled_dataset_comes_in_another_order_in_each_iteration():
+    strategy = mirrored(2)
+    dataset = strategy.experimental_distribute_dataset(batches(16, shuffle=True))
+    assert len(dataset) == 2
+    first, second = (np.concatenate([strategy.gather(inputs)[1] for inputs in dataset]) for _ in range(2))
+    assert sorted(first) == sorted(second)
+    assert first.tolist() != second.tolist()
+
+
+def test_the_context_knows_where_the_caller_is():
+    assert not distribute.in_cross_replica_context()
+    strategy = mirrored(2)
+    with strategy.scope():
+        assert distribute.in_cross_replica_context()
+        inside = strategy.run(lambda: jnp.float32(distribute.in_cross_replica_context()))
+    assert float(strategy.reduce("sum", inside)) == 0.0
+
+
+CASES = {
+    "a list of text": (TypeError, "array", lambda s: s.run(lambda: "text")),
+    "an unhashable argument": (TypeError, "hashable.*set", lambda s: s.run(lambda v: v, args=({1, 2},))),
+    "a host value": (TypeError, r"into a Python value.*jax.numpy",
+                     lambda s: s.run(lambda v: float(v), args=(jnp.ones(()),))),
+    "an axis that is not there": (ValueError, "axis.*1.*0 axes", lambda s: s.reduce("sum", 1.0, axis=1)),
+    "an unknown reduction": (ValueError, "reduce_op.*median", lambda s: s.reduce("median", 1.0)),
+}
+
+
+@pytest.mark.parametrize(("kind", "text", "call"), CASES.values(), ids=CASES)
+def test_bad_steps_and_values_are_refused(kind, text, call):
+    with pytest.raises(kind, match=text):
+        call(mirrored(2))

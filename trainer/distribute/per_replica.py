@@ -1,0 +1,67 @@
+"""Values that differ between replicas: how they are held, and how they become one.
+
+Owns the rule that padding is invisible: a value with rows carries the mask of its real ones, and every way out of a
+`PerReplica` leaves the others out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.replica import ReduceOp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PerReplica:
+    """One array per replica, all of one shape.
+
+    Attributes:
+      stacked: shape `(replicas, ...)`, entry i on the device of replica i.
+      row_mask: float32 of shape `(replicas, rows)`, 0.0 for rows that pad; None if there are none, or no rows.
+    """
+
+    stacked: jax.Array
+    row_mask: jax.Array | None = None
+
+    @property
+    def values(self) -> tuple[np.ndarray, ...]:
+        """Each replica's array on the host, without rows that pad."""
+        stacked = np.asarray(self.stacked)
+        if self.row_mask is None:
+            return tuple(stacked)
+        return tuple(one[mask > 0] for one, mask in zip(stacked, np.asarray(self.row_mask), strict=True))
+
+    def reduced(self, op: ReduceOp, axis: int | None) -> jax.Array:
+        """Returns the sum or mean over the replicas and, if `axis` is given, over that axis of each array as well.
+
+        Along axis 0 of a value with rows, each real row counts once.
+        """
+        if axis is None:
+            return self.stacked.sum(0) if op is ReduceOp.SUM else self.stacked.mean(0)
+        dimensions = self.stacked.ndim - 1
+        if not -dimensions <= axis < dimensions:
+            raise ValueError(f"`axis` is {axis}, but each replica's value has {dimensions} axes. "
+                             "Values without axes are reduced with `axis=None`.")
+        axes = (0, 1 + axis % dimensions)
+        if self.row_mask is None or axes[1] != 1:
+            return self.stacked.sum(axes) if op is ReduceOp.SUM else self.stacked.mean(axes)
+        mask = self.row_mask.reshape(self.row_mask.shape + (1,) * (dimensions - 1))
+        # Not a product: what a step made of a padding row may be infinite.
+        total = jnp.where(mask > 0, self.stacked, 0).sum(axes)
+        return total if op is ReduceOp.SUM else total / self.row_mask.sum()
+
+
+def is_per_replica(value: Any) -> bool:
+    """Returns whether `value` is a PerReplica."""
+    return isinstance(value, PerReplica)
+
+
+def map_values(function: Any, tree: Any) -> Any:
+    """Returns `function` of each leaf of a tree, in which a PerReplica is one leaf."""
+    return jax.tree.map(function, tree, is_leaf=is_per_replica)
