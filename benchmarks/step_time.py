@@ -102,8 +102,8 @@ The machine is shared and noisy: the ratios count, not the microseconds.
 
 ## Time of a train step
 
-784-128-10, {options.rows:,} rows of noise, batch {BATCH_SIZE}, adam, accuracy, verbose=0, default settings. One epoch of
-each in turn, {len(ratios)} rounds in one run after one that compiles: `python benchmarks/step_time.py`.
+784-128-10, {options.rows:,} rows of noise, batch {BATCH_SIZE}, adam, accuracy, verbose=0, default settings. One epoch
+of each in turn, {len(ratios)} rounds in one run after one that compiles: `python benchmarks/step_time.py`.
 
 | loop | median us/step | least | most |
 | --- | --- | --- | --- |

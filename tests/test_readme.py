@@ -39,8 +39,15 @@ def test_the_custom_step_is_the_one_that_trains():
         assert abs(new - old) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_the_loop_of_ones_own_trains():
+    names = run(BLOCKS[3])
+    assert names["loss"] < 0.5
+    x, y = names["arrays"]
+    assert names["model"].evaluate(x, y, verbose=0)["loss"] < names["loss"]
+
+
 def test_every_python_block_is_run():
-    assert len(BLOCKS) == README.count("```python") == 3
+    assert len(BLOCKS) == README.count("```python") == 4
 
 
 def test_strategies_are_listed():

@@ -17,7 +17,7 @@ from trainer.attached_optimizer import AttachedOptimizer
 from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
 from trainer.compiled_step import copy_buffers, init_placed, run_once
-from trainer.data import Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.batches import as_batch
 from trainer.distribute import get_strategy, has_strategy
 from trainer.modules import as_functional
@@ -353,10 +353,8 @@ class CompiledModel:
         if kind not in self._phases:
             user_step = {"train": self.train_step, "test": self.test_step, "predict": self.predict_step}[kind]
             self._phases[kind] = CompiledPhase(kind, user_step, self.strategy, **self._execution)
-        group = self.strategy.place_group(Group(jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch), 1,
-                                                jax.tree.leaves(batch)[0].shape[0], 0))
         try:
-            self._phases[kind].prepare(self._state, group)
+            self._phases[kind].prepare(self._state, batch)
         except Exception as error:
             self._explain_other_inputs(batch, error)
             raise

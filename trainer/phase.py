@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from trainer import logs, step
 from trainer.compiled_step import compiled, compiled_over_mesh
+from trainer.data import Group
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.replica import ReplicaContext
@@ -61,17 +62,19 @@ class CompiledPhase:
         self.empty_logs: dict[str, logs.RunningLog] = {}
         self.log_names: tuple[str, ...] = ()
 
-    def prepare(self, state: Any, group: PlacedGroup) -> None:
-        """Traces a step on the shapes of `group`, so that data it cannot take are refused before anything compiles.
+    def prepare(self, state: Any, batch: Any) -> None:
+        """Traces a step on the shapes of a host batch, so that data it cannot take are refused before it compiles.
 
         The first time, it also sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps)
         and `log_names`. How many steps "auto" fuses follows from the cost of the program, never from a clock, so a
         resumed run decides alike. An eager step runs instead, as its code need not be traceable.
         """
-        leaves, structure = jax.tree.flatten((group.data, group.mask))
+        leaves, structure = jax.tree.flatten(batch)
         spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if spec in self._traced:
             return
+        stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
+        group = self._strategy.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
         one_step = self._one_step()
         trace = one_step if self._eager else functools.partial(jax.eval_shape, one_step)
         shapes = trace(state, group.data, group.mask)

@@ -58,8 +58,8 @@ class ReplicaContext:
         if self.padding_mask is not None:
             return self.padding_mask
         if self.rows is None:
-            raise RuntimeError("`row_mask` is only known inside a step: read it in `train_step`, `test_step`, "
-                               "`predict_step` or `compute_loss`.")
+            raise RuntimeError("`row_mask` is only known inside a step: read it in the function given to "
+                               "`strategy.run`, or in `train_step`, `test_step`, `predict_step` or `compute_loss`.")
         return jnp.ones((self.rows,), jnp.float32)
 
     @property

@@ -83,8 +83,9 @@ class ReplicaRunner:
             program = self._programs.get(key)
         except TypeError:
             unhashable = next(value for value in constants.values() if not _is_hashable(value))
+            received = type(unhashable).__name__
             raise TypeError("Arguments of a function that runs on replicas are arrays, PerReplica values, state "
-                            f"objects, or hashable constants. Received: a value of type {type(unhashable).__name__}.") from None
+                            f"objects, or hashable constants. Received: a value of type {received}.") from None
         if program is None:
             program = self._programs[key] = self._make_program(function, treedef, graphdef, constants)
         try:
