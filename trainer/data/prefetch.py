@@ -15,19 +15,19 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from trainer.data.arrays import check_positive_int
-from trainer.data.batches import Group
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 # A thread that is inside the user's own code cannot be interrupted, only waited for.
 _JOIN_TIMEOUT_SECS = 2.0
 
 
-def prefetch(groups: Iterator[Group], place: Callable[[Group], T], depth: int = 2) -> Prefetcher[T]:
+def prefetch(groups: Iterator[S], place: Callable[[S], T], depth: int = 2) -> Prefetcher[T]:
     """Returns an iterator over placed groups that a background thread keeps ready.
 
     Args:
-      groups: an iterator of groups. It is the prefetcher's from now on: it runs in the thread, and is closed with it.
+      groups: an iterator of groups, or of whatever `place` takes. It is the prefetcher's from now on: it runs in the thread, and is closed with it.
       place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, with the
         caller's context variables, default device and `jax_enable_x64`.
       depth: how many placed groups are ready at most, besides the one in use.
@@ -49,7 +49,7 @@ class Prefetcher(Generic[T]):
     What the thread raises is raised in the consumer in its place, after the groups before it.
     """
 
-    def __init__(self, groups: Iterator[Group], place: Callable[[Group], T], depth: int = 2):
+    def __init__(self, groups: Iterator[S], place: Callable[[S], T], depth: int = 2):
         check_positive_int("depth", depth)
         # JAX declares the attributes of its configuration at run time.
         config: Any = jax.config
@@ -109,7 +109,7 @@ class _Channel:
         self.free.put(None)
 
 
-def _run(groups: Iterator[Group], place: Callable[[Group], Any], channel: _Channel, device: Any, x64: bool) -> None:
+def _run(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel, device: Any, x64: bool) -> None:
     # JAX keeps these two per thread, not in context variables.
     with jax.default_device(device), jax.enable_x64(x64):
         try:
@@ -119,7 +119,7 @@ def _run(groups: Iterator[Group], place: Callable[[Group], Any], channel: _Chann
                 groups.close()
 
 
-def _place_all(groups: Iterator[Group], place: Callable[[Group], Any], channel: _Channel) -> None:
+def _place_all(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel) -> None:
     try:
         while True:
             channel.free.get()

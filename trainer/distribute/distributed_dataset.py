@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -56,14 +57,15 @@ class DistributedDataset:
         self._source = adapt(data)
         self._num_replicas = num_replicas
         self._sharding = sharding
-        self._group_size = num_replicas if deals_batches else 1
+        self._deals_batches = deals_batches
+        self._batches_per_element = num_replicas if deals_batches else 1
         self._passes = 0
 
     def __len__(self) -> int:
         batches = self._source.num_batches
         if batches is None or math.isinf(batches):
             raise TypeError("The length of these data is not known.")
-        return math.ceil(batches / self._group_size)
+        return math.ceil(batches / self._batches_per_element)
 
     def __iter__(self) -> Iterator[Any]:
         if self._source.num_batches == math.inf:
@@ -72,9 +74,8 @@ class DistributedDataset:
             reader = Reader(self._source)
             groups, close = reader.read(self._passes), reader.close
         self._passes += 1
-        place = self._split if self._group_size == 1 else self._place
         try:
-            with prefetch(self._dealt(groups), place) as placed:
+            with prefetch(self._hands(groups), self._place) as placed:
                 yield from placed
         finally:
             if close is not None:
@@ -85,19 +86,13 @@ class DistributedDataset:
             rows = jax.tree.leaves(batch)[0].shape[0]
             yield Group(jax.tree.map(lambda leaf: np.array(leaf)[None], batch), 1, rows, number)
 
-    def _dealt(self, groups: Iterator[Group]) -> Iterator[Any]:
-        """Yields single groups, or lists of one per replica."""
-        if self._group_size == 1:
-            yield from groups
-            return
-        hand: list[Group] = []
-        for group in groups:
-            hand.append(group)
-            if len(hand) == self._num_replicas:
-                yield hand
-                hand = []
-        if hand:
+    def _hands(self, groups: Iterator[Group]) -> Iterator[list[Group]]:
+        """Yields what makes one element: a batch to split, or up to one batch for each replica."""
+        while hand := list(itertools.islice(groups, self._batches_per_element)):
             yield hand
+
+    def _place(self, hand: list[Group]) -> Any:
+        return self._deal(hand) if self._deals_batches else self._split(hand[0])
 
     def _split(self, group: Group) -> Any:
         per_replica = math.ceil(group.rows / self._num_replicas)
@@ -111,7 +106,7 @@ class DistributedDataset:
         mask = None if total == group.rows else (np.arange(total) < group.rows).astype(np.float32).reshape(shape)
         return self._on_replicas(jax.tree.map(split, group.data), mask)
 
-    def _place(self, hand: list[Group]) -> Any:
+    def _deal(self, hand: list[Group]) -> Any:
         most = max(group.rows for group in hand)
         counts = [group.rows for group in hand] + [0] * (self._num_replicas - len(hand))
         sources = [group.data for group in hand]

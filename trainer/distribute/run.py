@@ -71,7 +71,8 @@ class ReplicaRunner:
         objects = [leaf for leaf in leaves if _is_object(leaf)]
         graphdef, object_state = nnx.split(objects)
         split = {index: leaf for index, leaf in enumerate(leaves) if is_per_replica(leaf)}
-        constants, mirrored = {}, {}
+        constants: dict[int, Any] = {}
+        mirrored: dict[int, Any] = {}
         for index, leaf in enumerate(leaves):
             if index in split or _is_object(leaf):
                 continue
