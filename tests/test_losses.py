@@ -316,7 +316,8 @@ def test_as_loss_refuses_none():
 
 def test_a_users_function_becomes_a_loss_with_its_name_and_matched_ranks():
     def gap(y_true, y_pred):
-        assert y_true.dtype == y_pred.dtype == jnp.float32
+        assert y_true.dtype == jnp.int32, "labels keep their dtype"
+        assert y_pred.dtype == jnp.float32
         return jnp.abs(y_true - y_pred).max(-1)
 
     loss = losses.as_loss(gap)

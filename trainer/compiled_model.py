@@ -387,5 +387,4 @@ class CompiledModel:
 
     def _reset_phases(self) -> None:
         self._phases: dict[str, CompiledPhase] = {}
-        self._on_batch_logs: dict[str, Any] = {}
         self._outputs_are_checked = False

@@ -136,11 +136,11 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     callbacks.on_predict_end()
 
 
-def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group, running: Running | None) -> Running:
-    """Runs one batch outside of any epoch; returns the running logs with this batch in them."""
+def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group) -> Running:
+    """Runs one batch outside of any epoch; returns its logs."""
     phase = model.prepared_phase(kind, batch)
     placed = model.strategy.place_group(group, phase.stack_size(group.rows, group.count, capacity=1))
-    return _execute(model, kind, phase, placed, phase.empty_logs if running is None else running)
+    return _execute(model, kind, phase, placed, phase.empty_logs)
 
 
 def _run_epoch(

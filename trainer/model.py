@@ -122,6 +122,7 @@ class Model(CompiledModel):
             validation = None
             if validation_data is not None:
                 source = _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps)
+                _check_holds_steps(source, "validation_steps", validation_steps)
                 validation = readers.enter_context(Reader(source, validation_steps))
             callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
             try:
@@ -160,7 +161,7 @@ class Model(CompiledModel):
         self._require_compiled("evaluate")
         checks.check_count("steps", steps, 1, optional=True)
         source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps)
-        _check_holds_steps(source, steps)
+        _check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:
             callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
             logs = loop.evaluate(self, reader, callback_list)
@@ -201,7 +202,7 @@ class Model(CompiledModel):
     def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
         checks.check_count("steps", steps, 1, optional=True)
         source = adapt(x, batch_size=batch_size, steps=steps)
-        _check_holds_steps(source, steps)
+        _check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:
             yield reader, source.rows if steps is None else None
 
@@ -209,29 +210,23 @@ class Model(CompiledModel):
         self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
-        """Trains on one batch; returns the logs since the last `reset_metrics`, in Keras's list or as a dict."""
+        """Trains on one batch; returns its logs, in Keras's list or as a dict."""
         return self._on_batch("train", x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
-        """Evaluates one batch; returns the logs since the last `reset_metrics`, in Keras's list or as a dict."""
+        """Evaluates one batch; returns its logs, in Keras's list or as a dict."""
         return self._on_batch("test", x, y, sample_weight, None, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Returns the outputs for one batch as numpy arrays."""
         return self.predict(x, batch_size=_rows(x), verbose=0)
 
-    def reset_metrics(self) -> None:
-        """Makes `train_on_batch` and `test_on_batch` start their logs anew."""
-        self._on_batch_logs.clear()
-
     def _on_batch(self, kind: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool) -> Any:
         self._require_compiled(f"{kind}_on_batch")
         source = adapt(x, y, sample_weight, batch_size=_rows(x), class_weight=class_weight)
         with Reader(source, 1) as reader:
             batch, group = reader.peek(), next(iter(reader.read(0)))
-        running = self._on_batch_logs.get(kind)
-        self._on_batch_logs[kind] = loop.run_on_batch(self, kind, batch, group, running)
-        logs = fetch_results(self._on_batch_logs[kind])
+        logs = fetch_results(loop.run_on_batch(self, kind, batch, group))
         return logs if return_dict else _as_list(logs)
 
     def __call__(self, x: Any, training: bool = False) -> Any:
@@ -349,11 +344,11 @@ def _adapt_validation(data: Any, batch_size: int | None, steps: int | None) -> S
                          f"{error}") from error
 
 
-def _check_holds_steps(source: Source, steps: int | None) -> None:
+def _check_holds_steps(source: Source, argument: str, steps: int | None) -> None:
     # Beyond its end a source begins anew, which for `fit` is another pass, but here would count rows twice.
     if steps is not None and source.num_batches is not None and steps > source.num_batches:
-        raise ValueError(f"`steps` must be at most the number of batches. Received: steps={steps}, for data of "
-                         f"{source.num_batches} batches. Leave it out to take them all.")
+        raise ValueError(f"`{argument}` must be at most the number of batches. Received: {argument}={steps}, for data "
+                         f"of {source.num_batches} batches. Leave it out to take them all.")
 
 
 def _rows(x: Any) -> int:

@@ -27,7 +27,8 @@ def prefetch(groups: Iterator[S], place: Callable[[S], T], depth: int = 2) -> Pr
     """Returns an iterator over placed groups that a background thread keeps ready.
 
     Args:
-      groups: an iterator of groups, or of whatever `place` takes. It is the prefetcher's from now on: it runs in the thread, and is closed with it.
+      groups: an iterator of groups, or of whatever `place` takes. It is the prefetcher's from now on: it runs in the
+        thread, and is closed with it.
       place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, with the
         caller's context variables, default device and `jax_enable_x64`.
       depth: how many placed groups are ready at most, besides the one in use.

@@ -60,7 +60,7 @@ def find_devices(devices: Sequence[Any] | None, argument: str = "devices") -> li
     """
     if devices is None:
         return list(jax.local_devices())
-    if isinstance(devices, (str, int, jax.Device)):
+    if isinstance(devices, (str, jax.Device)):
         devices = [devices]
     if not isinstance(devices, Sequence):
         raise errors.wrong_type(argument, devices, "a list of devices")

@@ -113,6 +113,8 @@ class Loss:
 
     #: Whether `y_true` holds class indices, which keep their integer dtype.
     sparse_labels: ClassVar[bool] = False
+    #: Whether `call` gets labels as floats, as in Keras; otherwise with their own dtype.
+    casts_labels: ClassVar[bool] = True
 
     def __init__(self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: Any = None):
         if reduction not in REDUCTIONS:
@@ -165,7 +167,7 @@ class Loss:
           ValueError: where `validate` finds that the shapes or dtypes cannot work.
         """
         compute_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        y_true = as_arrays(y_true, None if self.sparse_labels else compute_dtype)
+        y_true = as_arrays(y_true, compute_dtype if self.casts_labels and not self.sparse_labels else None)
         y_pred = as_arrays(y_pred, compute_dtype)
         self.validate(y_true, y_pred)
         return jnp.asarray(self.call(y_true, y_pred), self.dtype)
@@ -219,7 +221,8 @@ def values_per_row(function: Callable[..., Any], y_true: Any, y_pred: Any, **arg
 class FunctionLoss(Loss):
     """A user's function `(y_true, y_pred) -> values` as a `Loss`.
 
-    Labels and predictions reach it as floats and, where both are single arrays, with ranks matched as Keras does.
+    Predictions reach it as floats, labels with their own dtype, so that optax's losses of integer labels work. Where
+    both are single arrays, their ranks are matched as Keras does.
 
     Args:
       function: returns one value per sample, rows first, or a scalar.
@@ -227,6 +230,8 @@ class FunctionLoss(Loss):
       name: the function's own name where None.
       dtype: see `Loss`.
     """
+
+    casts_labels = False
 
     def __init__(
         self,
