@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.resources
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,10 @@ BASELINE = "import jax, flax, optax, flax.linen, flax.nnx"
 
 
 def run_python(source: str) -> str:
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=True)
+    # With bytecode cached, as any installed package has it; jax's is from its installation on.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=True,
+                          env=environment)
     return done.stdout
 
 
@@ -59,6 +63,7 @@ def test_a_heavy_dependency_would_be_seen():
 
 def test_importing_the_trainer_costs_little_more_than_jax_flax_and_optax():
     # Interleaved, CPU time, the best of each: what else the machine does at the time is not measured.
-    pairs = [(cpu_secs_of(BASELINE), cpu_secs_of("import trainer")) for _ in range(3)]
+    cpu_secs_of("import trainer")
+    pairs = [(cpu_secs_of(BASELINE), cpu_secs_of("import trainer")) for _ in range(5)]
     baseline, ours = (min(times) for times in zip(*pairs, strict=True))
-    assert ours <= 1.25 * baseline, f"{ours:.2f} s against {baseline:.2f} s"
+    assert ours <= 1.15 * baseline, f"{ours:.2f} s against {baseline:.2f} s"
