@@ -61,6 +61,16 @@ def fit_in_another_scope():
         fit(compiled=made)
 
 
+def batch_spread(y_true, y_pred):
+    return y_pred.std() + 0.0 * y_true.sum()
+
+
+def fit_on_two_devices(loss):
+    with mirrored(2).scope():
+        made = model(loss=loss)
+    fit(np.arange(40.0).reshape(10, 4), compiled=made)
+
+
 def compile_in_another_scope():
     made = trainer.Model(nn.Dense(3))
     with mirrored(2).scope():
@@ -147,6 +157,8 @@ CASES = {
     "empty": (ValueError, ["empty"], lambda: fit(X[:0], Y[:0])),
     "sample_weight": (ValueError, ["sample_weight", "9"], lambda: fit(sample_weight=np.ones(9))),
     "strings": (ValueError, ["x"], lambda: fit(x=np.array(["a"] * 10))),
+    "a loss of the batch as a whole": (
+        ValueError, ["batch_spread", "one value per row", "scalar"], lambda: fit_on_two_devices(batch_spread)),
     "endless": (ValueError, ["steps_per_epoch"],
                 lambda: fit(trainer.data.Dataset.from_arrays((X, Y)).batch(5).repeat(), None)),
     "unbatched": (ValueError, ["batch"], lambda: fit(trainer.data.Dataset.from_arrays((X, Y)), None)),

@@ -187,3 +187,16 @@ def test_one_device_gives_the_numbers_of_a_loop_written_by_hand(module):
     np.testing.assert_allclose(history["accuracy"][-1], hits / 37, rtol=1e-6)
     for ours, theirs in zip(model.get_weights(), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_of_the_batch_as_a_whole_trains_on_one_device():
+    def spread(y_true, y_pred):
+        return jnp.std(y_pred) + 0.0 * jnp.sum(y_true)
+
+    x, y, _ = classification(8)
+    with mirrored(1).scope():
+        model = trainer.Model(LinenMLP(), seed=3)
+        model.compile(optax.sgd(0.1), spread)
+    model.build(x)
+    expected = np.std(model.predict(x, verbose=0))
+    np.testing.assert_allclose(model.fit(x, y, batch_size=8, verbose=0).history["loss"], [expected], rtol=1e-5)

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer import errors
 from trainer.compiled_loss import CompiledLoss
+from trainer.losses.base import FunctionLoss, values_per_row
 from trainer.outputs import match_arrays
 
 
@@ -54,6 +55,29 @@ def check_probabilities(compiled_loss: CompiledLoss, outputs: Any) -> None:
                 f"The loss {loss.name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
                 f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the loss with from_logits=True, "
                 "or end the model with a softmax or sigmoid.")
+
+
+def check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> None:
+    """Raises ValueError for a user's loss that returns one scalar which is not the mean over the rows.
+
+    The rows of a batch that is split over replicas cannot be given to such a function together.
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      y: targets of some rows.
+      outputs: the model's outputs for these rows.
+    """
+    targets = match_arrays("y", y, compiled_loss.outputs)
+    for (_, loss, _, _), target, output in zip(
+            compiled_loss.per_output, targets, jax.tree.leaves(outputs), strict=True):
+        if not isinstance(loss, FunctionLoss):
+            continue
+        value, per_row = loss.values(target, output), values_per_row(loss.values, target, output)
+        if value.ndim == 0 and not np.allclose(value, per_row.mean(), rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise ValueError(
+                f"The loss {loss.name!r} returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose mean "
+                f"is {float(per_row.mean()):.4g}. Each of several replicas sees its own rows only, so there a loss "
+                "must return one value per row, or their mean. Use one device for a loss of the batch as a whole.")
 
 
 def check_count(argument: str, value: Any, minimum: int, optional: bool = False) -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer import errors, losses
-from trainer.losses.base import broadcast_sample_weight, values_per_row
+from trainer.losses.base import FunctionLoss, broadcast_sample_weight, values_per_row
 from trainer.outputs import match_arrays, match_choices, output_names
 from trainer.replica import ReduceOp, get_replica_context
 
@@ -72,6 +72,11 @@ class CompiledLoss:
     def expects_probabilities(self) -> bool:
         """Whether the loss of some output does, as far as a first batch has shown."""
         return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether the loss of some output is a user's function, as far as a first batch has shown."""
+        return any(isinstance(entry.loss, FunctionLoss) for entry in self.per_output)
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
         """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.

@@ -72,8 +72,8 @@ class CompiledModel:
         Args:
           optimizer: a Keras name, an optimizer of `trainer.optimizers`, any optax transformation, or, for a dict of
             modules, a dict of these by module name.
-          loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred) -> one value per row`, or, for
-            several outputs, a list or dict of these. None if `compute_loss` or `train_step` is overridden.
+          loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred) -> one value per row` (or the mean
+            over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or `train_step` is overridden.
           loss_weights: factors of the outputs' losses, a list or dict like `loss`.
           metrics: names, metrics of `trainer.metrics`, or functions like `loss`: a list, or a dict by output name.
           weighted_metrics: the same, for metrics that use sample weights.
@@ -371,10 +371,13 @@ class CompiledModel:
         # Of named modules, only the user's own step knows which one gives the outputs.
         if self._outputs_are_checked or self._functional.names:
             return
-        if self._loss.expects_probabilities or self._metrics.has_custom:
+        splits_functions = self._loss.has_functions and self.strategy.num_replicas_in_sync > 1
+        if self._loss.expects_probabilities or self._metrics.has_custom or splits_functions:
             x, y, _ = unpack_x_y_sample_weight(jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch))
             outputs = run_once(lambda state: self.apply(state.params, state, x)[0], self._state, eager=self.run_eagerly)
             checks.check_probabilities(self._loss, outputs)
+            if splits_functions:
+                checks.check_means_over_rows(self._loss, y, outputs)
             self._metrics.check_additive(y, outputs)
         self._outputs_are_checked = True
 
