@@ -72,8 +72,9 @@ class CompiledModel:
         Args:
           optimizer: a Keras name, an optimizer of `trainer.optimizers`, any optax transformation, or, for a dict of
             modules, a dict of these by module name.
-          loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred) -> one value per row` (or the mean
-            over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or `train_step` is overridden.
+          loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred)` that returns one value per row
+            (or the mean over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or
+            `train_step` is overridden.
           loss_weights: factors of the outputs' losses, a list or dict like `loss`.
           metrics: names, metrics of `trainer.metrics`, or functions like `loss`: a list, or a dict by output name.
           weighted_metrics: the same, for metrics that use sample weights.
