@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer import errors, losses
-from trainer.losses.base import FunctionLoss, broadcast_sample_weight, values_per_row
+from trainer.losses.base import FunctionLoss, divide_sum, values_per_row, weighted_sum
 from trainer.outputs import match_arrays, match_choices, output_names
 from trainer.replica import ReduceOp, get_replica_context
 
@@ -143,29 +143,19 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
         if mask is None and sample_weight is None:
             return values * replicas if loss.reduction == "sum" else values
         values = values_per_row(loss.values, target, output)
-    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
     rows = values.shape[0]
     if context.rows not in (None, rows):
         # Such values cannot be weighted by row, nor be left out where rows pad the last batch.
         raise ValueError(f"The loss {loss.name!r} must return values of shape (rows, ...) with "
                          f"rows={context.rows}. Received: values of shape {values.shape}. Do not flatten rows: reduce "
                          "over the other axes only.")
-    row_mask = None if mask is None else mask.reshape(rows, *[1] * (values.ndim - 1)).astype(values.dtype)
     kept = loss.mask(target, output)
-    kept = _product(None if kept is None else kept.astype(values.dtype), row_mask)
-    weights = None if sample_weight is None else broadcast_sample_weight(values, sample_weight).astype(values.dtype)
-    weights = _product(weights, kept)
-    local_sum = values.sum() if weights is None else (values * weights).sum()
-    if loss.reduction == "sum":
-        return local_sum * replicas
-    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None and weights is not None:
-        divisor = context.all_reduce(ReduceOp.SUM, weights.sum())
-    elif kept is not None:
-        divisor = context.all_reduce(ReduceOp.SUM, jnp.broadcast_to(kept, values.shape).sum())
-    else:
-        divisor = jnp.asarray(values.size * replicas, values.dtype)
-    return local_sum * replicas / jnp.where(divisor == 0, 1.0, divisor)
-
-
-def _product(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
-    return b if a is None else a if b is None else a * b
+    if mask is not None:
+        is_real = jnp.broadcast_to(mask.reshape(rows, *[1] * (values.ndim - 1)) > 0, values.shape)
+        kept = is_real if kept is None else kept & is_real
+    local_sum, divisor = weighted_sum(values, loss.reduction, sample_weight, kept)
+    if isinstance(divisor, int):
+        divisor *= replicas  # known without asking the others
+    elif divisor is not None:
+        divisor = context.all_reduce(ReduceOp.SUM, divisor)
+    return divide_sum(local_sum * replicas, divisor)

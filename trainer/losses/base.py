@@ -75,21 +75,51 @@ def reduce_values(
     >>> float(reduce_values(jnp.array([1.0, 3.0]), "mean", sample_weight=[1, 2]))
     3.5
     """
-    weights = None if sample_weight is None else broadcast_sample_weight(values, sample_weight)
-    if mask is not None:
-        mask = mask.astype(jnp.float32)
-        weights = mask if weights is None else weights * mask
-    weighted = values if weights is None else values * weights
     if reduction in ("none", None) or values.ndim == 0:
-        return weighted.astype(values.dtype)
-    total = jnp.sum(weighted, dtype=jnp.promote_types(values.dtype, jnp.float32))
-    if reduction != "sum":
-        if reduction == "mean_with_sample_weight" and weights is not None:
-            divisor = weights.sum()
-        else:
-            divisor = jnp.asarray(values.size, total.dtype) if mask is None else mask.sum()
-        total = jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
-    return total.astype(values.dtype)
+        weights = _weights(values, sample_weight, mask)
+        return (values if weights is None else values * weights).astype(values.dtype)
+    total, divisor = weighted_sum(values, reduction, sample_weight, mask)
+    return divide_sum(total, divisor).astype(values.dtype)
+
+
+def weighted_sum(
+    values: jax.Array, reduction: str | None, sample_weight: Any = None, mask: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array | int | None]:
+    """Returns the weighted sum of values and what a reduction divides it by, which parts of the data may add up first.
+
+    Args:
+      values: one loss value per sample, `(n, ...)`.
+      reduction: see `reduce_values`; one that gives a scalar.
+      sample_weight: see `broadcast_sample_weight`.
+      mask: see `reduce_values`.
+
+    Returns:
+      `(sum, divisor)`, in float32 or wider. The divisor is None for a sum, an int where it is just the number of
+      values, and otherwise a scalar array.
+    """
+    weights = _weights(values, sample_weight, mask)
+    total = jnp.sum(values if weights is None else values * weights, dtype=jnp.promote_types(values.dtype, jnp.float32))
+    if reduction == "sum":
+        return total, None
+    if reduction == "mean_with_sample_weight" and weights is not None:
+        return total, weights.sum()
+    return total, values.size if mask is None else mask.astype(jnp.float32).sum()
+
+
+def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
+    """Returns what `weighted_sum` gave as one number: 0 where there is nothing to divide by."""
+    if divisor is None:
+        return total
+    divisor = jnp.asarray(divisor, total.dtype)
+    return jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
+
+
+def _weights(values: jax.Array, sample_weight: Any, mask: jax.Array | None) -> jax.Array | None:
+    weights = None if sample_weight is None else broadcast_sample_weight(values, sample_weight)
+    if mask is None:
+        return weights
+    kept = mask.astype(jnp.float32)
+    return kept if weights is None else weights * kept
 
 
 class Loss:
