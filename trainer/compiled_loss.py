@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from trainer import errors, losses
 from trainer.losses.base import FunctionLoss, divide_sum, values_per_row, weighted_sum
 from trainer.outputs import match_arrays, match_choices, output_names
-from trainer.replica import ReduceOp, get_replica_context
+from trainer.replica import get_replica_context
 
 
 class OutputLoss(NamedTuple):
@@ -157,5 +157,5 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
     if isinstance(divisor, int):
         divisor *= replicas  # known without asking the others
     elif divisor is not None:
-        divisor = context.all_reduce(ReduceOp.SUM, divisor)
+        divisor = context.sum(divisor)
     return divide_sum(local_sum * replicas, divisor)

@@ -1,54 +1,44 @@
-"""CompiledModel: a module, its compile options and its training state; what the loop trains.
+"""CompiledModel: a built model and its compile options; what the loop trains.
 
-Owns what a step computes by default, when phases are traced, and who holds the state's buffers. How a step runs on a
-mesh is in `step.py` and `phase.py`, when it runs in `loop.py`.
+Owns what a step computes by default, and when phases are traced. How a step runs on a mesh is in `step.py` and
+`phase.py`, when it runs in `loop.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import jax
-import numpy as np
 
-from trainer import checks, errors, optimizers
+from trainer import checks, replica
 from trainer.attached_optimizer import AttachedOptimizer
+from trainer.built_model import BuiltModel, first_rows
+from trainer.compile_options import CompileOptions
 from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
-from trainer.compiled_step import copy_buffers, init_placed, run_once
-from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.batches import as_batch
-from trainer.distribute import get_strategy, has_strategy
-from trainer.modules import as_functional
-from trainer.optimizers.named import NamedOptimizers
+from trainer.compiled_step import run_once
+from trainer.data import unpack_x_y_sample_weight
+from trainer.microbatches import accumulated
+from trainer.optimizers import Optimizer
+from trainer.optimizers.named import NamedRules
 from trainer.phase import CompiledPhase
+from trainer.precision import apply_with_policy
 from trainer.replica import get_replica_context
 from trainer.rng import stream_key
-from trainer.state import TrainState, initial_opt_state, initial_state
+from trainer.state import TrainState
+from trainer.update_rules import check_names, make_update_rules
 
-INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many rows of the first batch
 
-
-class CompiledModel:
-    """A Flax module with a loss, metrics, an optimizer and a state. See `Model`, which adds `fit` and the rest."""
+class CompiledModel(BuiltModel):
+    """A built model with a loss, metrics and an optimizer. See `Model`, which adds `fit` and the rest."""
 
     def __init__(self, module: Any, *, seed: int = 0, name: str | None = None):
-        self._functional = as_functional(module)
-        checks.check_count("seed", seed, 0)
-        self.name = name or self._functional.name
-        self.strategy = get_strategy()
+        super().__init__(module, seed=seed, name=name)
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
-        self._seed = seed
         self._trainable = True
         self._is_compiled = False
-        self._batch_norm = "global"
-        self._execution: dict[str, Any] = {"steps_per_execution": "auto", "eager": False}
-        self._optimizer: Any = None
         self._loss, self._metrics = CompiledLoss(None), CompiledMetrics()
-        self._state: TrainState | None = None
-        self._state_is_lent = False
-        self._sample_spec: Any = None
         self._outputs_are_checked = False
         self._reset_phases()
 
@@ -66,12 +56,17 @@ class CompiledModel:
         jit_compile: bool | str = "auto",
         *,
         batch_norm: str = "global",
+        microbatches: int = 1,
+        precision: Any = None,
+        remat: bool = False,
+        ema_decay: float | None = None,
+        freeze: Any = None,
     ) -> None:
         """Says how to train. Weights that exist already are kept; the optimizer starts anew.
 
         Args:
-          optimizer: a Keras name, an optimizer of `trainer.optimizers`, any optax transformation, or, for a dict of
-            modules, a dict of these by module name.
+          optimizer: a Keras name, an optimizer of `trainer.optimizers`, any optax transformation, or a dict of these by
+            module name: the names of a dict of modules, or of the top-level submodules of one module.
           loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred)` that returns one value per row
             (or the mean over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or
             `train_step` is overridden.
@@ -84,52 +79,53 @@ class CompiledModel:
           jit_compile: False is the same as `run_eagerly`.
           batch_norm: "global" takes BatchNorm's statistics over the whole batch, as one device would; "per_replica"
             over each replica's rows, and averages the running averages over the replicas.
+          microbatches: in how many parts each replica computes its rows of a batch, one after another, to need less
+            memory. There is one update per batch, and the numbers are those of the whole batch; only BatchNorm sees
+            the microbatches. An overridden `train_step` decides for itself, so it cannot be used with this.
+          precision: "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs and losses in
+            float32; "bfloat16" stores weights in 16 bits too. float16 has a dynamic loss scale: a step whose gradients
+            overflow is skipped, and counted in the log "skipped_steps". None computes in the module's own dtypes.
+          remat: compute the activations inside of each first-level layer again for the gradients, instead of keeping
+            them: less memory, for about a third more computation.
+          ema_decay: the decay, such as 0.999, of a moving average of the weights, with which `evaluate` and `predict`
+            then compute. As in Keras, the first update sets it.
+          freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
+            regular expressions over whole segments of paths such as "encoder/Dense_0/kernel".
 
         Raises:
           ValueError: for unknown names and values that cannot be used.
           TypeError: for arguments of a wrong type.
         """
         self._check_strategy()
-        if batch_norm not in ("global", "per_replica"):
-            raise errors.unknown_name("batch_norm", str(batch_norm), ("global", "per_replica"))
-        if steps_per_execution != "auto":
-            checks.check_count("steps_per_execution", steps_per_execution, 1)
-        if jit_compile not in (True, False, "auto"):
-            raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
+        options = CompileOptions.checked(
+            steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
+            microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
+            ema_decay=ema_decay, freeze=freeze)
+        if options.microbatches > 1 and type(self).train_step is not CompiledModel.train_step:
+            raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
+                             "it. Override `compute_loss` instead, or divide the batch in the overridden step.")
         # All that may be refused comes before the first assignment: a failed call leaves the model as it was.
         compiled_loss = CompiledLoss(loss, loss_weights)
         compiled_metrics = CompiledMetrics(metrics, weighted_metrics, compiled_loss)
-        self._optimizer = self._resolve_optimizer(optimizer)
-        self._loss, self._metrics = compiled_loss, compiled_metrics
-        self._batch_norm = batch_norm
-        self._execution = {"steps_per_execution": steps_per_execution, "eager": run_eagerly or jit_compile is False}
+        rules = make_update_rules(optimizer, options)
+        if self._functional.names:
+            check_names(rules, self._functional.names, "named module")
+        if self._state is not None:
+            self._check_against_params(rules, options, self._state.params)
+        self._rules, self._loss, self._metrics, self._options = rules, compiled_loss, compiled_metrics, options
         self._is_compiled = True
         self._reset_phases()
         if self._state is not None:
-            opt_state = init_placed(lambda params: initial_opt_state(self._optimizer, params),
-                                    self.strategy.state_sharding, self._state.params)
-            self._state = self._state.replace(optimizer=self._optimizer, opt_state=opt_state)
-
-    def _resolve_optimizer(self, optimizer: Any) -> Any:
-        if not isinstance(optimizer, Mapping):
-            return None if optimizer is None else optimizers.get(optimizer)
-        names = list(self._functional.names)
-        if sorted(optimizer) != sorted(names):
-            raise ValueError("`optimizer` is a dict, so it must have one optimizer per named module. "
-                             f"Received: {sorted(map(str, optimizer))}; the model's modules are "
-                             f"{names or 'not named'}.")
-        return NamedOptimizers({name: optimizers.get(part) for name, part in optimizer.items()})
+            self._start_optimizer(self._state)
 
     @property
     def optimizer(self) -> Any:
         """The optimizer with its learning rate, which can be read and set; a dict of them for named modules."""
-        if self._optimizer is None:
-            return None
-        if isinstance(self._optimizer, NamedOptimizers):
-            return {name: self._attached(part, name) for name, part in self._optimizer.items()}
-        return self._attached(self._optimizer, None)
+        if isinstance(self._rules, NamedRules):
+            return {name: self._attached(rule.optimizer, name) for name, rule in self._rules.items()}
+        return None if self._rules is None else self._attached(self._rules.optimizer, None)
 
-    def _attached(self, optimizer: optimizers.Optimizer, name: str | None) -> AttachedOptimizer:
+    def _attached(self, optimizer: Optimizer, name: str | None) -> AttachedOptimizer:
         def read() -> Any:
             opt_state = None if self._state is None else self._state.opt_state
             return opt_state if name is None or opt_state is None else opt_state[name]
@@ -154,7 +150,7 @@ class CompiledModel:
     @property
     def run_eagerly(self) -> bool:
         """Whether steps run uncompiled."""
-        return self._execution["eager"]
+        return self._options.eager
 
     @property
     def trainable(self) -> bool:
@@ -198,19 +194,22 @@ class CompiledModel:
           `(logs, state)`. A log is a scalar, which is averaged over replicas and, weighted by rows, over steps; or what
           `compute_metrics` returns.
         """
-        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+        def compute(batch: Any) -> tuple[Any, Any, dict[str, Any]]:
+            x, y, sample_weight = unpack_x_y_sample_weight(batch)
 
-        def loss_and_outputs(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-            y_pred, model_state = self.apply(params, state, x, training=True)
-            return self.compute_loss(x, y, y_pred, sample_weight), (y_pred, model_state)
+            def loss_and_outputs(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+                y_pred, model_state = self.apply(params, state, x, training=True)
+                return self.compute_loss(x, y, y_pred, sample_weight), (y_pred, model_state)
 
-        if self.trainable:
-            compute = jax.value_and_grad(loss_and_outputs, has_aux=True)
-            (loss, (y_pred, model_state)), grads = compute(state.params)
-            state = state.apply_gradients(grads, model_state=model_state)
-        else:
-            loss, (y_pred, _) = loss_and_outputs(state.params)
-        return {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}, state
+            gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
+            (loss, (y_pred, model_state)), grads = gradient(state.params)
+            logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
+            return state.trainable(grads), model_state, logs
+
+        microbatches = self._options.microbatches
+        grads, model_state, logs = (
+            compute(batch) if microbatches == 1 else accumulated(compute, batch, microbatches))
+        return logs, state.apply_gradients(grads, model_state=model_state) if self.trainable else state
 
     def test_step(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
@@ -236,112 +235,21 @@ class CompiledModel:
           module: which module of a dict of modules.
           training: whether dropout drops, and BatchNorm takes the batch's statistics.
         """
-        options: dict[str, Any] = {} if module is None else {"module": module}
-        return self._functional.apply(
-            params, state.model_state, x, training=training, batch_norm=self._batch_norm,
-            make_key=lambda stream: self.make_rng(state, stream), **options)
+        names: dict[str, Any] = {} if module is None else {"module": module}
+        options = self._options
+        apply = functools.partial(
+            self._functional.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
+            make_key=lambda stream: self.make_rng(state, stream), **names)
+        with replica.enter(get_replica_context().for_module()):
+            if options.policy is None:
+                return apply(params, state.model_state, x)
+            return apply_with_policy(options.policy, apply, params, state.model_state, x, state.loss_scale)
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step and this replica."""
         return stream_key(state.seed, stream, state.step, get_replica_context().replica_id_in_sync_group)
 
-    def sample_inputs(self, batch: Any) -> Any:
-        """Returns what the module is initialised on, from some rows of the first batch.
-
-        Override it for a dict of modules: it then returns a dict of inputs by module name.
-        """
-        return unpack_x_y_sample_weight(batch)[0]
-
-    # --- the state -------------------------------------------------------------------------------------------------
-
-    @property
-    def built(self) -> bool:
-        """Whether the model has weights."""
-        return self._state is not None
-
-    @property
-    def state(self) -> TrainState:
-        """The training state. Arrays read here stay valid: the next train step works on a copy.
-
-        Raises:
-          RuntimeError: if the model is not built.
-        """
-        state = self._require_built()
-        self._state_is_lent = True
-        return state
-
-    @state.setter
-    def state(self, value: TrainState) -> None:
-        if not isinstance(value, TrainState):
-            raise errors.wrong_type("state", value, "a TrainState, as `model.state` or a custom step returns it")
-        structure: jax.tree_util.PyTreeDef = jax.tree.structure(self._require_built())
-        if structure != jax.tree.structure(value):
-            raise ValueError("`state` has another structure than the model's state. Change the present one with "
-                             "`model.state.replace(...)`.")
-        placed = self.strategy.place_state(value)
-        for (path, leaf), present in zip(
-                jax.tree.leaves_with_path(placed), jax.tree.leaves(self._state), strict=True):
-            if (leaf.shape, leaf.dtype) != (present.shape, present.dtype):
-                raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(present)}. "
-                                 f"Received: an {errors.describe(leaf)}.")
-        self._state, self._state_is_lent = placed, True
-
-    def build(self, sample: Any) -> None:
-        """Makes the weights from the shapes of a sample.
-
-        Args:
-          sample: some rows of inputs `x`: an array, a list of numbers, or a tuple or dict of these.
-
-        Raises:
-          ValueError: if `sample` holds no rows (a shape, for example), or the module cannot take such inputs.
-        """
-        self._build(as_batch(pack_x_y_sample_weight(sample)))
-
-    def _build(self, batch: Any) -> None:
-        inputs = self.sample_inputs(jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch))
-
-        def make_state(seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
-            try:
-                params, model_state, _ = self._functional.init(stream_key(seed, "params"), inputs, initial_values)
-            except Exception as error:
-                raise ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}. It raised "
-                                 f"{type(error).__name__}: {error}") from error
-            return initial_state(params, model_state, self._optimizer, seed)
-
-        seed = np.uint32(self._seed)
-        self._state = init_placed(
-            make_state, self.strategy.state_sharding, seed, inputs, self._functional.initial_values)
-        self._state_is_lent = False
-        self._sample_spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
-
-    def _require_built(self) -> TrainState:
-        if self._state is None:
-            raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
-        return self._state
-
-    def _check_strategy(self) -> None:
-        if has_strategy() and get_strategy() is not self.strategy:
-            raise ValueError(f"The model was made under {self.strategy!r}, but {get_strategy()!r} is in scope. "
-                             "Make, compile and fit a model under one strategy.")
-
     # --- what the loop asks for (see `loop.Trainee`) ---------------------------------------------------------------
-
-    @property
-    def current_state(self) -> TrainState:
-        """The state, for reading only: the next train step may reuse its buffers."""
-        return self._require_built()
-
-    def take_state(self) -> TrainState:
-        """Returns the state in buffers that nobody else holds, so that a step may donate them."""
-        state = self._require_built()
-        if self._state_is_lent:
-            state = self._state = copy_buffers(state)
-            self._state_is_lent = False
-        return state
-
-    def keep_state(self, state: TrainState) -> None:
-        """Makes `state`, which a step returned, the model's state."""
-        self._state = state
 
     def prepared_phase(self, kind: str, batch: Any) -> CompiledPhase:
         """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
@@ -353,7 +261,9 @@ class CompiledModel:
             self._build(batch)
         if kind not in self._phases:
             user_step = {"train": self.train_step, "test": self.test_step, "predict": self.predict_step}[kind]
-            self._phases[kind] = CompiledPhase(kind, user_step, self.strategy, **self._execution)
+            self._phases[kind] = CompiledPhase(
+                kind, user_step, self.strategy,
+                self._options.steps_per_execution, self._options.eager)
         try:
             self._phases[kind].prepare(self._state, batch)
         except Exception as error:
@@ -374,8 +284,13 @@ class CompiledModel:
             return
         splits_functions = self._loss.has_functions and self.strategy.num_replicas_in_sync > 1
         if self._loss.expects_probabilities or self._metrics.has_custom or splits_functions:
-            x, y, _ = unpack_x_y_sample_weight(jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch))
-            outputs = run_once(lambda state: self.apply(state.params, state, x)[0], self._state, eager=self.run_eagerly)
+            x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
+
+            def apply(state: TrainState) -> Any:
+                state = self.strategy.on_devices(state)
+                return self.apply(state.params, state, x)[0]
+
+            outputs = run_once(apply, self._state, eager=self.run_eagerly)
             checks.check_probabilities(self._loss, outputs)
             if splits_functions:
                 checks.check_means_over_rows(self._loss, y, outputs)

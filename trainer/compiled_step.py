@@ -5,6 +5,7 @@ Owns no knowledge of what it compiles: a phase of `fit`, a user's function for `
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,38 +14,69 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 
-def compiled(function: Callable[..., Any]) -> Any:
-    """Returns `function` compiled; inside another compiled function, one whose trace is shared by all its calls."""
-    return jax.jit(function)
-
-
-def compiled_over_mesh(
-    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, donate: Sequence[int] = ()
-) -> Any:
-    """Returns a compiled function that runs `function` once per device of a mesh.
+def compiled(function: Callable[..., Any], out_shardings: Any = None, donate: Sequence[int] = ()) -> Any:
+    """Returns `function` compiled; inside another compiled function, one whose trace is shared by all its calls.
 
     Args:
-      function: what one device computes, from its part of the arguments.
-      mesh: the devices.
-      in_specs: how each argument is split over the mesh, a prefix of their trees.
-      out_specs: how the outputs are put together, likewise.
+      function: a pure function of arrays.
+      out_shardings: where the outputs are put, a prefix of their tree; None leaves it to the compiler.
       donate: the numbers of the arguments whose buffers the outputs may take.
+    """
+    options = {} if out_shardings is None else {"out_shardings": out_shardings}
+    return jax.jit(function, donate_argnums=tuple(donate), **options)
+
+
+def on_each_device(
+    function: Callable[..., Any], mesh: Mesh, axis: str, in_specs: Any, out_specs: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Returns a function, to be called in a compiled one, that runs `function` once for each place along a mesh axis.
+
+    Other axes of the mesh are left to the compiler.
+
+    Args:
+      function: what one place computes, from its part of the arguments.
+      mesh: the devices.
+      axis: the axis of the mesh.
+      in_specs: how each argument is split over that axis, a prefix of their trees.
+      out_specs: returns how the outputs are put together, likewise, from the tree of one place's outputs.
     """
     # Without the check of varying axes: with it, gradients of replicated parameters come summed already, and Flax's
     # recurrent layers fail in their scan.
-    mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return jax.jit(mapped, donate_argnums=tuple(donate))
+    over_mesh = functools.partial(
+        jax.shard_map, function, mesh=mesh, in_specs=in_specs, axis_names={axis}, check_vma=False)
+
+    def call(*args: Any) -> Any:
+        outputs = jax.eval_shape(over_mesh(out_specs=jax.sharding.PartitionSpec()), *_shapes(args))
+        return over_mesh(out_specs=out_specs(outputs))(*args)
+
+    return call
 
 
-def init_placed(init: Callable[..., Any], sharding: Any, *args: Any) -> Any:
-    """Returns `init(*args)` with every leaf made where `sharding` says, in a buffer of its own."""
-    return jax.jit(init, out_shardings=sharding)(*args)
+def _shapes(tree: Any) -> Any:
+    # Bare, as a memory space would be a part of the type.
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
 
 
-@jax.jit
+def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args: Any) -> Any:
+    """Returns `init(*args)`, each leaf made in place and in a buffer of its own: no device holds more than its part.
+
+    Args:
+      init: a pure function.
+      shardings: returns where each leaf of the result goes, from a tree of their shapes.
+      *args: the arguments of `init`.
+    """
+    return jax.jit(init, out_shardings=shardings(jax.eval_shape(init, *_shapes(args))))(*args)
+
+
 def copy_buffers(tree: Any) -> Any:
     """Returns a copy of a tree of arrays: no leaf shares a buffer with another, or with the original."""
-    return jax.tree.map(jnp.copy, tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, _copy_to(tuple(leaf.sharding for leaf in leaves))(leaves))
+
+
+@functools.lru_cache(maxsize=64)
+def _copy_to(shardings: tuple[Any, ...]) -> Any:
+    return jax.jit(lambda leaves: [jnp.copy(leaf) for leaf in leaves], out_shardings=list(shardings))
 
 
 def run_once(function: Callable[..., Any], *args: Any, eager: bool) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer import errors
 from trainer.metrics import Metric
-from trainer.replica import ReduceOp, ReplicaContext
+from trainer.replica import ReplicaContext
 
 
 @jax.tree_util.register_dataclass
@@ -101,7 +101,7 @@ def merge_over_replicas(
             if isinstance(value, MetricValue) and value.metric.additive}
     share = 1.0 / context.num_replicas_in_sync
     shares = jax.tree.map(lambda leaf: leaf * share, (scalars, also_mean)) if share != 1.0 else (scalars, also_mean)
-    (scalars, also_mean), sums = context.all_reduce(ReduceOp.SUM, (shares, sums))
+    (scalars, also_mean), sums = context.sum((shares, sums))
     merged: OrderedDict[str, Any] = OrderedDict()
     for name, value in logs.items():
         if not isinstance(value, MetricValue):

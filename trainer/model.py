@@ -236,7 +236,7 @@ class Model(CompiledModel):
         """
         if not self.built:
             self.build(x)
-        state = self.current_state
+        state = self.strategy.on_devices(self.current_state)
         inputs = unpack_x_y_sample_weight(as_batch(pack_x_y_sample_weight(x)))[0]
         return self.apply(state.params, state, inputs, training=training)[0]
 
@@ -285,18 +285,22 @@ class Model(CompiledModel):
           RuntimeError: if the model is not built.
         """
         state = self._require_built()
-        counts = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state)]
+        trained = state.params if state.optimizer is None else state.trainable(state.params)
+        trees = (state.params, state.model_state, trained)
+        params, others, trainable = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
         rows = self._functional.summary_rows(self._sample_spec)
-        for line in render_summary(rows, self.name, sum(counts), counts[0] if self.trainable else 0, counts[1]):
+        for line in render_summary(rows, self.name, params + others, trainable if self.trainable else 0,
+                                   others):
             print_fn(line)
 
     def _absorb(self) -> None:
         """Gives an NNX user's own object the trained weights, as a loop of one's own would leave it."""
-        if self.built:
+        if self.built and jax.tree.leaves(self._functional.initial_values):
             # One device's copy: the user's eager calls run on one device.
-            state = self.current_state
+            state = self.strategy.on_devices(self.current_state)
             params, model_state = jax.tree.map(
-                lambda leaf: leaf.addressable_data(0), (state.params, state.model_state))
+                lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else np.asarray(leaf),
+                (state.params, state.model_state))
             self._functional.absorb(params, model_state)
 
     def _require_compiled(self, method: str) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from trainer import logs, step
-from trainer.compiled_step import compiled, compiled_over_mesh
+from trainer.compiled_step import compiled
 from trainer.data import Group
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
@@ -52,9 +51,9 @@ class CompiledPhase:
         self._eager = eager
         self._requested = 1 if eager else steps_per_execution
         make_context = ReplicaContext if eager else strategy.replica_context
-        # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
-        self._one_batch = one_batch if eager else compiled(one_batch)
+        # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
+        self._one_batch = one_batch if eager else functools.partial(self._on_replicas, compiled(one_batch))
         self._execute: Callable[..., Any] | None = None
         self._traced: set[Any] = set()
         self._stack_sizes: dict[tuple[int, int], int] = {}
@@ -75,27 +74,29 @@ class CompiledPhase:
             return
         stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
         group = self._strategy.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
-        one_step = self._one_step()
-        trace = one_step if self._eager else functools.partial(jax.eval_shape, one_step)
-        shapes = trace(state, group.data, group.mask)
+        if self._eager:
+            shapes, cost = self._one_step(state, group.data, group.mask), None
+        else:
+            traced = compiled(self._one_step).trace(state, group.data, group.mask)
+            shapes, cost = traced.out_info, lambda: traced.lower().cost_analysis()
         if self._execute is None:
-            self._learn(shapes, one_step, state, group)
+            self._learn(shapes, cost, state, group)
         self._traced.add(spec)
 
-    def _learn(self, shapes: Any, one_step: Any, state: Any, group: PlacedGroup) -> None:
+    def _learn(self, shapes: Any, cost: Callable[[], Any] | None, state: Any, group: PlacedGroup) -> None:
         if self._kind != "predict":
             empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
             self.empty_logs = jax.device_put(empty, self._strategy.logs_sharding)
             self.log_names = tuple(jax.eval_shape(logs.results, self.empty_logs))
         if self._requested == "auto":
-            cost = one_step.lower(state, group.data, group.mask).cost_analysis() or {}
+            assert cost is not None, "an eager step is not fused"
             batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(group.data)) / group.count
-            fitting = min(FUSED_FLOPS / max(float(cost.get("flops", FUSED_FLOPS)), 1.0),
+            fitting = min(FUSED_FLOPS / max(float((cost() or {}).get("flops", FUSED_FLOPS)), 1.0),
                           FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS)
             self._requested = 2 ** (int(max(fitting, 1.0)).bit_length() - 1)
         self.steps_per_execution = int(self._requested)
         fused = self.steps_per_execution > 1
-        self._execute = self._compiled(functools.partial(_GROUP[self._kind], self._one_batch, fused))
+        self._execute = self._executable(functools.partial(_GROUP[self._kind], self._one_batch, fused), state)
 
     def stack_size(self, rows: int, count: int, capacity: int) -> int:
         """Returns how many batches a group is padded to, so that groups of one kind share one shape.
@@ -121,33 +122,45 @@ class CompiledPhase:
         assert self._execute is not None, "prepare() comes first"
         return self._execute(state, *running, group.data, group.mask, group.device_count)
 
-    def _compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        if self._eager:
-            return run
-        strategy, replicated = self._strategy, PartitionSpec()
-        running = () if self._kind == "predict" else (replicated,)
-        outputs = {"train": (strategy.state_spec, replicated), "test": replicated, "predict": strategy.batch_spec}
-        return compiled_over_mesh(
-            run,
-            strategy.mesh,
-            in_specs=(strategy.state_spec, *running, strategy.batch_spec, strategy.mask_spec, replicated),
-            out_specs=outputs[self._kind],
-            # Running logs are not donated: a callback may read an earlier step's later.
-            donate=(0,) if self._kind == "train" else (),
-        )
-
-    def _one_step(self) -> Any:
+    def _executable(self, run: Callable[..., Any], state: Any) -> Callable[..., Any]:
         strategy = self._strategy
-        first = functools.partial(jax.tree.map, lambda leaf: leaf[0])
+        state_shardings = strategy.state_shardings(state)
 
-        def run(state: Any, data: Any, mask: Any) -> Any:
-            return self._one_batch(state, first(data), mask)
+        def execute(state: Any, *rest: Any) -> Any:
+            return run(self._opened(state), *rest)
+
+        def execute_eagerly(state: Any, *rest: Any) -> Any:
+            returned = execute(state, *rest)
+            return (jax.device_put(returned[0], state_shardings), *returned[1:]) if self._kind == "train" else returned
 
         if self._eager:
-            return run
-        out_specs = strategy.mask_spec if self._kind == "predict" else PartitionSpec()
-        in_specs = (strategy.state_spec, strategy.batch_spec, strategy.mask_spec)
-        return compiled_over_mesh(run, strategy.mesh, in_specs, out_specs)
+            return execute_eagerly
+        out_shardings = {"train": (state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
+                         "predict": strategy.batch_sharding}
+        # Running logs are not donated: a callback may read an earlier step's later.
+        return compiled(execute, out_shardings[self._kind], donate=(0,) if self._kind == "train" else ())
+
+    def _on_replicas(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
+        """Returns what one batch gives, each replica computing its rows of it; part of a compiled execution."""
+        strategy = self._strategy
+        handed, state_specs = strategy.hand_out(state)
+        rows_spec = strategy.rows_spec
+        options = {"out_specs": lambda outputs: rows_spec} if self._kind == "predict" else {}
+        mapped = strategy.map_over_replicas(one_batch, (state_specs, rows_spec, rows_spec), **options)
+        returned = mapped(handed, batch, mask)
+        if self._kind != "train":
+            return returned
+        left, step_logs, rows = returned
+        new_state = strategy.finish(state, left)
+        return new_state, step.with_skipped(step_logs, state, new_state), rows
+
+    def _one_step(self, state: Any, data: Any, mask: Any) -> Any:
+        batch = jax.tree.map(lambda leaf: leaf[0], data)
+        return self._one_batch(self._opened(state), batch, mask)
+
+    def _opened(self, state: Any) -> Any:
+        state = self._strategy.on_devices(state)
+        return state if self._kind == "train" else state.averaged()
 
 
 _compute_results = compiled(logs.results)

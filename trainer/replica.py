@@ -66,19 +66,62 @@ class ReplicaContext:
     def global_rows(self) -> int | jax.Array:
         """How many real rows the batch has over all replicas: an int, or a float32 scalar in a padded batch."""
         if self.padding_mask is not None:
-            return self.all_reduce(ReduceOp.SUM, self.padding_mask.sum())
+            return self.sum(self.padding_mask.sum())
         if self.rows is None:
             raise RuntimeError("`global_rows` is only known inside a step.")
         return self.rows * self.num_replicas_in_sync
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
-        """Returns the sum or the mean of `value`, a tree of arrays, over all replicas."""
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+        """Returns the sum or the mean of `value`, a tree of arrays, over all replicas.
+
+        Args:
+          reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+          value: a tree of arrays of the same shapes on all replicas.
+          options: a `trainer.distribute.CommunicationOptions`, for this reduction only.
+        """
         ReduceOp.of(reduce_op)
+        return value
+
+    def for_module(self) -> ReplicaContext:
+        """Returns the context for a module inside of the step, which sees the rows that it computes together."""
+        return self
+
+    def sum(self, value: Any) -> Any:
+        """Returns the sum of a tree of arrays over all replicas: for the step's own counts and statistics.
+
+        Unlike `all_reduce`, it is not carried out by the strategy's `cross_device_ops`, which are made for gradients.
+        """
         return value
 
     def all_gather(self, value: Any, axis: int = 0) -> Any:
         """Returns `value`, a tree of arrays, of all replicas concatenated along `axis`."""
         return value
+
+
+    # --- the state of training: what a replica is given of it, and how it is updated -------------------------------
+
+    def open_state(self, state: Any) -> Any:
+        """Returns a TrainState as code inside the step sees it, its parameters whole."""
+        return state
+
+    def close_state(self, before: Any, after: Any) -> Any:
+        """Returns what leaves the replica for `after`, a state that a step made of `before`."""
+        return after
+
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: Any) -> Any:
+        """Returns gradients reduced over the replicas, in the form that `update` takes; None: they are already."""
+        return grads if reduce_op is None else self.all_reduce(reduce_op, grads)
+
+    def update(self, rule: Any, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
+        """Returns the parameters and the optimizer's state after an update with reduced gradients.
+
+        Args:
+          rule: an `UpdateRule`, how gradients change parameters.
+          grads: what `reduce_gradients` returned.
+          opt_state: the optimizer's state, as `open_state` gave it.
+          params: the parameters.
+        """
+        return rule.update(grads, opt_state, params)
 
 
 class _Current(threading.local):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from trainer import errors
 from trainer.replica import ReduceOp, get_replica_context
@@ -25,7 +25,8 @@ class TrainState:
       model_state: every other collection of the model, such as BatchNorm's running averages.
       opt_state: the optimizer's state; for a dict of optimizers, one entry per optimizer. None without an optimizer.
       seed: what all random streams derive from, a uint32 scalar.
-      optimizer: what turns gradients into updates. Not part of the pytree's leaves.
+      optimizer: the `UpdateRule` that gradients are applied by, or a mapping of them by module name. Not part of the
+        pytree's leaves.
     """
 
     step: jax.Array
@@ -38,6 +39,39 @@ class TrainState:
     def replace(self, **changes: Any) -> TrainState:
         """Returns a copy with the given fields replaced."""
         return dataclasses.replace(self, **changes)
+
+    def trainable(self, tree: Any) -> Any:
+        """Returns the part of a tree like `params` that gradients are applied to: all that is not frozen."""
+        if isinstance(self.optimizer, Mapping):
+            return {name: rule.trainable(tree[name]) for name, rule in self.optimizer.items()}
+        return {} if self.optimizer is None else self.optimizer.trainable(tree)
+
+    @property
+    def loss_scale(self) -> jax.Array | None:
+        """The factor that gradients have inside of the model at present, a float32 scalar; None without one."""
+        scales = [part.loss_scale.scale for part in self._opt_states() if part.loss_scale is not None]
+        return functools.reduce(jnp.minimum, scales) if scales else None
+
+    @property
+    def skipped_updates(self) -> jax.Array | None:
+        """How many updates were skipped as their gradients were not finite; None without a loss scale."""
+        skipped = [part.loss_scale.skipped for part in self._opt_states() if part.loss_scale is not None]
+        return sum(skipped) if skipped else None
+
+    def averaged(self) -> TrainState:
+        """Returns the state to evaluate with: with the moving averages of the parameters, where they are kept."""
+        if self.optimizer is None:
+            return self
+        if isinstance(self.optimizer, Mapping):
+            averages = {name: rule.averaged(self.opt_state[name], self.params[name])
+                        for name, rule in self.optimizer.items()}
+            return self.replace(params={**self.params, **averages})
+        return self.replace(params=self.optimizer.averaged(self.opt_state, self.params))
+
+    def _opt_states(self) -> list[Any]:
+        if self.optimizer is None:
+            return []
+        return list(self.opt_state.values()) if isinstance(self.optimizer, Mapping) else [self.opt_state]
 
     def apply_gradients(
         self,
@@ -74,17 +108,12 @@ class TrainState:
         if named_grads and not isinstance(self.optimizer, Mapping):
             raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
                              "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
-        grads = named_grads or grads
-        if reduce is not None:
-            grads = get_replica_context().all_reduce(reduce, grads)
         if isinstance(self.optimizer, Mapping):
-            params, opt_state = dict(self.params), dict(self.opt_state)
-            for name, tree in grads.items():
-                if name not in self.optimizer:
-                    raise errors.unknown_name("module for gradients", name, self.optimizer)
-                params[name], opt_state[name] = _updated(self.optimizer[name], tree, opt_state[name], params[name])
+            params, opt_state = self._updated_by_name(named_grads or grads, reduce)
         else:
-            params, opt_state = _updated(self.optimizer, grads, self.opt_state, self.params)
+            context = get_replica_context()
+            reduced = context.reduce_gradients(reduce, self.optimizer.trainable(grads))
+            params, opt_state = context.update(self.optimizer, reduced, self.opt_state, self.params)
         return dataclasses.replace(
             self,
             step=self.step + 1,
@@ -93,10 +122,18 @@ class TrainState:
             model_state=self.model_state if model_state is None else model_state,
         )
 
-
-def _updated(optimizer: Any, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
+    def _updated_by_name(self, grads: Mapping[str, Any], reduce: ReduceOp | str | None) -> tuple[Any, Any]:
+        context = get_replica_context()
+        for name in grads:
+            if name not in self.optimizer:
+                raise errors.unknown_name("module for gradients", name, self.optimizer)
+        # In one reduction, as each is a rendezvous of all replicas.
+        reduced = context.reduce_gradients(
+            reduce, {name: self.optimizer[name].trainable(tree) for name, tree in grads.items()})
+        params, opt_state = dict(self.params), dict(self.opt_state)
+        for name, tree in reduced.items():
+            params[name], opt_state[name] = context.update(self.optimizer[name], tree, opt_state[name], params[name])
+        return params, opt_state
 
 
 def initial_state(params: Any, model_state: Any, optimizer: Any, seed: jax.Array) -> TrainState:

@@ -15,9 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from trainer import errors, replica
-from trainer.logs import RunningLog, add_step, check_logs, merge_over_replicas
+from trainer.logs import MetricValue, RunningLog, add_step, check_logs, merge_over_replicas
+from trainer.metrics import Sum
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState
+
+_SKIPPED = Sum(name="skipped_steps")
 
 Step = Callable[[TrainState, Any], Any]
 ContextFactory = Callable[[int, jax.Array | None], ReplicaContext]
@@ -31,7 +34,7 @@ def rows_of(batch: Any) -> int:
 def train_one_batch(
     train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
 ) -> tuple[TrainState, dict[str, Any], Any]:
-    """Returns the state after one train step, the logs of the whole batch and its number of real rows.
+    """Returns the state that leaves a replica after one train step, the logs of the whole batch, and its real rows.
 
     Whatever `train_step` does, the step count advances by one and floating model state ends equal on all replicas.
 
@@ -39,6 +42,7 @@ def train_one_batch(
       TypeError: if `train_step` does not return `(logs, state)`, or returns a state of another structure.
     """
     with replica.enter(make_context(rows_of(batch), mask)) as context:
+        state = context.open_state(state)
         returned = train_step(state, batch)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
             raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
@@ -53,7 +57,15 @@ def train_one_batch(
         new_state = dataclasses.replace(
             new_state, step=state.step + 1, model_state=jax.tree.unflatten(treedef, leaves))
         _check_same_structure(state, new_state)
-        return new_state, logs, context.global_rows
+        return context.close_state(state, new_state), logs, context.global_rows
+
+
+def with_skipped(logs: dict[str, Any], before: TrainState, after: TrainState) -> dict[str, Any]:
+    """Returns a step's logs with the number of updates that were skipped in it, where there is a loss scale."""
+    if before.skipped_updates is None:
+        return logs
+    skipped = jnp.asarray(after.skipped_updates - before.skipped_updates, jnp.float32)
+    return {**logs, _SKIPPED.name: MetricValue([skipped], _SKIPPED)}
 
 
 def test_one_batch(
@@ -61,7 +73,7 @@ def test_one_batch(
 ) -> tuple[dict[str, Any], Any]:
     """Returns the logs of the whole batch, and its number of real rows."""
     with replica.enter(make_context(rows_of(batch), mask)) as context:
-        logs = _without_state(test_step(state, batch))
+        logs = _without_state(test_step(context.open_state(state), batch))
         logs, _ = merge_over_replicas(check_logs(logs, "test_step"), None, context)
         return logs, context.global_rows
 
@@ -75,8 +87,8 @@ def predict_one_batch(
       ValueError: if an output does not have these rows as its first axis, so that padding cannot be taken out.
     """
     rows = rows_of(batch)
-    with replica.enter(make_context(rows, mask)):
-        outputs = _without_state(predict_step(state, batch))
+    with replica.enter(make_context(rows, mask)) as context:
+        outputs = _without_state(predict_step(context.open_state(state), batch))
         for leaf in jax.tree.leaves(outputs):
             if jnp.shape(leaf)[:1] != (rows,):
                 raise ValueError("The outputs of the model must have the rows of the batch as their first axis. "

@@ -1,20 +1,44 @@
 """Strategies: which devices train together, where the state lives, and how values are reduced."""
 
+from trainer.distribute.collectives import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+    RingAllReduce,
+)
+from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.fully_sharded import CentralStorageStrategy, FullyShardedStrategy
+from trainer.distribute.layout_map import LayoutMap
 from trainer.distribute.mirrored import MirroredStrategy, OneDeviceStrategy
+from trainer.distribute.model_parallel import ModelParallelStrategy
 from trainer.distribute.per_replica import PerReplica
 from trainer.distribute.strategy import Strategy, ValueContext, get_strategy, has_strategy, in_cross_replica_context
+from trainer.distribute.tpu import TPUStrategy
 from trainer.replica import ReduceOp, ReplicaContext, get_replica_context
 
 __all__ = [
+    "CentralStorageStrategy",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "CrossDeviceOps",
     "DistributedDataset",
+    "FullyShardedStrategy",
+    "HierarchicalCopyAllReduce",
     "InputContext",
+    "LayoutMap",
     "MirroredStrategy",
+    "ModelParallelStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
+    "RingAllReduce",
     "Strategy",
+    "TPUStrategy",
     "ValueContext",
     "get_replica_context",
     "get_strategy",

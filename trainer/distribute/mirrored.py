@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainer import errors
+from trainer.distribute.collectives import CrossDeviceOps
 from trainer.distribute.devices import find_device, find_devices
 from trainer.distribute.strategy import Strategy
 
@@ -37,10 +39,12 @@ class MirroredStrategy(Strategy):
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. All local devices
         by default.
+      cross_device_ops: how gradients are reduced: `NcclAllReduce()`, the default, `HierarchicalCopyAllReduce()`,
+        `ReductionToOneDevice()` or `RingAllReduce()`.
 
     Raises:
       ValueError: if `devices` is empty, names a device twice, or names one that does not exist.
-      TypeError: if `devices` is not a sequence of devices.
+      TypeError: if `devices` is not a sequence of devices, or `cross_device_ops` is none of these.
 
     Example:
       >>> with MirroredStrategy(["cpu:0"]).scope() as strategy:
@@ -48,5 +52,7 @@ class MirroredStrategy(Strategy):
       1
     """
 
-    def __init__(self, devices: Sequence[Any] | None = None):
-        super().__init__(find_devices(devices))
+    def __init__(self, devices: Sequence[Any] | None = None, cross_device_ops: CrossDeviceOps | None = None):
+        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+            raise errors.wrong_type("cross_device_ops", cross_device_ops, "a reduction such as NcclAllReduce()")
+        super().__init__(find_devices(devices), cross_device_ops)

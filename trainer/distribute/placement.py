@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
+
 
 @dataclasses.dataclass(frozen=True)
 class PlacedGroup:

@@ -14,27 +14,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from trainer import errors, replica
-from trainer.compiled_step import compiled_over_mesh
+from trainer.compiled_step import compiled
 from trainer.distribute.per_replica import PerReplica, is_per_replica
+from trainer.distribute.sharded_state import specs_of
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState
 
 
 class RunStrategy(Protocol):
-    """What running a function needs of a strategy."""
-
-    mesh: Mesh
+    """What running a function needs of a strategy; see `Strategy`."""
 
     @property
-    def mask_spec(self) -> PartitionSpec:
-        """How the leading axis is split over the replicas."""
+    def rows_spec(self) -> PartitionSpec:
+        """How arrays whose first axis is replicas are split."""
 
-    @property
-    def state_spec(self) -> PartitionSpec:
-        """How a replica sees the state."""
+    def state_shardings(self, state: TrainState) -> TrainState:
+        """Returns where each leaf of a state lives."""
+
+    def on_devices(self, state: TrainState) -> TrainState:
+        """Returns a state in the memory of the devices."""
+
+    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
+        """Returns what replicas are given for a state, and how that is split."""
+
+    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+        """Returns a state from the one before and what left the replicas."""
+
+    def map_over_replicas(self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any]) -> Any:
+        """Returns a function that runs `function` once on each replica."""
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced."""
@@ -44,14 +54,18 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, nnx.Pytree)
 
 
+def _is_state(value: Any) -> bool:
+    return isinstance(value, TrainState)
+
+
 def _is_argument(value: Any) -> bool:
-    return is_per_replica(value) or isinstance(value, TrainState) or _is_object(value)
+    return is_per_replica(value) or _is_state(value) or _is_object(value)
 
 
 @dataclasses.dataclass
 class _Program:
     execute: Any
-    outputs: Any = None  # the tree of the results, known once traced
+    outputs: Any = None  # once traced: where each state in the results comes from, and the tree of the results
 
 
 class ReplicaRunner:
@@ -100,8 +114,8 @@ class ReplicaRunner:
             nnx.update(objects, new_object_state)
         merged = iter(split_outputs)
         states = iter(state_outputs)
-        flags, structure = program.outputs
-        return jax.tree.unflatten(structure, [next(states) if is_state else next(merged) for is_state in flags])
+        origins, structure = program.outputs
+        return jax.tree.unflatten(structure, [next(merged) if origin is None else next(states) for origin in origins])
 
     def _make_program(self, function: Any, treedef: Any, graphdef: Any, constants: Mapping[int, Any]) -> _Program:
         strategy = self._strategy
@@ -110,6 +124,7 @@ class ReplicaRunner:
             here = jax.tree.map(lambda leaf: leaf[0], split)
             rows, row_mask = _rows(here)
             context = strategy.replica_context(rows, row_mask)
+            mirrored = _map_states(context.open_state, mirrored)
             values = {**constants, **mirrored, **{index: value.stacked for index, value in here.items()}}
             objects = nnx.merge(graphdef, _with_own_streams(object_state, context))
             remaining = iter(objects)
@@ -117,21 +132,32 @@ class ReplicaRunner:
             args, kwargs = jax.tree.unflatten(treedef, arguments)
             with replica.enter(context):
                 returned = function(*args, **kwargs)
-            leaves, structure = jax.tree.flatten(returned, is_leaf=lambda leaf: isinstance(leaf, TrainState))
-            program.outputs = [isinstance(leaf, TrainState) for leaf in leaves], structure
-            states = [_advanced(leaf, mirrored) for leaf in leaves if isinstance(leaf, TrainState)]
-            outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not isinstance(leaf, TrainState)]
+            leaves, structure = jax.tree.flatten(returned, is_leaf=_is_state)
+            origins = [_origin(leaf, mirrored) if _is_state(leaf) else None for leaf in leaves]
+            program.outputs = origins, structure
+            states = [context.close_state(mirrored[origin], _advanced(leaf, mirrored[origin]))
+                      for leaf, origin in zip(leaves, origins, strict=True) if origin is not None]
+            outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not _is_state(leaf)]
             new_graphdef, new_state = nnx.split(objects)
             if new_graphdef != graphdef:
                 raise ValueError("The function changed the structure of an NNX object that it was given. Set modes "
                                  "such as `train()` before, and keep new attributes out of the step.")
             return states, outputs, _with_old_streams(new_state, object_state)
 
-        program = _Program(None)
-        program.execute = compiled_over_mesh(
-            one_replica, strategy.mesh,
-            in_specs=(strategy.state_spec, strategy.mask_spec, PartitionSpec()),
-            out_specs=(strategy.state_spec, strategy.mask_spec, PartitionSpec()))
+        def all_replicas(mirrored: Any, split: Any, object_state: Any) -> tuple[Any, Any, Any]:
+            mirrored = _map_states(strategy.on_devices, mirrored)
+            handed = {index: strategy.hand_out(value) if _is_state(value) else (value, PartitionSpec())
+                      for index, value in mirrored.items()}
+            mapped = strategy.map_over_replicas(
+                one_replica, ({index: specs for index, (_, specs) in handed.items()}, strategy.rows_spec,
+                              PartitionSpec()),
+                lambda outputs: (specs_of(outputs[0]), strategy.rows_spec, PartitionSpec()))
+            left, *others = mapped({index: value for index, (value, _) in handed.items()}, split, object_state)
+            origins = [origin for origin in program.outputs[0] if origin is not None]
+            states = [strategy.finish(mirrored[origin], state) for origin, state in zip(origins, left, strict=True)]
+            return [jax.device_put(state, strategy.state_shardings(state)) for state in states], *others
+
+        program = _Program(compiled(all_replicas))
         return program
 
 
@@ -153,10 +179,22 @@ def _as_output(leaf: Any, rows: int | None, row_mask: jax.Array | None) -> PerRe
     return PerReplica(value, row_mask[None] if has_rows and row_mask is not None else None)
 
 
-def _advanced(state: TrainState, mirrored: Mapping[int, Any]) -> TrainState:
+def _map_states(function: Callable[[TrainState], TrainState], values: Mapping[int, Any]) -> dict[int, Any]:
+    return {index: function(value) if _is_state(value) else value for index, value in values.items()}
+
+
+def _origin(state: TrainState, mirrored: Mapping[int, Any]) -> int:
+    """Returns the number of the argument that a state was made of: no step changes its seed."""
+    for index, value in mirrored.items():
+        if _is_state(value) and value.seed is state.seed:
+            return index
+    raise ValueError("A function that runs on replicas returned a TrainState that is not made of one that it was "
+                     "given. Pass the state as an argument, and return what its `replace` or `apply_gradients` gives.")
+
+
+def _advanced(state: TrainState, before: TrainState) -> TrainState:
     # One step, however often gradients were applied in it.
-    before = next((value for value in mirrored.values() if isinstance(value, TrainState)), None)
-    return state if before is None or state.step is before.step else state.replace(step=before.step + 1)
+    return state if state.step is before.step else state.replace(step=before.step + 1)
 
 
 def _with_own_streams(state: Any, context: ReplicaContext) -> Any:

@@ -16,16 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trainer.compiled_step import on_each_device
 from trainer.data import Dataset, Group
-from trainer.distribute.collectives import MeshReplicaContext
+from trainer.distribute.collectives import CrossDeviceOps, MeshReplicaContext
 from trainer.distribute.devices import default_devices
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.explain import StateReport, report
 from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
-from trainer.distribute.placement import PlacedGroup, pad_rows
+from trainer.distribute.placement import REPLICA_AXIS, PlacedGroup, pad_rows
 from trainer.distribute.run import ReplicaRunner
+from trainer.distribute.sharded_state import specs_of
+from trainer.paths import named_leaves
 from trainer.replica import ReduceOp, ReplicaContext, in_replica_context
-
-REPLICA_AXIS = "replica"
+from trainer.state import TrainState
 
 
 class ValueContext(NamedTuple):
@@ -46,15 +49,16 @@ class Strategy:
     A strategy with one device is a mesh of size one and takes the same path as any other.
 
     Args:
-      devices: the devices, one replica each.
+      mesh: the devices, with an axis `REPLICA_AXIS`; or a list of them, one replica each.
+      cross_device_ops: how gradients are reduced; `NcclAllReduce()` by default.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]):
-        self.mesh = Mesh(np.asarray(devices), (REPLICA_AXIS,))
-        self._state_sharding = NamedSharding(self.mesh, PartitionSpec())
-        self._logs_sharding = NamedSharding(self.mesh, PartitionSpec())
-        self._batch_sharding = NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
-        self._mask_sharding = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+    def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
+        self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
+        self._cross_device_ops = cross_device_ops
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
+        self._rows_sharding = NamedSharding(mesh, self.rows_spec)
         self._counts: dict[int, jax.Array] = {}
         self._runner = ReplicaRunner(self)
 
@@ -65,48 +69,100 @@ class Strategy:
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas take part in each step."""
-        return self.mesh.devices.size
-
-    @property
-    def state_sharding(self) -> NamedSharding:
-        """Where the leaves of a `TrainState` live: a copy on each device."""
-        return self._state_sharding
+        return self.mesh.shape[REPLICA_AXIS]
 
     @property
     def logs_sharding(self) -> NamedSharding:
         """Where running logs live: a copy on each device."""
-        return self._logs_sharding
+        return self._whole
 
     @property
-    def state_spec(self) -> PartitionSpec:
-        """How `shard_map` hands the state to a replica."""
-        return self._state_sharding.spec
+    def batch_sharding(self) -> NamedSharding:
+        """Where groups of batches live, whose leaves are `(batches, rows, ...)`: rows split over the replicas."""
+        return self._batch_sharding
 
     @property
-    def batch_spec(self) -> PartitionSpec:
-        """How `shard_map` splits a group of batches, whose leaves are `(batches, rows, ...)`."""
-        return self._batch_sharding.spec
+    def rows_spec(self) -> PartitionSpec:
+        """How arrays whose first axis is rows, or replicas, are split."""
+        return PartitionSpec(REPLICA_AXIS)
 
-    @property
-    def mask_spec(self) -> PartitionSpec:
-        """How `shard_map` splits a mask of rows."""
-        return self._mask_sharding.spec
+    # --- the state: where it lives, and how the replicas of a step get it. Here, a copy on each device. -------------
+
+    def state_shardings(self, state: TrainState) -> TrainState:
+        """Returns where each leaf of a state lives between steps, from a state of arrays or shapes."""
+        return jax.tree.map(lambda leaf: self._whole, state)
+
+    def on_devices(self, state: TrainState) -> TrainState:
+        """Returns a state in the memory of the devices; part of a compiled execution, before its first step."""
+        return state
+
+    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
+        """Returns what the replicas of a step are given for a state, and how that is split over them."""
+        return state, jax.tree.map(lambda leaf: PartitionSpec(), state)
+
+    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+        """Returns the state after a step, from the one before it and what left the replicas."""
+        return left
+
+    def map_over_replicas(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of
+    ) -> Any:
+        """Returns a function, to be called in a compiled one, that runs `function` once on each replica.
+
+        Args:
+          function: what a replica computes, from its part of the arguments.
+          in_specs: how each argument is split over the replicas, a prefix of their trees.
+          out_specs: returns how the outputs are put together, likewise, from the tree of one replica's. By default they
+            are equal on all replicas, but for those that say that they are split.
+        """
+        return on_each_device(function, self.mesh, REPLICA_AXIS, in_specs, out_specs)
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
-        """Returns the context of the replica being traced inside `shard_map` over `mesh`.
+        """Returns the context of the replica being traced in a function given to `map_over_replicas`.
 
         Args:
           rows: the replica's rows, padding included; None for a function that is given no rows.
           row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any.
         """
-        packs = self.mesh.devices.flat[0].platform == "cpu"
-        return MeshReplicaContext(REPLICA_AXIS, self.num_replicas_in_sync, packs, rows, row_mask)
+        return MeshReplicaContext(*self._context_arguments(rows, row_mask))
 
-    def place_state(self, tree: Any) -> Any:
-        """Returns host or device arrays as arrays placed like the state; JAX arrays may share their buffers."""
+    def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
+        # To pack arrays that are split over other axes would gather them.
+        packs = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size == self.num_replicas_in_sync
+        return REPLICA_AXIS, self.num_replicas_in_sync, packs, rows, row_mask, self._cross_device_ops
+
+    def place_state(self, state: TrainState) -> TrainState:
+        """Returns a state of host or device arrays placed as this strategy keeps it; JAX arrays may share buffers."""
         # JAX would use the memory of a numpy array on CPU, and so see what its owner writes there later.
-        owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), tree)
-        return jax.device_put(owned, self.state_sharding)
+        owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), state)
+        return jax.device_put(owned, self.state_shardings(owned))
+
+    def gradient_shardings(self, state: TrainState) -> Any:
+        """Returns where the reduced gradients of the trained parameters of a state live."""
+        return jax.tree.map(lambda leaf: self._whole, state.trainable(state.params))
+
+    def explain(self, model: Any, sample: Any = None) -> StateReport:
+        """Prints and returns how a model's state would be placed, and the bytes that each device would hold.
+
+        Nothing is allocated. The model may have been made under another strategy, to compare.
+
+        Args:
+          model: a `trainer.Model`, compiled, so that its optimizer's state is known.
+          sample: some rows of inputs `x`, which a model that is not built needs.
+
+        Raises:
+          ValueError: if the model is not built and there is no sample, or if the strategy cannot place its state.
+        """
+        state = model.state_shapes(sample)
+        shardings = self.state_shardings(state)
+        parts = ((state.params, shardings.params), (state.opt_state, shardings.opt_state),
+                 (state.model_state, shardings.model_state))
+        found = report(f"{model.name} under {self!r}", *(named_leaves(tree) for pair in parts for tree in pair),
+                       named_leaves(self.gradient_shardings(state)))
+        print(found)
+        return found
+
+    # --- data ------------------------------------------------------------------------------------------------------
 
     def place_group(self, group: Group, stack_size: int | None = None) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
@@ -118,7 +174,7 @@ class Strategy:
         data, mask = group.data, None
         if rows != group.rows:
             data = jax.tree.map(lambda leaf: pad_rows(leaf, rows, axis=1), data)
-            mask = jax.device_put((np.arange(rows) < group.rows).astype(np.float32), self._mask_sharding)
+            mask = jax.device_put((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
         if stack_size is not None and stack_size > group.count:
             data = jax.tree.map(lambda leaf: pad_rows(leaf, stack_size, axis=0), data)
         if group.count not in self._counts:
@@ -194,7 +250,7 @@ class Strategy:
         Args:
           dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles does so anew in each iteration.
         """
-        return DistributedDataset(dataset, self.num_replicas_in_sync, self._mask_sharding)
+        return DistributedDataset(dataset, self.num_replicas_in_sync, self._rows_sharding)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
         """Returns an iterable whose elements have one batch of a dataset for each replica.
@@ -203,7 +259,7 @@ class Strategy:
           dataset_fn: returns a dataset with a replica's rows in each batch, from an `InputContext`.
         """
         dataset = dataset_fn(InputContext(num_replicas_in_sync=self.num_replicas_in_sync))
-        return DistributedDataset(dataset, self.num_replicas_in_sync, self._mask_sharding, deals_batches=True)
+        return DistributedDataset(dataset, self.num_replicas_in_sync, self._rows_sharding, deals_batches=True)
 
     def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """Returns a `Dataset` of arrays, to be batched and distributed."""
@@ -218,7 +274,7 @@ class Strategy:
         replicas = self.num_replicas_in_sync
         values = [value_fn(ValueContext(index, replicas)) for index in range(replicas)]
         return jax.tree.map(
-            lambda *leaves: PerReplica(jax.device_put(np.stack(leaves), self._mask_sharding)), *values)
+            lambda *leaves: PerReplica(jax.device_put(np.stack(leaves), self._rows_sharding)), *values)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:

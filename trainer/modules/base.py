@@ -58,7 +58,7 @@ class FunctionalModule(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global") -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False) -> tuple[Any, dict]:
         """Returns the outputs and the new state.
 
         Args:
@@ -69,6 +69,8 @@ class FunctionalModule(abc.ABC):
           make_key: gives the key of a random stream; only called for streams that the module asks for
             (Linen) or holds (NNX).
           batch_norm: "global" for statistics over the batch of all replicas, "per_replica" over this replica's rows.
+          remat: in training, whether gradients are computed with less memory and a second forward pass; see `remat.py`
+            for which layers. Outputs, state and gradients are the same.
 
         Returns:
           `(outputs, model_state)`; when not training, the state is the one that was given.

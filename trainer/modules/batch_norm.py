@@ -20,9 +20,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
+from jax.ad_checkpoint import checkpoint_name
 
 from trainer.errors import unknown_name
-from trainer.replica import ReduceOp, get_replica_context
+from trainer.replica import get_replica_context
+
+STATISTICS_NAME = "batch_statistics"
+"""The name that `jax.checkpoint` policies know the sums over the batch by."""
 
 POLICIES = ("global", "per_replica")
 """Whose rows batch statistics are taken over."""
@@ -57,7 +61,7 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
 
     def over_replicas(*sums: jax.Array) -> jax.Array:
         packed = jnp.stack(sums)
-        return get_replica_context().all_reduce(ReduceOp.SUM, packed) if policy == "global" else packed
+        return checkpoint_name(get_replica_context().sum(packed) if policy == "global" else packed, STATISTICS_NAME)
 
     count = masked_sum(jnp.ones_like(x))
     if use_fast_variance:

@@ -18,6 +18,7 @@ from flax.errors import InvalidRngError
 
 from trainer.modules.base import FLAGS, FunctionalModule, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import call_linen_batch_norm, is_linen_batch_norm
+from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
 
 _NESTED_FLAGS = ("deterministic", "use_running_average")
@@ -39,6 +40,7 @@ class LinenFunctional(FunctionalModule):
         # The streams that the module was seen to ask for: by `training`, and when it is created.
         self._streams: dict[bool, list[str]] = {True: [], False: []}
         self._streams_of_init: list[str] = []
+        self._rematerialisation = Rematerialisation()
 
     def init(self, key: jax.Array, inputs: Any, initial_values: Any = None) -> tuple[dict, dict, Any]:
         """See the base class; `initial_values` is not used, as Linen modules hold no values."""
@@ -50,13 +52,18 @@ class LinenFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global") -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False) -> tuple[Any, dict]:
         """See the base class."""
         call = nn.apply(self._call(inputs, training), self._module, mutable=list(model_state))
         variables = {"params": params, **model_state}
-        with nn.intercept_methods(_interceptor(training, batch_norm)):
-            outputs, updates = _with_streams(self._streams[training],
-                                             lambda streams: call(variables, rngs=_keys(streams, make_key)))
+
+        def outputs_and_updates(make_key: MakeKey) -> tuple[Any, Any]:
+            with nn.intercept_methods(_interceptor(training, batch_norm)):
+                return _with_streams(self._streams[training],
+                                     lambda streams: call(variables, rngs=_keys(streams, make_key)))
+
+        outputs, updates = (self._rematerialisation.run(outputs_and_updates, make_key, params, inputs)
+                            if remat and training else outputs_and_updates(make_key))
         return outputs, {**model_state, **_plain(updates)} if training else model_state
 
     def absorb(self, params: dict, model_state: dict) -> None:
@@ -97,6 +104,11 @@ def _interceptor(training: bool, batch_norm: str) -> Callable[..., Any]:
     def intercept(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         if context.method_name != "__call__":
             return next_call(*args, **kwargs)
+        module = context.module
+        return call_layer(module.path, lambda: call_in_phase(next_call, args, kwargs, context),
+                          lambda: _rematerialised(module, args, kwargs), lambda: module.variables.get("params", {}))
+
+    def call_in_phase(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         module, signature = context.module, inspect.signature(context.orig_method)
         bound = signature.bind(*args, **kwargs)
         for name in _NESTED_FLAGS:
@@ -112,6 +124,18 @@ def _interceptor(training: bool, batch_norm: str) -> Callable[..., Any]:
         return next_call(*bound.args, **bound.kwargs)
 
     return intercept
+
+
+def _rematerialised(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    # Flax has to see what is bound to variables. All else stays what it is: flags, strings, None.
+    bound, put_back = take_out((args, kwargs), lambda leaf: (isinstance(leaf, (nn.Module, nn.Variable))
+                                                             and leaf.scope is not None))
+
+    def call_again(module: nn.Module, *bound: Any) -> Any:
+        args, kwargs = put_back(*bound)
+        return module(*args, **kwargs)  # Gets back to the interceptor, which now makes a plain call.
+
+    return rematerialise(nn.remat, call_again, module, *bound)
 
 
 def _with_streams(streams: list[str], call: Callable[[list[str]], Any]) -> Any:

@@ -70,7 +70,7 @@ class NamedFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", module: str | None = None) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, module: str | None = None) -> tuple[Any, dict]:
         """Returns one module's outputs, and the state of all modules.
 
         Args:
@@ -80,6 +80,7 @@ class NamedFunctional(FunctionalModule):
           training: as in the base class.
           make_key: as in the base class; the name of a stream begins with the module's name.
           batch_norm: as in the base class.
+          remat: as in the base class.
           module: the name of the module to apply.
 
         Raises:
@@ -90,7 +91,7 @@ class NamedFunctional(FunctionalModule):
         if module not in self.parts:
             raise unknown_name("module", module, self.parts)
         outputs, new_state = self.parts[module].apply(
-            params, model_state[module], inputs, training=training, batch_norm=batch_norm,
+            params, model_state[module], inputs, training=training, batch_norm=batch_norm, remat=remat,
             make_key=lambda stream: make_key(f"{module}/{stream}"))
         return outputs, {**model_state, module: new_state} if training else model_state
 

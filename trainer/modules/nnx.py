@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from flax.traverse_util import unflatten_dict
 
 from trainer.modules.base import FunctionalModule, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import replace_nnx_batch_norms, set_nnx_policy
+from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
 
 Path = tuple[Any, ...]
@@ -45,6 +46,7 @@ class NNXFunctional(FunctionalModule):
         self._random = {path: value for path, value in variables.items() if isinstance(value, nnx.RngState)}
         self._param_paths = [path for path, value in variables.items() if isinstance(value, nnx.Param)]
         self._state_paths = [path for path in variables if path not in self._random and path not in self._param_paths]
+        self._rematerialisation = Rematerialisation()
         self._graphdefs: dict[tuple[bool, str], nnx.GraphDef] = {}
 
     @property
@@ -59,12 +61,20 @@ class NNXFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global") -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False) -> tuple[Any, dict]:
         """See the base class; a stream's name is its path, such as "dropout/rngs"."""
-        module = self._merge(params, model_state, training, make_key, batch_norm)
-        args, kwargs = call_arguments(module, inputs, training)
-        outputs = module(*args, **kwargs)
-        return outputs, self._values(module)[1] if training else model_state
+        remat = remat and training
+
+        def outputs_and_state(make_key: MakeKey) -> tuple[Any, dict]:
+            module = self._merge(params, model_state, training, make_key, batch_norm)
+            if remat:
+                _hook_calls(module, _call_or_rematerialise)
+            args, kwargs = call_arguments(module, inputs, training)
+            outputs = module(*args, **kwargs)
+            return outputs, self._values(module)[1] if training else model_state
+
+        return (self._rematerialisation.run(outputs_and_state, make_key, params, inputs) if remat
+                else outputs_and_state(make_key))
 
     def absorb(self, params: dict, model_state: dict) -> None:
         """Writes copies of the values into the user's module, whose random streams and mode stay as they are."""
@@ -75,9 +85,15 @@ class NNXFunctional(FunctionalModule):
         """See the base class."""
         recorder = CallRecorder(inputs)
 
+        def record_call(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+            recorder.begin(layer.call_path, type(layer).__name__)
+            outputs = call(layer, *args, **kwargs)
+            recorder.end(layer.call_path, outputs)
+            return outputs
+
         def record(params: dict, model_state: dict, batch: Any) -> None:
             module = self._merge(params, model_state, False, lambda _: jax.random.key(0), "global")
-            _record_calls(module, recorder)
+            _hook_calls(module, record_call)
             args, kwargs = call_arguments(module, batch, training=False)
             module(*args, **kwargs)
 
@@ -141,26 +157,35 @@ def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
-def _record_calls(module: nnx.Module, recorder: CallRecorder) -> None:
+def _hook_calls(module: nnx.Module, hook: Callable[..., Any]) -> None:
+    """Makes each layer of a private clone call `hook(layer, call, args, kwargs)` in place of `call`, its `__call__`."""
     for path, layer in list(nnx.iter_modules(module)):
         if callable(layer):
-            _record_calls_of(layer, _names(path), recorder)
-
-
-def _record_calls_of(layer: Any, path: tuple[str, ...], recorder: CallRecorder) -> None:
-    # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
-    layer.summary_path = path
-    layer.summary_recorder = recorder
-    object.__setattr__(layer, "__class__", _recording_class(layer.__class__))
+            # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
+            layer.call_path = _names(path)
+            layer.call_hook = hook
+            object.__setattr__(layer, "__class__", _hooked_class(layer.__class__))
 
 
 @functools.cache
-def _recording_class(layer_class: type[nnx.Module]) -> type[nnx.Module]:
+def _hooked_class(layer_class: type[nnx.Module]) -> type[nnx.Module]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.summary_recorder.begin(self.summary_path, layer_class.__name__)
-        outputs = layer_class.__call__(self, *args, **kwargs)
-        self.summary_recorder.end(self.summary_path, outputs)
-        return outputs
+        return self.call_hook(self, layer_class.__call__, args, kwargs)
 
     return types.new_class(layer_class.__name__, (layer_class,),
                            exec_body=lambda body: body.update(__call__=functools.wraps(layer_class.__call__)(call)))
+
+
+def _call_or_rematerialise(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    def rematerialised() -> Any:
+        # NNX has to see its own objects. All else stays what it is: flags, strings, None.
+        objects, put_back = take_out((args, kwargs), lambda leaf: isinstance(leaf, (nnx.Pytree, nnx.Variable)))
+
+        def call_again(layer: Any, *objects: Any) -> Any:
+            args, kwargs = put_back(*objects)
+            return call(layer, *args, **kwargs)
+
+        return rematerialise(nnx.remat, call_again, layer, *objects)
+
+    return call_layer(layer.call_path, lambda: call(layer, *args, **kwargs), rematerialised,
+                      lambda: nnx.state(layer, nnx.Param))

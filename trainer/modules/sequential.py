@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax import nnx
 
 from trainer.modules.base import call_arguments
+from trainer.modules.remat import call_function
 
 
 def stack_layers(layers: Sequence[Callable[..., Any]]) -> nn.Module | nnx.Module:
@@ -45,9 +46,12 @@ def stack_layers(layers: Sequence[Callable[..., Any]]) -> nn.Module | nnx.Module
 
 
 def _call_in_turn(layers: Sequence[Callable[..., Any]], inputs: Any, training: bool) -> Any:
-    for layer in layers:
+    for index, layer in enumerate(layers):
         args, kwargs = call_arguments(layer, inputs, training)
-        inputs = layer(*args, **kwargs)
+        if isinstance(layer, (nn.Module, nnx.Module)):
+            inputs = layer(*args, **kwargs)
+        else:
+            inputs = call_function(f"layers_{index}", layer, args, kwargs)
     return inputs
 
 

@@ -22,11 +22,15 @@ class OptimizerState(NamedTuple):
       count: updates done, an int32 scalar.
       learning_rate: a float32 scalar. With a constant rate, the rate itself; with a schedule, a factor on top of it.
       inner: the state of the optax transformation.
+      average: the moving average of the trained parameters, float32, a tree like them; None where none is kept.
+      loss_scale: a `precision.LossScale`; None where gradients are not scaled.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
     learning_rate: jax.Array
     inner: Any
+    average: Any = None
+    loss_scale: Any = None
 
 
 class Optimizer:

@@ -1,32 +1,32 @@
-"""Several optimizers by the name of the module that each of them updates."""
+"""Several update rules by the name of the parameters that each of them updates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainer.optimizers.base import Optimizer
+from trainer.optimizers.update_rule import UpdateRule
 
 
-class NamedOptimizers(Mapping[str, Optimizer]):
-    """A mapping from module names to optimizers that hashes by identity, so that it can be a pytree's static part.
+class NamedRules(Mapping[str, UpdateRule]):
+    """A mapping from names to update rules that hashes by identity, so that it can be a pytree's static part.
 
     Example:
       >>> from trainer import optimizers
-      >>> list(NamedOptimizers({"generator": optimizers.get("adam")}))
+      >>> list(NamedRules({"generator": UpdateRule(optimizers.get("adam"))}))
       ['generator']
     """
 
-    def __init__(self, optimizers: Mapping[str, Optimizer]):
-        self._optimizers = dict(optimizers)
+    def __init__(self, rules: Mapping[str, UpdateRule]):
+        self._rules = dict(rules)
 
-    def __getitem__(self, name: str) -> Optimizer:
-        return self._optimizers[name]
+    def __getitem__(self, name: str) -> UpdateRule:
+        return self._rules[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._optimizers)
+        return iter(self._rules)
 
     def __len__(self) -> int:
-        return len(self._optimizers)
+        return len(self._rules)
 
     def __hash__(self) -> int:
         return id(self)

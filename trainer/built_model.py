@@ -1,0 +1,178 @@
+"""BuiltModel: a module, the strategy that it was made under, and its training state.
+
+Owns how the state is made, where it lives, and who holds its buffers. What a step computes with it is in
+`compiled_model.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer import checks, errors, paths
+from trainer.compile_options import CompileOptions
+from trainer.compiled_step import copy_buffers, init_placed
+from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.batches import as_batch
+from trainer.distribute import get_strategy, has_strategy
+from trainer.modules import as_functional
+from trainer.optimizers.named import NamedRules
+from trainer.optimizers.update_rule import UpdateRule
+from trainer.rng import stream_key
+from trainer.state import TrainState, initial_opt_state, initial_state
+from trainer.update_rules import check_names
+
+INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many rows of the first batch
+
+
+def first_rows(batch: Any) -> Any:
+    """Returns the rows of a batch that a model is initialised on."""
+    return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
+
+
+class BuiltModel:
+    """A Flax module with its state on a strategy's devices. See `Model`, which adds the rest."""
+
+    def __init__(self, module: Any, *, seed: int = 0, name: str | None = None):
+        self._functional = as_functional(module)
+        checks.check_count("seed", seed, 0)
+        self.name = name or self._functional.name
+        self.strategy = get_strategy()
+        self._seed = seed
+        self._options = CompileOptions()
+        self._rules: UpdateRule | NamedRules | None = None
+        self._state: TrainState | None = None
+        self._state_is_lent = False
+        self._sample_spec: Any = None
+
+    def sample_inputs(self, batch: Any) -> Any:
+        """Returns what the module is initialised on, from some rows of the first batch.
+
+        Override it for a dict of modules: it then returns a dict of inputs by module name.
+        """
+        return unpack_x_y_sample_weight(batch)[0]
+
+    @property
+    def built(self) -> bool:
+        """Whether the model has weights."""
+        return self._state is not None
+
+    @property
+    def state(self) -> TrainState:
+        """The training state. Arrays read here stay valid: the next train step works on a copy.
+
+        Raises:
+          RuntimeError: if the model is not built.
+        """
+        state = self._require_built()
+        self._state_is_lent = True
+        return state
+
+    @state.setter
+    def state(self, value: TrainState) -> None:
+        if not isinstance(value, TrainState):
+            raise errors.wrong_type("state", value, "a TrainState, as `model.state` or a custom step returns it")
+        structure: jax.tree_util.PyTreeDef = jax.tree.structure(self._require_built())
+        if structure != jax.tree.structure(value):
+            raise ValueError("`state` has another structure than the model's state. Change the present one with "
+                             "`model.state.replace(...)`.")
+        placed = self.strategy.place_state(value)
+        for (path, leaf), present in zip(
+                jax.tree.leaves_with_path(placed), jax.tree.leaves(self._state), strict=True):
+            if (leaf.shape, leaf.dtype) != (present.shape, present.dtype):
+                raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(present)}. "
+                                 f"Received: an {errors.describe(leaf)}.")
+        self._state, self._state_is_lent = placed, True
+
+    def build(self, sample: Any) -> None:
+        """Makes the weights from the shapes of a sample.
+
+        Args:
+          sample: some rows of inputs `x`: an array, a list of numbers, or a tuple or dict of these.
+
+        Raises:
+          ValueError: if `sample` holds no rows (a shape, for example), or the module cannot take such inputs.
+        """
+        self._build(as_batch(pack_x_y_sample_weight(sample)))
+
+    def _build(self, batch: Any) -> None:
+        inputs = self.sample_inputs(first_rows(batch))
+
+        self._state = init_placed(self._make_state, self.strategy.state_shardings, np.uint32(self._seed), inputs,
+                                  self._functional.initial_values)
+        self._state_is_lent = False
+        self._sample_spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
+
+    def _make_state(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
+        try:
+            params, model_state, _ = self._functional.init(stream_key(seed, "params"), inputs, initial_values)
+        except Exception as error:
+            raise ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}. It raised "
+                             f"{type(error).__name__}: {error}") from error
+        if self._options.policy is not None:
+            params = self._options.policy.cast_params(params)
+        self._check_against_params(self._rules, self._options, params)
+        return initial_state(params, model_state, self._rules, seed)
+
+    def state_shapes(self, sample: Any = None) -> TrainState:
+        """Returns the shapes of the state, allocating nothing.
+
+        Args:
+          sample: some rows of inputs `x`, which a model that is not built needs.
+
+        Raises:
+          ValueError: if the model is not built, and there is no sample.
+        """
+        if self._state is not None:
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._state)
+        if sample is None:
+            raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
+                             "rows of inputs; nothing is allocated for it but its own rows.")
+        inputs = self.sample_inputs(first_rows(as_batch(pack_x_y_sample_weight(sample))))
+        return jax.eval_shape(self._make_state, np.uint32(self._seed), inputs, self._functional.initial_values)
+
+    def _require_built(self) -> TrainState:
+        if self._state is None:
+            raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
+        return self._state
+
+    def _check_strategy(self) -> None:
+        if has_strategy() and get_strategy() is not self.strategy:
+            raise ValueError(f"The model was made under {self.strategy!r}, but {get_strategy()!r} is in scope. "
+                             "Make, compile and fit a model under one strategy.")
+
+    def _check_against_params(self, rules: Any, options: CompileOptions, params: Any) -> None:
+        check_names(rules, params, "top-level submodule")
+        paths.check_patterns("freeze", options.freeze, paths.named_leaves(params))
+
+    def _start_optimizer(self, state: TrainState) -> None:
+        state = state.replace(optimizer=self._rules, opt_state=None)
+
+        def initial(state: TrainState) -> Any:
+            return initial_opt_state(self._rules, self.strategy.on_devices(state).params)
+
+        def shardings(opt_state: Any) -> Any:
+            return self.strategy.state_shardings(state.replace(opt_state=opt_state)).opt_state
+
+        self._state = state.replace(opt_state=init_placed(initial, shardings, state))
+
+    # --- what the loop asks for (see `loop.Trainee`) ---------------------------------------------------------------
+
+    @property
+    def current_state(self) -> TrainState:
+        """The state, for reading only: the next train step may reuse its buffers."""
+        return self._require_built()
+
+    def take_state(self) -> TrainState:
+        """Returns the state in buffers that nobody else holds, so that a step may donate them."""
+        state = self._require_built()
+        if self._state_is_lent:
+            state = self._state = copy_buffers(state)
+            self._state_is_lent = False
+        return state
+
+    def keep_state(self, state: TrainState) -> None:
+        """Makes `state`, which a step returned, the model's state."""
+        self._state = state

@@ -1,0 +1,232 @@
+"""What a strategy would put where: the report of `strategy.explain(model)`.
+
+Owns how sizes are counted and shown. It works on shapes and shardings alone, so that nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, Sharding
+
+DEFAULT_MEMORY = "device"  # the memory that an accelerator computes from, whatever a platform calls it
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterRow:
+    """One parameter of a report.
+
+    Attributes:
+      path: its name, such as "block/up/kernel".
+      shape: the shape of the whole array.
+      dtype: the name of its dtype.
+      spec: the mesh axes that split its dimensions, such as "(None, 'model')", or "replicated".
+      device_bytes: the bytes of one device's part.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: str
+    device_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StateReport:
+    """What one device holds of a training state, in bytes; its text is a table.
+
+    A device that has a part in a memory of its host, such as "pinned_host", is counted as holding it.
+
+    Attributes:
+      title: the report's first line.
+      rows: the parameters.
+      parameters: bytes of parameters by kind of memory: "device", or the name of another.
+      gradients: the same for gradients.
+      optimizer_state: the same for the optimizer's state.
+      model_state: the same for the model's state, such as running averages.
+      unsharded_bytes: what one device would hold if it had all of these whole.
+    """
+
+    title: str
+    rows: tuple[ParameterRow, ...]
+    parameters: Mapping[str, int]
+    gradients: Mapping[str, int]
+    optimizer_state: Mapping[str, int]
+    model_state: Mapping[str, int]
+    unsharded_bytes: int
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of parameters per device, in all memories."""
+        return sum(self.parameters.values())
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients per device, in all memories."""
+        return sum(self.gradients.values())
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of the optimizer's state per device, in all memories."""
+        return sum(self.optimizer_state.values())
+
+    @property
+    def model_state_bytes(self) -> int:
+        """Bytes of the model's state per device, in all memories."""
+        return sum(self.model_state.values())
+
+    @property
+    def total(self) -> dict[str, int]:
+        """Bytes of everything per device, by kind of memory."""
+        parts = (self.parameters, self.gradients, self.optimizer_state, self.model_state)
+        total: Counter[str] = Counter()
+        for part in parts:
+            total.update(part)
+        return dict(total) or {DEFAULT_MEMORY: 0}
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of everything per device, in all memories."""
+        return sum(self.total.values())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r}, total_bytes={self.total_bytes})"
+
+    def __str__(self) -> str:
+        table = _columns([("Parameter", "Shape", "Dtype", "Spec", "Per device"),
+                          *((row.path, str(row.shape), row.dtype, row.spec, readable_bytes(row.device_bytes))
+                            for row in self.rows)], right_aligned=(4,))
+        parts = {"Parameters": self.parameters, "Gradients": self.gradients, "Optimizer state": self.optimizer_state,
+                 "Model state": self.model_state, "Total": self.total}
+        sizes = [(name, readable_bytes(size), "" if memory == DEFAULT_MEMORY else f"in {memory}")
+                 for name, by_memory in parts.items() for memory, size in (by_memory or {DEFAULT_MEMORY: 0}).items()]
+        summary = _columns([("Per device", "", ""), *sizes,
+                            ("One device, unsharded", readable_bytes(self.unsharded_bytes), "")], right_aligned=(1,))
+        rule = "-" * max(map(len, table + summary))
+        return "\n".join([self.title, table[0], rule, *table[1:], rule, *summary,
+                          "Batches, activations and temporary buffers are not counted."])
+
+
+def report(
+    title: str,
+    params: Mapping[str, Any],
+    params_shardings: Mapping[str, Sharding],
+    opt_state: Mapping[str, Any],
+    opt_shardings: Mapping[str, Sharding],
+    model_state: Mapping[str, Any],
+    model_state_shardings: Mapping[str, Sharding],
+    gradients_shardings: Mapping[str, Sharding],
+) -> StateReport:
+    """Returns what one device would hold.
+
+    Args:
+      title: the report's first line.
+      params: parameters by path, as anything with a `shape` and a `dtype`.
+      params_shardings: where each is placed, by the same paths.
+      opt_state: leaves of the optimizer's state by path.
+      opt_shardings: where each is placed.
+      model_state: leaves of the model's state by path.
+      model_state_shardings: where each is placed.
+      gradients_shardings: where gradients are placed, by the paths of the parameters that have one.
+
+    Raises:
+      ValueError: if a leaf has no sharding, or a sharding no leaf.
+
+    Example:
+      >>> mesh = jax.sharding.AbstractMesh((2, 4), ("replica", "model"))
+      >>> split = NamedSharding(mesh, jax.sharding.PartitionSpec(None, "model"))
+      >>> kernel = jax.ShapeDtypeStruct((256, 512), "float32")
+      >>> moments = {"mu/kernel": kernel, "nu/kernel": kernel}
+      >>> size = report("Two by four devices", {"kernel": kernel}, {"kernel": split}, moments,
+      ...               dict.fromkeys(moments, split), {}, {}, {"kernel": split})
+      >>> size.optimizer_bytes
+      262144
+      >>> print(size)
+      Two by four devices
+      Parameter  Shape       Dtype    Spec             Per device
+      -----------------------------------------------------------
+      kernel     (256, 512)  float32  (None, 'model')   128.0 KiB
+      -----------------------------------------------------------
+      Per device
+      Parameters             128.0 KiB
+      Gradients              128.0 KiB
+      Optimizer state        256.0 KiB
+      Model state                  0 B
+      Total                  512.0 KiB
+      One device, unsharded    2.0 MiB
+      Batches, activations and temporary buffers are not counted.
+    """
+    gradients = {path: params[path] for path in gradients_shardings if path in params}
+    parts = (("params", params, params_shardings), ("gradients", gradients, gradients_shardings),
+             ("opt_state", opt_state, opt_shardings), ("model_state", model_state, model_state_shardings))
+    for name, leaves, shardings in parts:
+        if leaves.keys() != shardings.keys():
+            path = min(leaves.keys() ^ shardings.keys())
+            has, lacks = ("a shape", "sharding") if path in leaves else ("a sharding", "shape")
+            raise ValueError(f"In `{name}`, {path!r} has {has} but no {lacks}. Give both for the same paths.")
+    sizes = {name: _bytes_by_memory(leaves, shardings) for name, leaves, shardings in parts}
+    rows = tuple(ParameterRow(path, tuple(leaf.shape), str(leaf.dtype), _spec_text(params_shardings[path], leaf.shape),
+                              _device_bytes(leaf, params_shardings[path])) for path, leaf in params.items())
+    unsharded = sum(_bytes(leaf.shape, leaf.dtype) for _, leaves, _ in parts for leaf in leaves.values())
+    return StateReport(title, rows, sizes["params"], sizes["gradients"], sizes["opt_state"], sizes["model_state"],
+                       unsharded)
+
+
+def readable_bytes(size: int) -> str:
+    """Returns a number of bytes in the unit that suits it, rounded to one decimal.
+
+    >>> readable_bytes(1000), readable_bytes(1536), readable_bytes(3 * 2**30)
+    ('1000 B', '1.5 KiB', '3.0 GiB')
+    """
+    if size < 1024:
+        return f"{size} B"
+    scaled = size / 1024
+    for unit in _UNITS[:-1]:
+        if round(scaled, 1) < 1024:
+            return f"{scaled:.1f} {unit}"
+        scaled /= 1024
+    return f"{scaled:.1f} {_UNITS[-1]}"
+
+
+def _bytes(shape: Sequence[int], dtype: Any) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _device_bytes(leaf: Any, sharding: Sharding) -> int:
+    return _bytes(sharding.shard_shape(tuple(leaf.shape)), leaf.dtype)
+
+
+def _bytes_by_memory(leaves: Mapping[str, Any], shardings: Mapping[str, Sharding]) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    for path, leaf in leaves.items():
+        sizes[_memory_of(shardings[path])] += _device_bytes(leaf, shardings[path])
+    return dict(sizes)
+
+
+def _memory_of(sharding: Sharding) -> str:
+    kind = sharding.memory_kind
+    if kind is None:
+        return DEFAULT_MEMORY
+    device: jax.Device = next(iter(sharding.addressable_devices or sharding.device_set))
+    return DEFAULT_MEMORY if kind == device.default_memory().kind else kind
+
+
+def _spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
+    if isinstance(sharding, NamedSharding):
+        return "replicated" if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
+    return "replicated" if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"
+
+
+def _columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:
+    """Returns lines whose cells stand in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.rjust(width) if column in right_aligned else cell.ljust(width)
+                      for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+            for line in lines]

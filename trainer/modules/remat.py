@@ -1,0 +1,230 @@
+"""Rematerialisation: layers whose inner activations the backward pass computes again instead of keeping them.
+
+Owns which layers those are, and how a call is made so. It must not know Linen or NNX: adapters tell it which layer is
+being called. Of a rematerialised layer only the inputs and outputs are kept. Its inner activations exist again while
+its own gradient is computed, at the price of a second forward pass. See Chen et al., https://arxiv.org/abs/1604.06174,
+and `jax.checkpoint`.
+
+Which layers: those that the module itself calls; of a list of layers, each. A layer that holds more than half of all
+inner activations would bring most of them back at once, so in its place the layers that it calls are taken, and so on.
+Thus a wrapper around a backbone saves what the backbone alone would, whether or not a head stands next to it, and of
+equal blocks none is taken apart.
+
+How much a layer holds is estimated by the outputs of the layers that it calls when it is executed once. The body of a
+scan over layers is executed many times: it is the body that is computed again, and not the scan.
+
+Only calls by `__call__` count as layers. A layer's other methods, and what it computes itself, belong to that layer; in
+a module that is taken apart they are kept as usual.
+
+Outputs, gradients, random numbers and state are those of a plain call. The statistics of BatchNorm are always kept, so
+that replicas exchange nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from trainer.modules.base import MakeKey, key_for
+from trainer.modules.batch_norm import STATISTICS_NAME
+
+Call = Callable[[], Any]
+Plan = dict[Hashable, "Plan | None"]
+"""What to do with the layers that a layer calls, by name: None to rematerialise one, else the plan for its layers."""
+
+_POLICY = jax.checkpoint_policies.save_only_these_names(STATISTICS_NAME)
+
+
+class Rematerialisation:
+    """Runs one module with rematerialisation, and remembers which of its layers are chosen."""
+
+    def __init__(self) -> None:
+        self._plans: dict[Any, Plan] = {}
+
+    def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, params: Mapping[str, Any], inputs: Any) -> Any:
+        """Returns `apply(make_key)`, with the chosen layers rematerialised.
+
+        Layers are chosen from an abstract run, once for each structure and shapes of the inputs.
+
+        Args:
+          apply: applies the module, so that each layer is called by `call_layer`.
+          make_key: gives the key of a random stream.
+          params: the parameters; the keys that lead to a layer's own are the parts of its path.
+          inputs: the batch that the module is applied to.
+        """
+        leaves, structure = jax.tree.flatten(inputs)
+        spec = structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
+        if spec not in self._plans:
+            recorder = _Recorder(params)
+            with _observed_by(recorder):
+                jax.eval_shape(lambda: [apply(lambda name: key_for(jax.random.key(0), name))][:0])
+            self._plans[spec] = recorder.plan()
+        with _observed_by(_Rematerialiser(self._plans[spec])):
+            return apply(make_key)
+
+
+def call_layer(path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any:
+    """Returns what a layer returns, by a plain call unless it is chosen for rematerialisation.
+
+    Args:
+      path: the layer's path, a tuple of names; or any other name that is unique among the layers of its caller.
+      call: calls the layer.
+      rematerialised: calls it by `rematerialise`.
+      params_of: returns the parameters that the layer sees in this call.
+    """
+    if _current.observer is None:
+        return call()
+    return _current.observer.call_layer(path, call, rematerialised, params_of)
+
+
+def call_function(name: str, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Returns `function(*args, **kwargs)`, where a function without parameters is a layer of that name."""
+    def call() -> Any:
+        return function(*args, **kwargs)
+
+    return call_layer(name, call, lambda: rematerialise(jax.checkpoint, call), dict)
+
+
+def rematerialise(transform: Callable[..., Any], call: Callable[..., Any], *objects: Any) -> Any:
+    """Returns `call(*objects)` under rematerialisation. Its outputs may have leaves of any type.
+
+    Args:
+      transform: `jax.checkpoint`, or a form of it that takes other objects than arrays as arguments.
+      call: may also use arrays of the scope around it.
+      objects: what must be passed through the transformation.
+    """
+    structure: Any = None
+    constants: dict[int, Any] = {}
+
+    def arrays_of_call(*objects: Any) -> list[jax.Array]:
+        nonlocal structure
+        leaves, structure = jax.tree.flatten(call(*objects))
+        constants.update({index: leaf for index, leaf in enumerate(leaves) if not isinstance(leaf, jax.Array)})
+        return [leaf for index, leaf in enumerate(leaves) if index not in constants]
+
+    # Both passes of a step are in one program, also in a loop over steps. Unless prevented, XLA would find that they
+    # compute the same, and keep it.
+    arrays = iter(transform(arrays_of_call, prevent_cse=True, policy=_POLICY)(*objects))
+    return jax.tree.unflatten(structure, [constants[index] if index in constants else next(arrays)
+                                          for index in range(structure.num_leaves)])
+
+
+def take_out(tree: Any, is_taken: Callable[[Any], bool]) -> tuple[list[Any], Callable[..., Any]]:
+    """Returns the leaves of a tree that are to be taken, and the function that puts others in their places.
+
+    >>> taken, put_back = take_out({"x": 1, "name": "mean"}, lambda leaf: isinstance(leaf, int))
+    >>> taken, put_back(5)
+    ([1], {'name': 'mean', 'x': 5})
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_taken)
+    places = [index for index, leaf in enumerate(leaves) if is_taken(leaf)]
+
+    def put_back(*others: Any) -> Any:
+        replaced = dict(zip(places, others, strict=True))
+        return jax.tree.unflatten(structure, [replaced.get(index, leaf) for index, leaf in enumerate(leaves)])
+
+    return [leaves[index] for index in places], put_back
+
+
+class _Observer(Protocol):
+    def call_layer(self, path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any: ...
+
+
+class _Current(threading.local):
+    observer: _Observer | None = None
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def _observed_by(observer: _Observer) -> Iterator[None]:
+    outer, _current.observer = _current.observer, observer
+    try:
+        yield
+    finally:
+        _current.observer = outer
+
+
+class _Rematerialiser:
+    """Follows a plan from layer to layer."""
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+
+    def call_layer(self, path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any:
+        outer, inner = self._plan, self._plan.get(path, {})
+        self._plan = inner or {}
+        try:
+            return rematerialised() if inner is None else call()
+        finally:
+            self._plan = outer
+
+
+@dataclasses.dataclass
+class _Layer:
+    """What one layer's calls of another were seen to do."""
+
+    executions: float = 0.0
+    output_bytes: float = 0.0
+    layers: dict[Hashable, _Layer] = dataclasses.field(default_factory=dict)
+
+    @property
+    def inner_bytes(self) -> float:
+        return sum(layer.output_bytes + layer.inner_bytes for layer in self.layers.values())
+
+
+class _Recorder:
+    """Records which layer calls which, and chooses."""
+
+    def __init__(self, params: Mapping[str, Any]):
+        self._params = params
+        self._caller: _Layer | None = None
+        self._times = 1.0
+
+    def call_layer(self, path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any:
+        outer = self._caller, self._times
+        if self._caller is None:
+            # The module itself. It is called once more if it asked for a random stream that was not there.
+            self._module_path, self._module = path, _Layer()
+            layer = self._module
+        else:
+            layer = self._caller.layers.setdefault(path, _Layer())
+        self._caller, self._times = layer, self._executions(path, params_of())
+        try:
+            outputs = call()
+            layer.executions += self._times
+            layer.output_bytes += self._times * sum(leaf.size * leaf.dtype.itemsize for leaf in _arrays(outputs))
+            return outputs
+        finally:
+            self._caller, self._times = outer
+
+    def _executions(self, path: Hashable, seen: Any) -> float:
+        # Within a scan over layers, the layer sees its slice of the parameters that are stored.
+        stored: Any = self._params
+        for name in path if isinstance(path, tuple) else ():
+            stored = stored.get(name, {}) if isinstance(stored, Mapping) else {}
+        stored_size, seen_size = (sum(leaf.size for leaf in _arrays(tree)) for tree in (stored, seen))
+        return stored_size / seen_size if stored_size and seen_size else self._times
+
+    def plan(self) -> Plan:
+        """Returns the plan for the module that was run."""
+        plan: Plan = {}
+        place, path, layer = plan, self._module_path, self._module
+        while True:
+            place[path] = inner = dict.fromkeys(layer.layers)
+            path = next((path for path, other in layer.layers.items()
+                         if other.inner_bytes / other.executions > self._module.inner_bytes / 2), None)
+            if path is None:
+                return plan
+            place, layer = inner, layer.layers[path]
+
+
+def _arrays(tree: Any) -> list[jax.Array]:
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]

@@ -1,0 +1,127 @@
+"""UpdateRule: all that happens to parameters when a model applies gradients.
+
+Owns what a model adds around an optimizer: which parameters stay frozen, their moving average, and what becomes of a
+step whose gradients are not finite. It is pure and knows neither replicas nor devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from trainer import precision
+from trainer.optimizers.base import Optimizer, OptimizerState
+
+
+class UpdateRule:
+    """How gradients change parameters. It compares and hashes by identity, like the optimizer in it.
+
+    Args:
+      optimizer: the optimizer of the parameters that are trained.
+      is_frozen: whether the parameter of a path, such as "encoder/Dense_0/kernel", stays as it is. The optimizer does
+        not see frozen parameters, and keeps no state for them.
+      prefix: what to put before the paths of these parameters, such as "generator/".
+      ema_decay: the decay of a moving average of the trained parameters, which the optimizer's state then holds in
+        float32; None keeps none.
+      scales_gradients: whether the optimizer's state holds a dynamic loss scale, and updates with gradients that are
+        not finite are skipped.
+
+    Attributes:
+      optimizer: the optimizer.
+
+    Example:
+      >>> from trainer import optimizers
+      >>> rule = UpdateRule(optimizers.SGD(0.5), is_frozen=lambda path: path == "bias")
+      >>> params = {"bias": jnp.ones(()), "kernel": jnp.ones(())}
+      >>> params, state = rule.update(params, rule.init(params), params)
+      >>> {name: float(value) for name, value in params.items()}
+      {'bias': 1.0, 'kernel': 0.5}
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        is_frozen: Callable[[str], bool] | None = None,
+        prefix: str = "",
+        ema_decay: float | None = None,
+        scales_gradients: bool = False,
+    ):
+        self.optimizer = optimizer
+        self._is_frozen = is_frozen
+        self._prefix = prefix
+        self._ema_decay = ema_decay
+        self._scales_gradients = scales_gradients
+
+    def trainable(self, tree: Any) -> Any:
+        """Returns the part of a tree of parameters, or of their gradients, that is trained."""
+        if self._is_frozen is None:
+            return tree
+        return _without(tree, self._prefix, self._is_frozen)
+
+    def init(self, params: Any) -> OptimizerState:
+        """Returns the state before the first update."""
+        trainable = self.trainable(params)
+        state = self.optimizer.init(trainable)
+        if self._ema_decay is not None:
+            state = state._replace(average=jax.tree.map(_as_average, trainable))
+        if self._scales_gradients:
+            state = state._replace(loss_scale=precision.initial_loss_scale())
+        return state
+
+    def update(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, OptimizerState]:
+        """Returns the parameters and the state after an update.
+
+        Args:
+          grads: gradients of the trained parameters, as `trainable` gives them.
+          state: what `init` or the last `update` returned. The next state has its structure, shapes and dtypes.
+          params: all parameters, the frozen ones included.
+        """
+        trainable = self.trainable(params)
+        updates, new_state = self.optimizer.update(grads, state, trainable)
+        new = optax.apply_updates(trainable, updates)
+        average = state.average
+        if self._ema_decay is not None:
+            # As in Keras, the first update sets the average.
+            decay = jnp.where(state.count == 0, 0.0, self._ema_decay)
+            average = jax.tree.map(lambda mean, leaf: decay * mean + (1 - decay) * _as_average(leaf), average, new)
+        new_state = new_state._replace(average=average, loss_scale=state.loss_scale)
+        if self._scales_gradients:
+            is_finite = precision.all_finite(grads)
+            new, new_state = precision.where_finite(is_finite, (new, new_state), (trainable, state))
+            new_state = new_state._replace(loss_scale=precision.next_loss_scale(state.loss_scale, is_finite))
+        return (new if self._is_frozen is None else _with(params, new)), new_state
+
+    def averaged(self, state: OptimizerState, params: Any) -> Any:
+        """Returns `params` with the moving average in place of the trained ones, if there is one."""
+        if self._ema_decay is None:
+            return params
+        average = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.average, self.trainable(params))
+        return average if self._is_frozen is None else _with(params, average)
+
+
+def _as_average(leaf: jax.Array) -> jax.Array:
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+
+def _without(tree: Any, prefix: str, drops: Callable[[str], bool]) -> Any:
+    kept = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            below = _without(value, f"{prefix}{name}/", drops)
+            if below:
+                kept[name] = below
+        elif not drops(f"{prefix}{name}"):
+            kept[name] = value
+    return kept
+
+
+def _with(tree: Any, part: Any) -> Any:
+    """Returns nested dicts with the leaves of `part` in place of those of `tree`."""
+    return {name: value if name not in part
+            else _with(value, part[name]) if isinstance(value, Mapping) else part[name]
+            for name, value in tree.items()}
