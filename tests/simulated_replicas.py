@@ -16,7 +16,7 @@ class SimulatedContext(replica.ReplicaContext):
     def replica_id_in_sync_group(self):
         return jax.lax.axis_index("replica")
 
-    def all_reduce(self, reduce_op, value):
+    def all_reduce(self, reduce_op, value, options=None):
         reduce = jax.lax.psum if replica.ReduceOp.of(reduce_op) is replica.ReduceOp.SUM else jax.lax.pmean
         return reduce(value, "replica")
 

@@ -89,9 +89,9 @@ class ReplicaContext:
     def sum(self, value: Any) -> Any:
         """Returns the sum of a tree of arrays over all replicas: for the step's own counts and statistics.
 
-        Unlike `all_reduce`, it is not carried out by the strategy's `cross_device_ops`, which are made for gradients.
+        It need not be carried out by the strategy's `cross_device_ops`, which are made for gradients.
         """
-        return value
+        return self.all_reduce(ReduceOp.SUM, value)
 
     def all_gather(self, value: Any, axis: int = 0) -> Any:
         """Returns `value`, a tree of arrays, of all replicas concatenated along `axis`."""
