@@ -380,7 +380,7 @@ def test_gradients_are_scaled_in_float32_whatever_the_dtype_of_the_parameters(dt
         MIXED_F16, product, param, {}, jnp.ones(()), jnp.float32(2.0**26))[0]
     with jax.enable_x64(True):
         gradient = jax.grad(loss)(jnp.ones((), dtype))
-    assert gradient.dtype == dtype and gradient == 2.0**-20
+        assert gradient.dtype == dtype and gradient == 2.0**-20
 
 
 def test_without_a_scale_the_module_can_be_differentiated_forward():

@@ -98,6 +98,21 @@ class CompiledPhase:
         fused = self.steps_per_execution > 1
         self._execute = self._executable(functools.partial(_GROUP[self._kind], self._one_batch, fused), state)
 
+    def lowered(self, state: Any, batch: Any) -> Any:
+        """Returns an execution of one step, lowered for compilation: a `jax.stages.Lowered`.
+
+        Args:
+          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s, of which nothing is allocated.
+          batch: a host batch, which `prepare` has seen.
+        """
+        assert self._execute is not None, "prepare() comes first"
+        stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
+        group = self._strategy.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
+        running = () if self._kind == "predict" else (self.empty_logs,)
+        shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                              state, self._strategy.state_shardings(state))
+        return self._execute.lower(shapes, *running, group.data, group.mask, group.device_count)
+
     def stack_size(self, rows: int, count: int, capacity: int) -> int:
         """Returns how many batches a group is padded to, so that groups of one kind share one shape.
 

@@ -9,7 +9,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from trainer import errors
-from trainer.distribute.collectives import CrossDeviceOps
 from trainer.distribute.devices import find_devices
 from trainer.distribute.sharded_state import (
     ShardedReplicaContext,
@@ -38,19 +37,17 @@ class ShardedStrategy(Strategy):
       min_shard_bytes: likewise.
       memory_kind: the memory that parameters, model state and the optimizer's state are in between executions; None
         for the default memory of the devices.
-      cross_device_ops: how the gradients of arrays that are not split are reduced.
     """
 
     def __init__(
-        self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None,
-        cross_device_ops: CrossDeviceOps | None = None,
+        self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None
     ):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
         if not isinstance(min_shard_bytes, int) or isinstance(min_shard_bytes, bool) or min_shard_bytes < 0:
             raise ValueError("`min_shard_bytes` must be a number of bytes, an int of at least 0. "
                              f"Received: {min_shard_bytes!r}.")
-        super().__init__(devices, cross_device_ops)
+        super().__init__(devices)
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind = memory_kind
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.compiled_step import on_each_device
 from trainer.data import Dataset, Group
-from trainer.distribute.collectives import CrossDeviceOps, MeshReplicaContext
+from trainer.distribute.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
 from trainer.distribute.devices import default_devices
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.explain import StateReport, report
@@ -55,7 +55,8 @@ class Strategy:
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
-        self._cross_device_ops = cross_device_ops
+        self._cross_device_ops = cross_device_ops or NcclAllReduce()
+        self._cross_device_ops.check_replicas(self.num_replicas_in_sync)
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
         self._rows_sharding = NamedSharding(mesh, self.rows_spec)
