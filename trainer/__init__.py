@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as _version
 
-from trainer import callbacks, data, distribute, losses, metrics, models, optimizers
+from trainer import callbacks, data, distribute, losses, metrics, models, optimizers, testing
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.model import Model, Sequential
 from trainer.state import TrainState
@@ -21,5 +21,6 @@ __all__ = [
     "models",
     "optimizers",
     "pack_x_y_sample_weight",
+    "testing",
     "unpack_x_y_sample_weight",
 ]

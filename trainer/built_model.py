@@ -111,8 +111,7 @@ class BuiltModel:
         except Exception as error:
             raise ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}. It raised "
                              f"{type(error).__name__}: {error}") from error
-        if self._options.policy is not None:
-            params = self._options.policy.cast_params(params)
+        params = self._options.stored(params)
         self._check_against_params(self._rules, self._options, params)
         return initial_state(params, model_state, self._rules, seed)
 
@@ -147,16 +146,16 @@ class BuiltModel:
         check_names(rules, params, "top-level submodule")
         paths.check_patterns("freeze", options.freeze, paths.named_leaves(params))
 
-    def _start_optimizer(self, state: TrainState) -> None:
+    def _start_training_anew(self, state: TrainState) -> None:
+        """Gives the weights that exist the dtypes and the optimizer state of the options and rules."""
+        def started(state: TrainState) -> TrainState:
+            state = self.strategy.on_devices(state)
+            params = self._options.stored(state.params)
+            return state.replace(params=params, opt_state=initial_opt_state(self._rules, params))
+
         state = state.replace(optimizer=self._rules, opt_state=None)
-
-        def initial(state: TrainState) -> Any:
-            return initial_opt_state(self._rules, self.strategy.on_devices(state).params)
-
-        def shardings(opt_state: Any) -> Any:
-            return self.strategy.state_shardings(state.replace(opt_state=opt_state)).opt_state
-
-        self._state = state.replace(opt_state=init_placed(initial, shardings, state))
+        self._state = init_placed(started, self.strategy.state_shardings, state)
+        self._state_is_lent = False
 
     # --- what the loop asks for (see `loop.Trainee`) ---------------------------------------------------------------
 

@@ -60,6 +60,10 @@ class CompileOptions:
             freeze=_checked_patterns(freeze),
         )
 
+    def stored(self, params: Any) -> Any:
+        """Returns parameters in the dtypes that they are stored in."""
+        return params if self.policy is None else self.policy.cast_params(params)
+
     def is_frozen(self, path: str) -> bool:
         """Returns whether the parameter of a path stays as it is."""
         return any(paths.matches(pattern, path) for pattern in self.freeze)

@@ -116,7 +116,7 @@ class CompiledModel(BuiltModel):
         self._is_compiled = True
         self._reset_phases()
         if self._state is not None:
-            self._start_optimizer(self._state)
+            self._start_training_anew(self._state)
 
     @property
     def optimizer(self) -> Any:

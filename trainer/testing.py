@@ -1,0 +1,307 @@
+"""Helpers for tests of one's own models.
+
+Owns the comparison of strategies: that a model trains to the same numbers under each. It sees a model as its users do,
+and must not know how strategies work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer import checks, errors
+from trainer.callbacks import Callback
+from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.arrays import is_array_tree
+from trainer.distribute import OneDeviceStrategy, Strategy
+from trainer.model import Model
+from trainer.paths import named_leaves
+
+__all__ = ["assert_strategies_equal"]
+
+Numbers = dict[str, np.ndarray]
+"""What a training gave, by quantity, such as `weight "Dense_0/kernel"`."""
+
+
+def assert_strategies_equal(
+    build: Callable[[], Model],
+    data: Any,
+    strategies: Sequence[Strategy | Callable[[], Strategy]],
+    *,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    train: Callable[[Strategy, Model, Any], Mapping[str, Any]] | None = None,
+    evaluate: bool | None = None,
+    predict: bool | None = None,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    reference: Strategy | Callable[[], Strategy] | None = None,
+) -> None:
+    """Asserts that a model trains to one device's numbers under each of several strategies.
+
+    The model is trained under the reference and under each strategy, on the same data in the same order. Compared are
+    its weights before and after, its logs in each epoch and, where it has a loss, what `evaluate` and `predict` then
+    return. A model with randomness of its own, such as dropout, has other numbers on more replicas; switch it off.
+
+    A test finds the most with rows that leave an uneven last batch, and with SGD and momentum: Adam's updates do not
+    depend on the scale of gradients, so it hides a sum in place of a mean, and it turns gradients that are zero but for
+    rounding into updates. On a machine without accelerators, start the test process with
+    `XLA_FLAGS=--xla_force_host_platform_device_count=8` to have eight devices.
+
+    Args:
+      build: makes and compiles a model. It is called in the scope of each strategy, and must make the same weights each
+        time: everything random in it has a fixed seed.
+      data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or trees of arrays, rows first. Inputs that are a
+        tuple are written `(x,)` if nothing goes with them.
+      strategies: strategies, or functions without arguments that return one, such as the class `MirroredStrategy`.
+      batch_size: rows of a batch, 32 by default.
+      epochs: how many epochs to train.
+      train: trains in place of `model.fit`, for loops of one's own: a function `(strategy, model, data)` that leaves
+        what it trained in the model, as by `model.state = state`, and returns logs by name, each a number or a list
+        with one for each epoch. It gets `data` as given; `batch_size` and `epochs` are not for it.
+      evaluate: whether to compare what `evaluate` returns; by default if the model has a loss, or a `compute_loss` of
+        its own.
+      predict: the same for `predict`.
+      rtol: the difference tolerated in a number, as a part of its size. Rounding differs, as sums are taken in another
+        order; long runs and 16-bit arithmetic need more.
+      atol: the difference tolerated in addition.
+      reference: the strategy to compare with, `OneDeviceStrategy()` by default.
+
+    Raises:
+      AssertionError: if a number differs by more; it names the strategies, the quantities (weights by path, logs by
+        name and epoch, predictions), and the largest difference in each. Also for weights that are not finite, which
+        compare with nothing.
+      ValueError: if there is no strategy; if a tolerance is negative; if `build` returns a model of another strategy's
+        scope, or one that it returned before; if `train` changes no weights.
+      TypeError: if an argument, or what a function returns, has a wrong type.
+      RuntimeError: if `build` does not compile the model.
+
+    Example:
+      >>> import numpy as np, optax
+      >>> from flax import linen as nn
+      >>> from trainer import Sequential
+      >>> from trainer.distribute import FullyShardedStrategy, MirroredStrategy
+      >>> from trainer.testing import assert_strategies_equal
+      >>> def build():
+      ...     model = Sequential([nn.Dense(8), nn.tanh, nn.Dense(1)])
+      ...     model.compile(optax.sgd(0.1, momentum=0.9), "mse", metrics=["mae"])
+      ...     return model
+      >>> x = np.random.default_rng(0).normal(size=(21, 4))
+      >>> data = x, x.sum(axis=1, keepdims=True)
+      >>> assert_strategies_equal(build, data, [MirroredStrategy, FullyShardedStrategy(["cpu:0"])], batch_size=8)
+
+    Source: `keras_correctness_test_base` of TensorFlow, with which it tests its own strategies.
+    """
+    if not callable(build):
+        raise errors.wrong_type("build", build, "a function that makes and compiles a model")
+    if isinstance(strategies, str) or not isinstance(strategies, Sequence):
+        raise errors.wrong_type("strategies", strategies, "a list of strategies, or of functions that return one")
+    if not strategies:
+        raise ValueError("`strategies` is empty. Give at least one to compare with the reference.")
+    for argument, tolerance in (("rtol", rtol), ("atol", atol)):
+        if not tolerance >= 0:
+            raise ValueError(f"`{argument}` must be at least 0. Received: {tolerance}.")
+    checks.check_count("epochs", epochs, 1)
+    run = _Run(build, data, batch_size, epochs, train, evaluate, predict)
+    one_device = _strategy("reference", OneDeviceStrategy() if reference is None else reference)
+    expected = run.under(one_device)
+    _check_finite(one_device, expected)
+    failures = []
+    for number, choice in enumerate(strategies):
+        strategy = _strategy(f"strategies[{number}]", choice)
+        failure = _failure(expected, run.under(strategy), rtol, atol)
+        if failure:
+            failures.append(f"{strategy!r} does not give the numbers of {one_device!r}.{failure}")
+    if failures:
+        raise AssertionError("\n".join(failures))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """What a training gave.
+
+    Attributes:
+      initial: weights before the first step; empty where nobody saw them.
+      weights: weights after the last.
+      outcome: logs and predictions.
+    """
+
+    initial: Numbers
+    weights: Numbers
+    outcome: Numbers
+
+
+@dataclasses.dataclass
+class _Run:
+    """A training to repeat under several strategies; see `assert_strategies_equal` for the arguments."""
+
+    build: Callable[[], Model]
+    data: Any
+    batch_size: int | None
+    epochs: int
+    train: Callable[[Strategy, Model, Any], Mapping[str, Any]] | None
+    evaluate: bool | None
+    predict: bool | None
+    models: weakref.WeakSet[Model] = dataclasses.field(default_factory=weakref.WeakSet)
+
+    def under(self, strategy: Strategy) -> _Result:
+        """Returns the numbers of a training under a strategy."""
+        try:
+            with strategy.scope():
+                return self._numbers(strategy, self._built(strategy))
+        except Exception as error:
+            error.add_note(f"Raised under {strategy!r}, in `assert_strategies_equal`.")
+            raise
+
+    def _built(self, strategy: Strategy) -> Model:
+        model = self.build()
+        if not isinstance(model, Model):
+            raise TypeError("`build` must return a `trainer.Model`. "
+                            f"Received: a value of type {type(model).__name__}.")
+        if model.strategy is not strategy:
+            raise ValueError(f"`build` returned a model that was made under {model.strategy!r}, not under {strategy!r}. "
+                             "Make the model inside of `build`, which is called in the scope of each strategy.")
+        if model in self.models:
+            raise ValueError("`build` returned a model that it returned before, which is trained already. Make a new "
+                             "one in each call.")
+        self.models.add(model)
+        return model
+
+    def _numbers(self, strategy: Strategy, model: Model) -> _Result:
+        if self.train is None:
+            initial, logs = self._fitted(model)
+        else:
+            initial = _weights(model) if model.built else {}
+            logs = self.train(strategy, model, self.data)
+            if not isinstance(logs, Mapping):
+                raise errors.wrong_type("train", logs, "a function that returns a dict of logs by name")
+            if not model.built or (initial and _same_bits(initial, _weights(model))):
+                raise ValueError("`train` left the model without changed weights, so there is nothing to compare. "
+                                 "Leave in it what was trained, as by `model.state = state`.")
+        weights, outcome = _weights(model), _by_epoch(logs)
+        has_loss = model._loss.is_given or type(model).compute_loss is not Model.compute_loss
+        if has_loss if self.evaluate is None else self.evaluate:
+            x, y, sample_weight = self._arrays()
+            evaluated = model.evaluate(x, y, sample_weight=sample_weight, batch_size=self.batch_size, verbose=0)
+            outcome.update({f"evaluated {name!r}": _as_numbers(value) for name, value in evaluated.items()})
+        if has_loss if self.predict is None else self.predict:
+            predictions = named_leaves(model.predict(self._arrays()[0], batch_size=self.batch_size, verbose=0))
+            outcome.update({f"prediction {path!r}" if path else "prediction": _as_numbers(leaf)
+                            for path, leaf in predictions.items()})
+        return _Result(initial, weights, outcome)
+
+    def _fitted(self, model: Model) -> tuple[Numbers, Mapping[str, Any]]:
+        """Returns the weights before the first step, and the history."""
+        seen = _InitialWeights()
+        x, y, sample_weight = self._arrays()
+        history = model.fit(x, y, sample_weight=sample_weight, batch_size=self.batch_size, epochs=self.epochs,
+                            callbacks=[seen], verbose=0)
+        return seen.weights, history.history
+
+    def _arrays(self) -> tuple[Any, Any, Any]:
+        parts = unpack_x_y_sample_weight(self.data)
+        if not is_array_tree(parts):
+            raise TypeError("`data` must be `(x, y)`, `(x, y, sample_weight)` or `x`, of arrays or trees of arrays. "
+                            f"Received: {errors.describe(self.data)}. For other data, give `train`, and "
+                            "`evaluate=False` and `predict=False`.")
+        return parts
+
+
+class _InitialWeights(Callback):
+    """Keeps the weights that a training starts from."""
+
+    weights: Numbers
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.weights = _weights(self.model)
+
+
+def _strategy(argument: str, choice: Any) -> Strategy:
+    strategy = choice() if callable(choice) else choice
+    if not isinstance(strategy, Strategy):
+        raise errors.wrong_type(argument, strategy, "a strategy, or a function without arguments that returns one")
+    return strategy
+
+
+def _weights(model: Model) -> Numbers:
+    state = model.current_state
+    trees = {"weight": state.params, "model state": state.model_state}
+    return {f"{kind} {path!r}": _as_numbers(leaf)
+            for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
+
+
+def _by_epoch(logs: Mapping[str, Any]) -> Numbers:
+    numbers = {}
+    for name, value in logs.items():
+        entries = {f"log {name!r}": value}
+        if isinstance(value, (list, tuple)):
+            entries = {f"log {name!r} of epoch {epoch}": entry for epoch, entry in enumerate(value, start=1)}
+        for quantity, entry in entries.items():
+            if not is_array_tree([entry]):
+                raise TypeError(f"`train` must return logs of numbers, or lists of them. Received: {name!r} of type "
+                                f"{type(entry).__name__}. Reduce values of replicas by `strategy.reduce`.")
+            numbers[quantity] = _as_numbers(entry)
+    return numbers
+
+
+def _as_numbers(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array if np.iscomplexobj(array) else array.astype(np.float64)
+
+
+def _same_bits(one: Numbers, other: Numbers) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def _check_finite(strategy: Strategy, result: _Result) -> None:
+    for name, values in result.weights.items():
+        if not np.isfinite(values).all():
+            raise AssertionError(f"Under {strategy!r}, {name} is not finite after training, so it compares with "
+                                 "nothing. Lower the learning rate, or train for fewer epochs.")
+
+
+def _failure(expected: _Result, received: _Result, rtol: float, atol: float) -> str:
+    """Returns what differs, a line for each quantity; empty if nothing does."""
+    heading, lines = "", _differences(expected.initial, received.initial, rtol, atol)
+    if lines:
+        heading = (" They differ before training already: `build` must make the same weights each time. Give `Model` a "
+                   "fixed seed, and the `nnx.Rngs` of an NNX module too.")
+    else:
+        lines = [line for first, second in ((expected.weights, received.weights), (expected.outcome, received.outcome))
+                 for line in _differences(first, second, rtol, atol)]
+    shown = lines[:errors.MAX_ITEMS]
+    if len(shown) < len(lines):
+        shown.append(f"... ({len(lines)} in all)")
+    return heading + "".join(f"\n  {line}" for line in shown)
+
+
+def _differences(expected: Numbers, received: Numbers, rtol: float, atol: float) -> list[str]:
+    lines = [f"{name} is missing." for name in expected if name not in received]
+    lines += [f"{name} is not there under the reference." for name in received if name not in expected]
+    for name, values in expected.items():
+        if name in received:
+            lines += _difference(name, values, received[name], rtol, atol)
+    return lines
+
+
+def _difference(name: str, expected: np.ndarray, received: np.ndarray, rtol: float, atol: float) -> list[str]:
+    """Returns a line that tells the largest difference; none if all are tolerated."""
+    if expected.shape != received.shape:
+        return [f"{name} has shape {received.shape} instead of {expected.shape}."]
+    if not expected.size:
+        return []
+    equal = (received == expected) | (np.isnan(received) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(received - expected)
+    distance = np.where(equal, 0.0, np.where(np.isnan(distance), np.inf, distance))
+    tolerated = atol + rtol * np.where(np.isfinite(expected), np.abs(expected), 0.0)
+    worst = np.unravel_index(np.argmax(distance - tolerated), expected.shape)
+    if distance[worst] <= tolerated[worst]:
+        return []
+    place = f" at {tuple(map(int, worst))}" if worst else ""
+    return [f"{name} differs by up to {distance[worst]:.3g}{place}, where {tolerated[worst]:.3g} is tolerated."]
