@@ -17,10 +17,11 @@ import pytest
 from tests import project_files
 
 # Lowest first: a module imports only from entries before its own, and from its own package.
-LAYERS = ("errors", "paths", "replica", "rng", "state", "compiled_step", "modules", "precision", "losses", "metrics",
-          "optimizers", "data", "distribute", "logs", "outputs", "compiled_loss", "compiled_metrics", "checks",
-          "compile_options", "update_rules", "step", "phase", "attached_optimizer", "microbatches", "built_model",
-          "compiled_model", "checkpoint", "loop", "model", "estimator", "launch", "testing")
+LAYERS = ("errors", "side_effects", "paths", "replica", "rng", "state", "compiled_step", "modules", "precision",
+          "losses", "metrics", "optimizers", "data", "distribute", "logs", "outputs", "compiled_loss",
+          "compiled_metrics", "checks", "compile_options", "update_rules", "step", "phase", "attached_optimizer",
+          "microbatches", "built_model", "compiled_model", "checkpoint", "loop", "model", "estimator", "launch",
+          "testing")
 # They import nothing of the trainer, so any layer may build on them.
 STANDALONE = {"callbacks": None, "models": {"flax", "jax", "numpy"}}  # -> the only third-party packages, if restricted
 STANDARD_LIBRARY = sys.stdlib_module_names

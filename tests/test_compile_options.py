@@ -39,7 +39,7 @@ def params_of(model):
     return {path: np.asarray(leaf) for path, leaf in named_leaves(model.state.params).items()}
 
 
-# --- precision ---------------------------------------------------------------------------------------------------------
+# --- precision -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
@@ -109,7 +109,7 @@ def test_a_gradient_that_float16_cannot_hold_trains():
 def test_a_custom_step_is_scaled_too():
     class Custom(trainer.Model):
         def train_step(self, state, batch):
-            x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+            x, _, _ = trainer.unpack_x_y_sample_weight(batch)
 
             def loss(params):
                 return 1e-7 * (self.apply(params, state, x, training=True)[0] ** 2).mean()
@@ -126,7 +126,7 @@ def test_a_custom_step_is_scaled_too():
     np.testing.assert_allclose(size("mixed_float16"), size(None), rtol=0.05)
 
 
-# --- moving averages ---------------------------------------------------------------------------------------------------
+# --- moving averages -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -161,7 +161,7 @@ def test_a_decay_is_at_least_zero_and_below_one(decay, error):
         trainer.Model(Wide()).compile("sgd", "mse", ema_decay=decay)
 
 
-# --- frozen parameters -------------------------------------------------------------------------------------------------
+# --- frozen parameters -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -204,12 +204,12 @@ def test_the_summary_counts_frozen_parameters_as_not_trained():
 
 def test_a_pattern_that_matches_nothing_names_near_ones_and_changes_nothing():
     model = model_of(freeze="encodr")
-    with pytest.raises(ValueError, match="'encodr'.*'encoder'"):
+    with pytest.raises(ValueError, match=r"'encodr'.*'encoder'"):
         model.build(classification(4)[0])
     built = model_of()
     built.build(classification(4)[0])
     optimizer = built.optimizer.optimizer
-    with pytest.raises(ValueError, match="'encodr'.*'encoder'"):
+    with pytest.raises(ValueError, match=r"'encodr'.*'encoder'"):
         built.compile("adam", logits_loss(), freeze="encodr")
     assert built.optimizer.optimizer is optimizer
 
@@ -220,7 +220,7 @@ def test_patterns_are_strings(freeze):
         trainer.Model(Wide()).compile("sgd", "mse", freeze=freeze)
 
 
-# --- several optimizers ------------------------------------------------------------------------------------------------
+# --- several optimizers ----------------------------------------------------------------------------------------------
 
 
 def test_parts_of_one_model_have_optimizers_of_their_own():
@@ -248,12 +248,12 @@ def test_equal_optimizers_by_name_give_the_numbers_of_one():
 
 def test_names_that_are_not_the_models_are_refused_before_anything_compiles():
     model = model_of(optimizer={"encoder": "sgd", "haed": "sgd"})
-    with pytest.raises(ValueError, match="top-level submodule.*haed.*head"):
+    with pytest.raises(ValueError, match=r"top-level submodule.*haed.*head"):
         model.build(classification(4)[0])
     assert not model.built
 
 
-# --- rematerialisation -------------------------------------------------------------------------------------------------
+# --- rematerialisation -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])

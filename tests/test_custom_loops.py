@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax import nnx
 
 import trainer
@@ -14,6 +15,7 @@ from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirror
 from tests.test_compilation import count_compilations
 from trainer import distribute
 from trainer.distribute import ReduceOp, get_replica_context
+from trainer.state import TrainState
 
 
 def batches(rows, batch_size=8, shuffle=False):
@@ -186,7 +188,36 @@ def test_the_context_knows_where_the_caller_is():
     assert float(strategy.reduce("sum", inside)) == 0.0
 
 
+kept = []
+
+
+def appends(value):
+    kept.append(value)
+    return value
+
+
+def changes_the_state(state):
+    return state.replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state.params))
+
+
+def makes_a_state(state):
+    return TrainState(jnp.int32(0), state.params, {}, None, jnp.uint32(0))
+
+
+def built(strategy):
+    with strategy.scope():
+        model = trainer.Model(nn.Dense(2))
+        model.build(np.ones((2, 3), np.float32))
+    return model.state
+
+
 CASES = {
+    "a traced array in a list": (TypeError, "`appends` keeps a traced array in `kept`.*Return the value",
+                                 lambda s: s.run(appends, args=(jnp.ones(()),))),
+    "a state of other dtypes": (TypeError, "`changes_the_state` changed the structure.*bias.*float32.*bfloat16",
+                                lambda s: s.run(changes_the_state, args=(built(s),))),
+    "a state made anew": (ValueError, "TrainState.*not made of one",
+                          lambda s: s.run(makes_a_state, args=(built(s),))),
     "a list of text": (TypeError, "array", lambda s: s.run(lambda: "text")),
     "an unhashable argument": (TypeError, "hashable.*set", lambda s: s.run(lambda v: v, args=({1, 2},))),
     "a host value": (TypeError, r"into a Python value.*jax.numpy",
@@ -200,3 +231,44 @@ CASES = {
 def test_bad_steps_and_values_are_refused(kind, text, call):
     with pytest.raises(kind, match=text):
         call(mirrored(2))
+
+
+def test_an_nnx_object_that_is_not_an_argument_cannot_be_changed():
+    net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+
+    def step(value):
+        net.bias[...] = value
+        return value
+
+    with pytest.raises(TypeError, match=r"`step` changes an NNX object.*Pass it as an argument"):
+        mirrored(2).run(step, args=(jnp.ones((1,)),))
+
+
+def test_a_function_that_is_mended_runs_although_its_list_still_holds_a_traced_array():
+    losses = []
+
+    def leaks(value):
+        losses.append(value)
+        return value
+
+    def mended(value):
+        assert losses is not None
+        return value
+
+    strategy = mirrored(2)
+    with pytest.raises(TypeError, match="`losses`"):
+        strategy.run(leaks, args=(jnp.ones(()),))
+    assert float(strategy.reduce("mean", strategy.run(mended, args=(jnp.ones(()),)))) == 1.0
+
+
+def test_a_train_step_that_keeps_an_array_is_refused():
+    class Custom(trainer.Model):
+        def train_step(self, state, batch):
+            logs, state = super().train_step(state, batch)
+            self.last_loss = logs["loss"]
+            return logs, state
+
+    model = Custom(nn.Dense(1))
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match=r"train_step` keeps a traced array in `self.last_loss`"):
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)

@@ -172,7 +172,7 @@ def test_an_overridden_train_step_is_refused():
         def train_step(self, state, batch):
             return super().train_step(state, batch)
 
-    with pytest.raises(ValueError, match="overrides it.*compute_loss"):
+    with pytest.raises(ValueError, match=r"overrides it.*compute_loss"):
         Custom(LinenMLP()).compile("sgd", "mse", microbatches=2)
 
 
@@ -186,5 +186,5 @@ def test_a_loss_over_all_replicas_is_refused(method):
     x, y, _ = classification(8)
     model = Contrastive(LinenMLP())
     model.compile("sgd", microbatches=2)
-    with pytest.raises(ValueError, match=f"{method}.*microbatches"):
+    with pytest.raises(ValueError, match=rf"{method}.*microbatches"):
         model.fit(x, y, verbose=0)

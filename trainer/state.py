@@ -155,3 +155,18 @@ def initial_opt_state(optimizer: Any, params: Any) -> Any:
     if isinstance(optimizer, Mapping):
         return {name: part.init(params[name]) for name, part in optimizer.items()}
     return optimizer.init(params)
+
+
+def check_same_structure(function: str, before: TrainState, after: TrainState) -> None:
+    """Raises TypeError if `function` made of a state one of another structure, shapes or dtypes."""
+    old, new = _described(before), _described(after)
+    if old != new:
+        path = next(path for path in [*old, *new] if old.get(path) != new.get(path))
+        raise TypeError(f"`{function}` changed the structure of the state: `state{path}` was {old.get(path, 'absent')} "
+                        f"and became {new.get(path, 'absent')}. A step keeps the tree, shapes and dtypes of the state "
+                        "it was given.")
+
+
+def _described(state: TrainState) -> dict[str, str]:
+    return {jax.tree_util.keystr(path): f"{tuple(leaf.shape)} {leaf.dtype}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)}

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from trainer import errors, replica
+from trainer import errors, replica, side_effects
 from trainer.logs import MetricValue, RunningLog, add_step, check_logs, merge_over_replicas
 from trainer.metrics import Sum
 from trainer.replica import ReplicaContext
-from trainer.state import TrainState
+from trainer.state import TrainState, check_same_structure
 
 _SKIPPED = Sum(name="skipped_steps")
 
@@ -43,7 +43,8 @@ def train_one_batch(
     """
     with replica.enter(make_context(rows_of(batch), mask)) as context:
         state = context.open_state(state)
-        returned = train_step(state, batch)
+        with side_effects.refused(train_step):
+            returned = train_step(state, batch)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
             raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
                             f"Received: {errors.describe(returned)}.")
@@ -56,7 +57,7 @@ def train_one_batch(
             leaves[index] = leaf
         new_state = dataclasses.replace(
             new_state, step=state.step + 1, model_state=jax.tree.unflatten(treedef, leaves))
-        _check_same_structure(state, new_state)
+        check_same_structure("train_step", state, new_state)
         return context.close_state(state, new_state), logs, context.global_rows
 
 
@@ -157,15 +158,3 @@ def _without_state(returned: Any) -> Any:
     has_state = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], TrainState)
     return returned[0] if has_state else returned
 
-
-def _check_same_structure(old: TrainState, new: TrainState) -> None:
-    def described(state: TrainState) -> dict[str, str]:
-        return {jax.tree_util.keystr(path): f"{tuple(leaf.shape)} {leaf.dtype}"
-                for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-
-    before, after = described(old), described(new)
-    if before != after:
-        path = next(path for path in [*before, *after] if before.get(path) != after.get(path))
-        raise TypeError(f"`train_step` changed the structure of the state: `state{path}` was "
-                        f"{before.get(path, 'absent')} and became {after.get(path, 'absent')}. A step keeps the tree, "
-                        "shapes and dtypes of the state it was given.")

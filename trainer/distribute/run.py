@@ -13,15 +13,16 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import errors as nnx_errors
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from trainer import errors, replica
+from trainer import errors, replica, side_effects
 from trainer.compiled_step import compiled
 from trainer.distribute.per_replica import PerReplica, is_per_replica
 from trainer.distribute.sharded_state import specs_of
 from trainer.replica import ReplicaContext
-from trainer.state import TrainState
+from trainer.state import TrainState, check_same_structure
 
 
 class RunStrategy(Protocol):
@@ -105,11 +106,14 @@ class ReplicaRunner:
             program = self._programs[key] = self._make_program(function, treedef, graphdef, constants)
         try:
             state_outputs, split_outputs, new_object_state = program.execute(*dynamic)
+        except nnx_errors.TraceContextError as error:
+            raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
+                            "only NNX objects among the arguments are updated.") from error
         except jax.errors.JAXTypeError as error:
-            name = getattr(function, "__name__", type(function).__name__)
-            raise TypeError(f"`{name}` turns a traced array into a Python value, with float(), int(), bool(), `if` or "
-                            "numpy. A function that runs on replicas is compiled: use jax.numpy, jnp.where or "
-                            f"jax.lax.cond in it, and convert what it returns. JAX says: {error}") from error
+            raise TypeError(f"`{_name(function)}` turns a traced array into a Python value, with float(), int(), "
+                            "bool(), `if` or numpy. A function that runs on replicas is compiled: use jax.numpy, "
+                            "jnp.where or jax.lax.cond in it, and convert what it returns. JAX says: "
+                            f"{error}") from error
         if objects:
             nnx.update(objects, new_object_state)
         merged = iter(split_outputs)
@@ -130,12 +134,12 @@ class ReplicaRunner:
             remaining = iter(objects)
             arguments = [values[index] if index in values else next(remaining) for index in range(treedef.num_leaves)]
             args, kwargs = jax.tree.unflatten(treedef, arguments)
-            with replica.enter(context):
+            with replica.enter(context), side_effects.refused(function):
                 returned = function(*args, **kwargs)
             leaves, structure = jax.tree.flatten(returned, is_leaf=_is_state)
             origins = [_origin(leaf, mirrored) if _is_state(leaf) else None for leaf in leaves]
             program.outputs = origins, structure
-            states = [context.close_state(mirrored[origin], _advanced(leaf, mirrored[origin]))
+            states = [_closed(context, _name(function), mirrored[origin], leaf)
                       for leaf, origin in zip(leaves, origins, strict=True) if origin is not None]
             outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not _is_state(leaf)]
             new_graphdef, new_state = nnx.split(objects)
@@ -192,9 +196,15 @@ def _origin(state: TrainState, mirrored: Mapping[int, Any]) -> int:
                      "given. Pass the state as an argument, and return what its `replace` or `apply_gradients` gives.")
 
 
-def _advanced(state: TrainState, before: TrainState) -> TrainState:
-    # One step, however often gradients were applied in it.
-    return state if state.step is before.step else state.replace(step=before.step + 1)
+def _closed(context: ReplicaContext, name: str, before: TrainState, after: TrainState) -> TrainState:
+    if after.step is not before.step:
+        after = after.replace(step=before.step + 1)  # one step, however often gradients were applied in it
+    check_same_structure(name, before, after)
+    return context.close_state(before, after)
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _with_own_streams(state: Any, context: ReplicaContext) -> Any:
