@@ -145,7 +145,7 @@ class ReadsAfterUpdate(trainer.Model):
 def built(name, model_class=trainer.Model):
     with STRATEGIES[name]().scope():
         model = model_class(TwoLayers(), seed=0)
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", steps_per_execution=1)
     model.build(np.zeros((8, 64), np.float32))
     return model
 
@@ -183,11 +183,8 @@ def test_a_strategy_places_and_sends_what_the_table_says(name, capsys):
     if "all-gather" in sent:
         assert total_bytes(found, "all-gather") == parameters
         assert total_bytes(found, "reduce-scatter") == parameters // strategy.num_replicas_in_sync
-    temporary = compiled.memory_analysis().temp_size_in_bytes
-    if name in ("FullyShardedStrategy", "CentralStorageStrategy"):
-        assert temporary >= parameters  # "each device holds all parameters during a step"
-    if name == "ModelParallelStrategy":
-        assert temporary < parameters
+    # "During a step each device holds all parameters", and where a rule splits a layer, none does.
+    assert ("f32[64,256]" in compiled.as_text()) == (name != "ModelParallelStrategy")
 
 
 def test_parameters_read_after_an_update_cost_the_gathering_of_gradients_and_optimizer_state():
@@ -199,7 +196,7 @@ def test_parameters_read_after_an_update_cost_the_gathering_of_gradients_and_opt
     assert gathered == [parameters, 4 * parameters]
 
 
-def test_the_groups_of_a_reduction_are_those_of_the_page():
-    reductions = {name.strip("`") for name, *_ in rows_of_table("")}
+def test_every_reduction_is_in_the_table():
+    reductions = {name.strip("`") for name, *_ in rows_of_table("Reduction")}
     assert reductions == {name for name in distribute.__all__ if isinstance(getattr(distribute, name), type)
                           and issubclass(getattr(distribute, name), distribute.CrossDeviceOps)} - {"CrossDeviceOps"}

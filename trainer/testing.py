@@ -11,12 +11,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from trainer import checks, errors
 from trainer.callbacks import Callback
-from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data import unpack_x_y_sample_weight
 from trainer.data.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
 from trainer.model import Model
@@ -155,7 +154,7 @@ class _Run:
             with strategy.scope():
                 return self._numbers(strategy, self._built(strategy))
         except Exception as error:
-            error.add_note(f"Raised under {strategy!r}, in `assert_strategies_equal`.")
+            error.add_note(f"In `assert_strategies_equal`, for the model that `build` makes under {strategy!r}.")
             raise
 
     def _built(self, strategy: Strategy) -> Model:
@@ -164,8 +163,8 @@ class _Run:
             raise TypeError("`build` must return a `trainer.Model`. "
                             f"Received: a value of type {type(model).__name__}.")
         if model.strategy is not strategy:
-            raise ValueError(f"`build` returned a model that was made under {model.strategy!r}, not under {strategy!r}. "
-                             "Make the model inside of `build`, which is called in the scope of each strategy.")
+            raise ValueError(f"`build` returned a model that was made under {model.strategy!r}, not under "
+                             f"{strategy!r}. Make it inside of `build`, which is called in the scope of each strategy.")
         if model in self.models:
             raise ValueError("`build` returned a model that it returned before, which is trained already. Make a new "
                              "one in each call.")

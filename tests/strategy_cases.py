@@ -1,0 +1,230 @@
+"""Every strategy, and the models, optimizers and loops that each of them is tried with.
+
+The full product of strategies, libraries, ways of training, options and uneven batches is too much. The cases are
+chosen so that each pair of these occurs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from flax import nnx
+
+import trainer
+from tests.networks import classification, logits_loss
+from trainer import distribute
+from trainer.distribute import get_replica_context
+
+FEATURES, HIDDEN, CLASSES, BATCH_SIZE, EPOCHS = 16, 64, 3, 8, 2  # a hidden kernel has 4096 bytes, and so is split
+
+FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+LAYOUT = {".*Dense_0/kernel|.*first/kernel": (None, "model"), ".*Dense_1/kernel|.*last/kernel": ("model", None)}
+
+
+def mirrored(ops, count):
+    return lambda: distribute.MirroredStrategy([f"cpu:{index}" for index in range(count)], cross_device_ops=ops)
+
+
+STRATEGIES = {
+    "one_device": lambda: distribute.OneDeviceStrategy("cpu:3"),
+    "mirrored": mirrored(None, 3),
+    "nccl": mirrored(distribute.NcclAllReduce(), 4),
+    "hierarchical": mirrored(distribute.HierarchicalCopyAllReduce(), 4),
+    "to_one_device": mirrored(distribute.ReductionToOneDevice(), 3),
+    "ring": mirrored(distribute.RingAllReduce(), 3),
+    "central_storage": lambda: distribute.CentralStorageStrategy(FOUR),
+    "fully_sharded": lambda: distribute.FullyShardedStrategy(FOUR, min_shard_bytes=0),
+    "sharded_optimizer": lambda: distribute.FullyShardedStrategy(FOUR, level="optimizer", min_shard_bytes=0),
+    "model_parallel": lambda: distribute.ModelParallelStrategy({"replica": 4, "model": 2}, layout_map=LAYOUT),
+    "tpu": lambda: distribute.TPUStrategy(devices=jax.devices("cpu")[4:6]),
+}
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def waves(key, shape, dtype=jnp.float32):
+    """Initial weights without random numbers, whose programs take most of the time to compile."""
+    return 0.3 * jnp.sin(1.0 + jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape)
+
+
+class LinenNet(nn.Module):
+    features: int = CLASSES
+    batch_norm: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(HIDDEN, kernel_init=waves)(x)
+        if self.batch_norm:
+            x = nn.BatchNorm(momentum=0.9, epsilon=0.1)(x)
+        return nn.Dense(self.features, kernel_init=waves)(nn.tanh(x))
+
+
+class NNXNet(nnx.Module):
+    def __init__(self, features=CLASSES, batch_norm=False, inputs=FEATURES):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(inputs, HIDDEN, kernel_init=waves, rngs=rngs)
+        self.norm = nnx.BatchNorm(HIDDEN, momentum=0.9, epsilon=0.1, rngs=rngs) if batch_norm else None
+        self.last = nnx.Linear(HIDDEN, features, kernel_init=waves, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.first(x)
+        return self.last(nnx.tanh(x if self.norm is None else self.norm(x)))
+
+
+NETS = {"linen": LinenNet, "nnx": NNXNet}
+
+
+def supervised_gradients(model, state, batch):
+    """Returns the logs, the gradients and the model state of a step written by hand."""
+    x, y, w = trainer.unpack_x_y_sample_weight(batch)
+
+    def loss_fn(params):
+        y_pred, model_state = model.apply(params, state, x, training=True)
+        return model.compute_loss(x, y, y_pred, w), (y_pred, model_state)
+
+    (loss, (y_pred, model_state)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    return {"loss": loss, **model.compute_metrics(x, y, y_pred, w)}, grads, model_state
+
+
+class CustomStep(trainer.Model):
+    def train_step(self, state, batch):
+        logs, grads, model_state = supervised_gradients(self, state, batch)
+        return logs, state.apply_gradients(grads, model_state=model_state)
+
+
+def adversarial_step(model, state, batch):
+    """Updates a generator, and then a discriminator on what the new generator makes."""
+    real, _, _ = trainer.unpack_x_y_sample_weight(batch)
+    context = get_replica_context()
+    share = context.row_mask * context.num_replicas_in_sync / context.global_rows
+
+    def mean(values):
+        return (values.mean(-1) * share).sum()
+
+    def scores(params, x):
+        return model.apply(params, state, x, module="discriminator", training=True)[0]
+
+    def fakes(params):
+        return model.apply(params, state, real[:, ::-1], module="generator", training=True)[0]
+
+    def generator_loss(params):
+        return mean((scores(state.params["discriminator"], fakes(params)) - 1) ** 2)
+
+    first, grads = jax.value_and_grad(generator_loss)(state.params["generator"])
+    state = state.apply_gradients(generator=grads)
+
+    def discriminator_loss(params):
+        made = fakes(state.params["generator"])
+        return mean((scores(params, real) - 1) ** 2 + scores(params, made) ** 2)
+
+    second, grads = jax.value_and_grad(discriminator_loss)(state.params["discriminator"])
+    return {"generator": first, "discriminator": second}, state.apply_gradients(discriminator=grads)
+
+
+class Adversarial(trainer.Model):
+    def sample_inputs(self, batch):
+        x, _, _ = trainer.unpack_x_y_sample_weight(batch)
+        return {"generator": x, "discriminator": x}
+
+    def train_step(self, state, batch):
+        return adversarial_step(self, state, batch)
+
+
+# --- cases ------------------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "plain": {},
+    "sample_weights": {},
+    "microbatches": {"microbatches": 3},
+    "bfloat16": {"precision": "mixed_bfloat16"},
+    "batch_norm": {},
+    "clip_and_lamb": {"optimizer": optax.chain(optax.clip_by_global_norm(0.3), optax.lamb(0.02))},
+    "adafactor": {"optimizer": optax.adafactor(0.02, min_dim_size_to_factor=8)},
+    "two_modules": {},
+}
+WAYS = ("fit", "train_step", "loop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One training, to be repeated under several strategies."""
+
+    option: str
+    way: str
+    library: str
+    has_tail: bool
+
+    def __str__(self):
+        return f"{self.option}-{self.way}-{self.library}-{'tail' if self.has_tail else 'even'}"
+
+    @property
+    def data(self):
+        x, y, w = classification(19 if self.has_tail else 16, FEATURES, CLASSES)
+        return (x, y, w) if self.option == "sample_weights" else (x, y)
+
+    def build(self):
+        net = NETS[self.library]
+        if self.option == "two_modules":
+            model = Adversarial({"generator": net(FEATURES), "discriminator": net(1)})
+            model.compile({"generator": optax.sgd(0.1, momentum=0.9), "discriminator": optax.adam(0.01)})
+            return model
+        kind = CustomStep if self.way == "train_step" else trainer.Model
+        model = kind(net(batch_norm=self.option == "batch_norm"))
+        options = {"optimizer": optax.sgd(0.1, momentum=0.9), **OPTIONS[self.option]}
+        if self.option == "sample_weights":
+            options["weighted_metrics"] = ["accuracy"]
+        model.compile(loss=logits_loss(), metrics=["accuracy"], steps_per_execution=2, **options)
+        return model
+
+    def train_by_hand(self, strategy, model, data):
+        model.build(data[0])
+
+        def step(state, batch):
+            if self.option == "two_modules":
+                logs, state = adversarial_step(model, state, batch)
+                return state, logs
+            logs, grads, model_state = supervised_gradients(model, state, batch)
+            return state.apply_gradients(grads, model_state=model_state), {"loss": logs["loss"]}
+
+        batches = strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(data).batch(BATCH_SIZE))
+        state, history = model.state, []
+        for _ in range(EPOCHS):
+            for batch in batches:
+                state, logs = strategy.run(step, args=(state, batch))
+                history.append(strategy.reduce("mean", logs))
+        model.state = state
+        return {name: [float(logs[name]) for logs in history] for name in history[0]}
+
+
+def applies(option, way):
+    """Tells whether an option can be used with a way of training."""
+    return way in {"microbatches": ("fit",), "two_modules": ("train_step", "loop")}.get(option, WAYS)
+
+
+def chosen_cases():
+    """Returns for each case the names of its strategies."""
+    chosen = {}
+    for number, option in enumerate(OPTIONS):
+        ways = [way for way in WAYS if applies(option, way)]
+        # At least two cases for each option, so that it meets both libraries, with and without a tail.
+        cases = [Case(option, way, ("linen", "nnx")[(number + index) % 2], (number + index + index // 2) % 2 == 0)
+                 for index, way in enumerate((ways * 2)[:max(len(ways), 2)])]
+        for place, name in enumerate(STRATEGIES):
+            chosen.setdefault(cases[(place + number) % len(cases)], []).append(name)
+    return chosen
+
+
+CASES = chosen_cases()
+
+
+def pairs(option, way, library, has_tail, strategy):
+    """Returns the pairs of factors that occur together."""
+    return set(itertools.combinations((("option", option), ("way", way), ("library", library), ("tail", has_tail),
+                                       ("strategy", strategy)), 2))
