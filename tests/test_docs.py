@@ -20,28 +20,30 @@ PAGE = (project_files.ROOT / "docs" / "strategies.md").read_text()
 FENCES = re.findall(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", PAGE, re.MULTILINE | re.DOTALL)
 SETUP, *EXAMPLES = [(code, shown) for language, code, shown in FENCES if language == "python"]
 
-# TensorFlow 2.16's public names, those of methods that users call included.
-TF_NAMES = """
-    CrossDeviceOps DistributedDataset DistributedIterator DistributedValues HierarchicalCopyAllReduce InputContext
-    InputOptions InputReplicationMode MirroredStrategy MultiWorkerMirroredStrategy NcclAllReduce OneDeviceStrategy
-    ParameterServerStrategy ReduceOp ReductionToOneDevice ReplicaContext RunOptions Server Strategy StrategyExtended
-    TPUStrategy experimental_set_strategy get_replica_context get_strategy has_strategy in_cross_replica_context
-    Strategy.cluster_resolver Strategy.extended Strategy.num_replicas_in_sync Strategy.distribute_datasets_from_function
-    Strategy.experimental_distribute_dataset Strategy.experimental_distribute_values_from_function
-    Strategy.experimental_local_results Strategy.gather Strategy.reduce Strategy.run Strategy.scope
-    ReplicaContext.all_gather ReplicaContext.all_reduce ReplicaContext.devices ReplicaContext.merge_call
-    ReplicaContext.num_replicas_in_sync ReplicaContext.replica_id_in_sync_group ReplicaContext.strategy
-    cluster_resolver.ClusterResolver cluster_resolver.GCEClusterResolver cluster_resolver.KubernetesClusterResolver
-    cluster_resolver.SimpleClusterResolver cluster_resolver.SlurmClusterResolver
-    cluster_resolver.TFConfigClusterResolver cluster_resolver.TPUClusterResolver cluster_resolver.UnionResolver
-    coordinator.ClusterCoordinator coordinator.PerWorkerValue coordinator.RemoteValue
-    coordinator.experimental_get_current_worker_index experimental.CentralStorageStrategy
-    experimental.CollectiveCommunication experimental.CollectiveHints experimental.CommunicationImplementation
-    experimental.CommunicationOptions experimental.MultiWorkerMirroredStrategy experimental.ParameterServerStrategy
-    experimental.PreemptionCheckpointHandler experimental.PreemptionWatcher experimental.TPUStrategy
-    experimental.TerminationConfig experimental.ValueContext experimental.coordinator experimental.partitioners
-    experimental.rpc
-""".split()
+# TensorFlow 2's public names by module or class, with the methods that users call.
+TF_NAMES = {
+    "": """
+        CrossDeviceOps DistributedDataset DistributedIterator DistributedValues HierarchicalCopyAllReduce InputContext
+        InputOptions InputReplicationMode MirroredStrategy MultiWorkerMirroredStrategy NcclAllReduce OneDeviceStrategy
+        ParameterServerStrategy ReduceOp ReductionToOneDevice ReplicaContext RunOptions Server Strategy
+        StrategyExtended TPUStrategy experimental_set_strategy get_replica_context get_strategy has_strategy
+        in_cross_replica_context""",
+    "Strategy": """
+        cluster_resolver extended num_replicas_in_sync distribute_datasets_from_function
+        experimental_distribute_dataset experimental_distribute_values_from_function experimental_local_results gather
+        reduce run scope""",
+    "ReplicaContext": """
+        all_gather all_reduce devices merge_call num_replicas_in_sync replica_id_in_sync_group strategy""",
+    "cluster_resolver": """
+        ClusterResolver GCEClusterResolver KubernetesClusterResolver SimpleClusterResolver SlurmClusterResolver
+        TFConfigClusterResolver TPUClusterResolver UnionResolver""",
+    "coordinator": """
+        ClusterCoordinator PerWorkerValue RemoteValue experimental_get_current_worker_index""",
+    "experimental": """
+        CentralStorageStrategy CollectiveCommunication CollectiveHints CommunicationImplementation
+        CommunicationOptions MultiWorkerMirroredStrategy ParameterServerStrategy PreemptionCheckpointHandler
+        PreemptionWatcher TPUStrategy TerminationConfig ValueContext coordinator partitioners rpc""",
+}
 
 
 def rows_of_table(first_heading):
@@ -60,7 +62,7 @@ def resolves(name):
     return True
 
 
-# --- examples ----------------------------------------------------------------------------------------------------------
+# --- examples --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=[code.splitlines()[0][:60] for code, _ in EXAMPLES])
@@ -84,7 +86,7 @@ def test_links_on_the_page_lead_to_its_headings():
     assert links and links <= anchors
 
 
-# --- the names of tf.distribute ------------------------------------------------------------------------------------------
+# --- the names of tf.distribute --------------------------------------------------------------------------------------
 
 
 NAMES = rows_of_table("tf.distribute")
@@ -93,7 +95,8 @@ NAMES = rows_of_table("tf.distribute")
 def test_every_name_of_tf_distribute_has_one_row():
     left = [old.strip("`") for old, _, _ in NAMES]
     assert len(left) == len(set(left))
-    assert set(TF_NAMES) - set(left) == set()
+    expected = {f"{owner}.{name}".lstrip(".") for owner, names in TF_NAMES.items() for name in names.split()}
+    assert expected - set(left) == set()
 
 
 @pytest.mark.parametrize(("old", "new", "remark"), NAMES, ids=[old.strip("`") for old, _, _ in NAMES])
@@ -109,7 +112,7 @@ def test_a_name_is_said_to_be_here_exactly_if_it_is(old, new, remark):
         assert resolves(name) or hasattr(distribute.ReplicaContext, name) or f"planned: `{name}`" in PAGE
 
 
-# --- the table of strategies ---------------------------------------------------------------------------------------------
+# --- the table of strategies -----------------------------------------------------------------------------------------
 
 DEVICES = [f"cpu:{index}" for index in range(4)]
 LAYOUT = {"up/kernel": (None, "model"), "down/kernel": ("model", None)}
@@ -142,10 +145,10 @@ class ReadsAfterUpdate(trainer.Model):
         return {**logs, "loss_after": self.compute_loss(x, y, y_pred, sample_weight)}, state
 
 
-def built(name, model_class=trainer.Model):
+def built(name, model_class=trainer.Model, **options):
     with STRATEGIES[name]().scope():
         model = model_class(TwoLayers(), seed=0)
-        model.compile("adam", "mse", steps_per_execution=1)
+        model.compile("adam", "mse", steps_per_execution=1, **options)
     model.build(np.zeros((8, 64), np.float32))
     return model
 
@@ -194,6 +197,13 @@ def test_parameters_read_after_an_update_cost_the_gathering_of_gradients_and_opt
                 for model in (plain, reading)]
     # Adam's two moments, and the gradients.
     assert gathered == [parameters, 4 * parameters]
+
+
+def test_gradients_are_reduced_once_however_many_microbatches_there_are():
+    model = built("MirroredStrategy", microbatches=2)
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(model.current_state.params))
+    found = [each for each in collectives(compiled_train_step(model).as_text()) if each.bytes > SCALARS_BYTES]
+    assert total_bytes(found, "all-reduce") == parameters
 
 
 def test_every_reduction_is_in_the_table():

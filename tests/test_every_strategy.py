@@ -21,4 +21,5 @@ def test_every_strategy_gives_one_devices_numbers(case, names):
     assert_strategies_equal(
         case.build, case.data, [STRATEGIES[name] for name in names], batch_size=strategy_cases.BATCH_SIZE,
         epochs=strategy_cases.EPOCHS, train=case.train_by_hand if case.way == "loop" else None,
+        evaluate=case.option == "sample_weights", predict=case.option == "plain",
         **TOLERANCES.get(case.option, {}))

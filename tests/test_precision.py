@@ -220,6 +220,15 @@ def test_the_model_state_keeps_its_dtypes_inside_and_outside(scale):
     assert new_state["count"] == 1
 
 
+@pytest.mark.parametrize(("scale", "expected"), [(SCALE, [2, 1, -np.inf, 2]), (None, [2, np.inf, -np.inf, 2])])
+def test_where_gradients_are_scaled_an_overflow_leaves_the_model_state_as_it_was(scale, expected):
+    state = {"value": jnp.array([1, 1, -jnp.inf, -jnp.inf]), "count": jnp.arange(4)}
+    new = {"value": jnp.array([2, jnp.inf, -jnp.inf, 2]), "count": jnp.arange(4) + 1}
+    _, received = apply_with_policy(MIXED_F16, lambda *_: ((), new), {}, state, (), scale)
+    np.testing.assert_array_equal(received["value"], expected)
+    np.testing.assert_array_equal(received["count"], new["count"])
+
+
 def test_a_state_of_another_structure_is_left_to_the_step():
     _, new_state = apply_with_policy(MIXED_F16, lambda *_: (0, {"other": jnp.ones(1, jnp.float16)}), {}, {}, ())
     assert new_state["other"].dtype == F16

@@ -127,7 +127,9 @@ def apply_with_policy(
       scale: the factor of gradients inside of the module, a float32 scalar; None to leave them.
 
     Returns:
-      `(outputs, new_model_state)`: floating outputs in `output_dtype`; the state in the dtypes of `model_state`.
+      `(outputs, new_model_state)`: floating outputs in `output_dtype`; the state in the dtypes of `model_state`. With
+      a `scale`, a finite number of the state stays as it was where its next value is infinite or NaN: a step that
+      overflows is skipped, and must not leave running averages that no later step can mend.
 
     >>> def dense(params, model_state, x):
     ...     return x @ params, model_state
@@ -147,6 +149,8 @@ def apply_with_policy(
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(model_state)
     if structure == jax.tree.structure(new_model_state):
         new_model_state = jax.tree.map(lambda new, old: _cast(new, old.dtype), new_model_state, model_state)
+        if scale is not None:
+            new_model_state = jax.tree.map(_kept_finite, new_model_state, model_state)
     if scale is not None:
         # After the casts: going backward, the product is taken in float32, before a small gradient can become zero.
         outputs, new_model_state = _cotangents_times((outputs, new_model_state), scale)
@@ -159,6 +163,10 @@ def _is_floating(leaf: Any) -> bool:
 
 def _cast(leaf: Any, dtype: Any) -> Any:
     return jnp.asarray(leaf, dtype) if _is_floating(leaf) and leaf.dtype != dtype else leaf
+
+
+def _kept_finite(new: Any, old: Any) -> Any:
+    return jnp.where(jnp.isfinite(new) | ~jnp.isfinite(old), new, old) if _is_floating(new) else new
 
 
 def _narrowed(tree: Any, dtype: Any) -> Any:

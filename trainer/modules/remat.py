@@ -61,10 +61,7 @@ class Rematerialisation:
         leaves, structure = jax.tree.flatten(inputs)
         spec = structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
         if spec not in self._plans:
-            recorder = _Recorder(params)
-            with _observed_by(recorder):
-                jax.eval_shape(lambda: [apply(lambda name: key_for(jax.random.key(0), name))][:0])
-            self._plans[spec] = recorder.plan()
+            self._plans[spec] = _choose(apply, params)
         with _observed_by(_Rematerialiser(self._plans[spec])):
             return apply(make_key)
 
@@ -132,6 +129,17 @@ def take_out(tree: Any, is_taken: Callable[[Any], bool]) -> tuple[list[Any], Cal
     return [leaves[index] for index in places], put_back
 
 
+def _choose(apply: Callable[[MakeKey], Any], params: Mapping[str, Any]) -> Plan:
+    recorder = _Recorder(params)
+
+    def record() -> None:
+        apply(lambda name: key_for(jax.random.key(0), name))
+
+    with _observed_by(recorder):
+        jax.eval_shape(record)
+    return recorder.plan()
+
+
 class _Observer(Protocol):
     def call_layer(self, path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any: ...
 
@@ -185,6 +193,8 @@ class _Recorder:
 
     def __init__(self, params: Mapping[str, Any]):
         self._params = params
+        self._module_path: Hashable = None
+        self._module = _Layer()
         self._caller: _Layer | None = None
         self._times = 1.0
 
@@ -192,8 +202,8 @@ class _Recorder:
         outer = self._caller, self._times
         if self._caller is None:
             # The module itself. It is called once more if it asked for a random stream that was not there.
-            self._module_path, self._module = path, _Layer()
-            layer = self._module
+            layer = self._module = _Layer()
+            self._module_path = path
         else:
             layer = self._caller.layers.setdefault(path, _Layer())
         self._caller, self._times = layer, self._executions(path, params_of())
@@ -215,15 +225,12 @@ class _Recorder:
 
     def plan(self) -> Plan:
         """Returns the plan for the module that was run."""
-        plan: Plan = {}
-        place, path, layer = plan, self._module_path, self._module
-        while True:
-            place[path] = inner = dict.fromkeys(layer.layers)
-            path = next((path for path, other in layer.layers.items()
-                         if other.inner_bytes / other.executions > self._module.inner_bytes / 2), None)
-            if path is None:
-                return plan
-            place, layer = inner, layer.layers[path]
+        return {self._module_path: self._plan_within(self._module)}
+
+    def _plan_within(self, caller: _Layer) -> Plan:
+        half = self._module.inner_bytes / 2
+        return {path: self._plan_within(layer) if layer.inner_bytes / layer.executions > half else None
+                for path, layer in caller.layers.items()}
 
 
 def _arrays(tree: Any) -> list[jax.Array]:
