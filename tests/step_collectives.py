@@ -45,7 +45,7 @@ STRATEGIES = {
 }
 
 
-def step_collectives(name, number):
+def step_collectives(name, number, steps_per_execution=1):
     """Returns the collectives of a train step on a full batch; "clipped" clips by the norm over all gradients."""
     with STRATEGIES[name]([f"cpu:{index}" for index in range(number)]).scope():
         model = trainer.Model(MLP(), seed=0)
@@ -53,7 +53,7 @@ def step_collectives(name, number):
         if name == "clipped":
             optimizer = optax.chain(optax.clip_by_global_norm(1.0), optimizer)
         model.compile(optimizer, trainer.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"],
-                      steps_per_execution=1)
+                      steps_per_execution=steps_per_execution)
     batch = np.zeros((2 * number, FEATURES), np.float32), np.zeros(2 * number, np.int32)
     lowered = model.prepared_phase("train", batch).lowered(model.current_state, batch)
     return collectives(lowered.compile().as_text())

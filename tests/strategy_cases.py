@@ -21,7 +21,7 @@ from tests.networks import classification, logits_loss
 from trainer import distribute
 from trainer.distribute import get_replica_context
 
-FEATURES, HIDDEN, CLASSES, BATCH_SIZE, EPOCHS = 16, 64, 3, 8, 2  # a hidden kernel has 4096 bytes, and so is split
+FEATURES, HIDDEN, CLASSES, EPOCHS = 16, 64, 3, 2  # a hidden kernel has 4096 bytes, and so is split
 
 FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 LAYOUT = {".*Dense_0/kernel|.*first/kernel": (None, "model"), ".*Dense_1/kernel|.*last/kernel": ("model", None)}
@@ -141,7 +141,7 @@ class Adversarial(trainer.Model):
 
 OPTIONS = {
     "plain": {},
-    "sample_weights": {},
+    "sample_weights": {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]},
     "microbatches": {"microbatches": 3},
     "bfloat16": {"precision": "mixed_bfloat16"},
     "batch_norm": {},
@@ -159,28 +159,33 @@ class Case:
     option: str
     way: str
     library: str
-    has_tail: bool
+    is_even: bool
 
     def __str__(self):
-        return f"{self.option}-{self.way}-{self.library}-{'tail' if self.has_tail else 'even'}"
+        return f"{self.option}-{self.way}-{self.library}-{'even' if self.is_even else 'uneven'}"
+
+    @property
+    def batch_size(self):
+        return 8 if self.is_even or self.way == "fit" else 7
 
     @property
     def data(self):
-        x, y, w = classification(19 if self.has_tail else 16, FEATURES, CLASSES)
+        # Uneven are the last batch of `fit`, of 3 rows, which is less than there are replicas; and all batches of
+        # the other ways, as one shape of batches takes half the time to compile.
+        rows = 16 if self.is_even else 2 * self.batch_size + (3 if self.way == "fit" else 0)
+        x, y, w = classification(rows, FEATURES, CLASSES)
         return (x, y, w) if self.option == "sample_weights" else (x, y)
 
     def build(self):
         net = NETS[self.library]
         if self.option == "two_modules":
             model = Adversarial({"generator": net(FEATURES), "discriminator": net(1)})
-            model.compile({"generator": optax.sgd(0.1, momentum=0.9), "discriminator": optax.adam(0.01)})
+            model.compile({"generator": optax.sgd(0.1, momentum=0.9), "discriminator": optax.sgd(0.1)})
             return model
         kind = CustomStep if self.way == "train_step" else trainer.Model
         model = kind(net(batch_norm=self.option == "batch_norm"))
         options = {"optimizer": optax.sgd(0.1, momentum=0.9), **OPTIONS[self.option]}
-        if self.option == "sample_weights":
-            options["weighted_metrics"] = ["accuracy"]
-        model.compile(loss=logits_loss(), metrics=["accuracy"], steps_per_execution=2, **options)
+        model.compile(loss=logits_loss(), steps_per_execution=2 if self.way == "fit" else 1, **options)
         return model
 
     def train_by_hand(self, strategy, model, data):
@@ -193,7 +198,7 @@ class Case:
             logs, grads, model_state = supervised_gradients(model, state, batch)
             return state.apply_gradients(grads, model_state=model_state), {"loss": logs["loss"]}
 
-        batches = strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(data).batch(BATCH_SIZE))
+        batches = strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(data).batch(self.batch_size))
         state, history = model.state, []
         for _ in range(EPOCHS):
             for batch in batches:
@@ -214,7 +219,7 @@ def chosen_cases():
     for number, option in enumerate(OPTIONS):
         ways = [way for way in WAYS if applies(option, way)]
         # At least two cases for each option, so that it meets both libraries, with and without a tail.
-        cases = [Case(option, way, ("linen", "nnx")[(number + index) % 2], (number + index + index // 2) % 2 == 0)
+        cases = [Case(option, way, ("linen", "nnx")[(number + index) % 2], (number + index + index // 2) % 2 == 1)
                  for index, way in enumerate((ways * 2)[:max(len(ways), 2)])]
         for place, name in enumerate(STRATEGIES):
             chosen.setdefault(cases[(place + number) % len(cases)], []).append(name)
@@ -224,7 +229,7 @@ def chosen_cases():
 CASES = chosen_cases()
 
 
-def pairs(option, way, library, has_tail, strategy):
-    """Returns the pairs of factors that occur together."""
-    return set(itertools.combinations((("option", option), ("way", way), ("library", library), ("tail", has_tail),
-                                       ("strategy", strategy)), 2))
+def pairs_of(case, strategy):
+    """Returns the pairs of factors that occur in a case under a strategy."""
+    factors = {**dataclasses.asdict(case), "strategy": strategy}
+    return set(itertools.combinations(factors.items(), 2))

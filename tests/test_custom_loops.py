@@ -188,6 +188,13 @@ def test_the_context_knows_where_the_caller_is():
     assert float(strategy.reduce("sum", inside)) == 0.0
 
 
+def test_a_step_that_runs_outside_of_a_scope_gets_its_strategy():
+    strategy, seen = mirrored(2), set()
+    strategy.run(lambda: seen.add(distribute.get_strategy()) or jnp.ones(()))
+    assert seen == {strategy}
+    assert not distribute.has_strategy()
+
+
 kept = []
 
 

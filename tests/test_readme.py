@@ -46,8 +46,19 @@ def test_the_loop_of_ones_own_trains():
     assert names["model"].evaluate(x, y, verbose=0)["loss"] < names["loss"]
 
 
+def test_the_split_model_is_split_and_its_report_printed(capsys):
+    names = run(BLOCKS[4])
+    assert not names["model"].state.params["layers_0"]["kernel"].sharding.is_fully_replicated
+    assert names["report"].total_bytes < names["report"].unsharded_bytes / 4
+    assert str(names["report"]) in capsys.readouterr().out
+
+
+def test_the_big_step_is_one_update():
+    assert run(BLOCKS[5])["model"].optimizer.iterations == 1
+
+
 def test_every_python_block_is_run():
-    assert len(BLOCKS) == README.count("```python") == 4
+    assert len(BLOCKS) == README.count("```python") == 6
 
 
 def test_strategies_are_listed():

@@ -70,6 +70,12 @@ def test_a_sharded_step_gathers_the_parameters_and_scatters_the_gradients_once(s
          *(("all-gather", shape, 1) for shape in SPLIT.values())])
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_fused_step_has_the_collectives_of_a_single_one(steps, name):
+    fused = step_collectives(name, 8, steps_per_execution=4)
+    assert sorted(each[:4] for each in fused) == sorted(each[:4] for each in steps[8][name])
+
+
 @pytest.mark.parametrize("number", [2, 8, 32])
 def test_clipping_by_the_norm_of_all_gradients_adds_a_sum_of_one_number_for_each_split_array(steps, number):
     scalars = [("all-reduce", (), 1)] * len(SPLIT)

@@ -96,6 +96,7 @@ def assert_strategies_equal(
 
     Source: `keras_correctness_test_base` of TensorFlow, with which it tests its own strategies.
     """
+    __tracebackhide__ = True  # pytest then shows the line of the user's test
     if not callable(build):
         raise errors.wrong_type("build", build, "a function that makes and compiles a model")
     if isinstance(strategies, str) or not isinstance(strategies, Sequence):

@@ -1,5 +1,6 @@
 """Strategies: which devices train together, where the state lives, and how values are reduced."""
 
+from trainer.distribute import experimental
 from trainer.distribute.collectives import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -40,6 +41,7 @@ __all__ = [
     "Strategy",
     "TPUStrategy",
     "ValueContext",
+    "experimental",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

@@ -93,6 +93,8 @@ class ShardedStrategy(Strategy):
             if closed.values is not None:
                 params, opt_state = unmarked(closed.values)
             if closed.grads:
+                # Whole first, or the compiler carries them split from step to step and gathers them twice in each.
+                params = self._constrained(params, self._rule.axes_at_rest(params))
                 # Split also where parameters rest whole, so that each device updates its part of them only.
                 params = self._constrained(params, self._rule.axes(params))
                 rule = before.optimizer if name is None else before.optimizer[name]
@@ -110,10 +112,11 @@ class ShardedStrategy(Strategy):
 
 
 class FullyShardedStrategy(ShardedStrategy):
-    """Synchronous training with parameters and optimizer state split over the devices, for models too big for one.
+    """Synchronous training with parameters and optimizer state split over the devices, for states too big for one.
 
     In each step a device gathers the parameters, computes gradients on its rows, and keeps its part of their mean;
-    the update is made on the parts. Numbers are those of one device for any optax transformation, also those that look
+    the update is made on the parts. So a device must hold the parameters whole for a while, but never the optimizer's
+    state; where parameters alone are too big, use `ModelParallelStrategy`. Numbers are those of one device for any optax transformation, also those that look
     at whole gradients, such as clipping by the global norm, LAMB and Adafactor. An array is split along its longest
     axis that divides by the number of devices; it stays whole if there is none, which `explain` shows.
 

@@ -116,7 +116,16 @@ class Strategy:
           out_specs: returns how the outputs are put together, likewise, from the tree of one replica's. By default they
             are equal on all replicas, but for those that say that they are split.
         """
-        return on_each_device(function, self.mesh, REPLICA_AXIS, in_specs, out_specs)
+        mapped = on_each_device(function, self.mesh, REPLICA_AXIS, in_specs, out_specs)
+
+        def call(*args: Any) -> Any:
+            _scopes.stack.append(self)  # what runs on replicas gets this strategy from `get_strategy`
+            try:
+                return mapped(*args)
+            finally:
+                _scopes.stack.pop()
+
+        return call
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced in a function given to `map_over_replicas`.
@@ -265,6 +274,8 @@ class Strategy:
     def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """Returns a `Dataset` of arrays, to be batched and distributed."""
         return Dataset.from_arrays(numpy_input)
+
+    experimental_make_numpy_dataset = make_experimental_numpy_dataset
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Returns per-replica values, a tree of `PerReplica`.

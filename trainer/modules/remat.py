@@ -5,13 +5,14 @@ being called. Of a rematerialised layer only the inputs and outputs are kept. It
 its own gradient is computed, at the price of a second forward pass. See Chen et al., https://arxiv.org/abs/1604.06174,
 and `jax.checkpoint`.
 
-Which layers: those that the module itself calls; of a list of layers, each. A layer that holds more than half of all
-inner activations would bring most of them back at once, so in its place the layers that it calls are taken, and so on.
-Thus a wrapper around a backbone saves what the backbone alone would, whether or not a head stands next to it, and of
-equal blocks none is taken apart.
+Which layers: those that the module itself calls, and in place of each that holds too much the layers that it calls. A
+layer holds too much if its inner activations exceed a limit, and that limit is taken for which the outputs of all
+chosen layers and the inner activations of the largest of them are the fewest bytes together: what the backward pass
+needs at its peak. Thus of a stack of blocks each block is chosen; a wrapper around a backbone saves what the backbone
+alone would, whether or not a head stands next to it; and an encoder and a decoder are not computed again as a whole.
 
-How much a layer holds is estimated by the outputs of the layers that it calls when it is executed once. The body of a
-scan over layers is executed many times: it is the body that is computed again, and not the scan.
+What a layer holds is estimated by the outputs of the layers that it calls when it is executed once. The body of a scan
+over layers is executed many times: it is the body that is computed again, and not the scan.
 
 Only calls by `__call__` count as layers. A layer's other methods, and what it computes itself, belong to that layer; in
 a module that is taken apart they are kept as usual.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Protocol
@@ -183,9 +185,21 @@ class _Layer:
     output_bytes: float = 0.0
     layers: dict[Hashable, _Layer] = dataclasses.field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def inner_bytes(self) -> float:
-        return sum(layer.output_bytes + layer.inner_bytes for layer in self.layers.values())
+        """What the layers that it calls return in one execution; to be read when all calls are recorded."""
+        return sum(layer.output_bytes + layer.executions * layer.inner_bytes
+                   for layer in self.layers.values()) / max(self.executions, 1)
+
+    def plan(self, limit: float) -> Plan:
+        return {path: layer.plan(limit) if layer.inner_bytes > limit else None for path, layer in self.layers.items()}
+
+    def chosen(self, limit: float) -> list[_Layer]:
+        return [chosen for layer in self.layers.values()
+                for chosen in (layer.chosen(limit) if layer.inner_bytes > limit else [layer])]
+
+    def limits(self) -> set[float]:
+        return {self.inner_bytes}.union(*(layer.limits() for layer in self.layers.values()))
 
 
 class _Recorder:
@@ -225,12 +239,13 @@ class _Recorder:
 
     def plan(self) -> Plan:
         """Returns the plan for the module that was run."""
-        return {self._module_path: self._plan_within(self._module)}
+        def bytes_at_peak(limit: float) -> float:
+            chosen = self._module.chosen(limit)
+            return sum(layer.output_bytes for layer in chosen) + max((layer.inner_bytes for layer in chosen), default=0)
 
-    def _plan_within(self, caller: _Layer) -> Plan:
-        half = self._module.inner_bytes / 2
-        return {path: self._plan_within(layer) if layer.inner_bytes / layer.executions > half else None
-                for path, layer in caller.layers.items()}
+        # From the largest: of equally good limits, the one that takes the fewest layers apart.
+        limit = min(sorted(self._module.limits(), reverse=True), key=bytes_at_peak)
+        return {self._module_path: self._module.plan(limit)}
 
 
 def _arrays(tree: Any) -> list[jax.Array]:
