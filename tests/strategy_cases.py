@@ -180,7 +180,7 @@ class Case:
         net = NETS[self.library]
         if self.option == "two_modules":
             model = Adversarial({"generator": net(FEATURES), "discriminator": net(1)})
-            model.compile({"generator": optax.sgd(0.1, momentum=0.9), "discriminator": optax.sgd(0.1)})
+            model.compile({"generator": optax.sgd(0.1, momentum=0.9), "discriminator": optax.sgd(0.01)})
             return model
         kind = CustomStep if self.way == "train_step" else trainer.Model
         model = kind(net(batch_norm=self.option == "batch_norm"))

@@ -383,14 +383,6 @@ def test_gradients_are_the_same_inside_of(loop):
     assert_near(jax.jit(LOOPS[loop](step))(case("mlp")[1]), results("mlp", MIXED_F16, SCALE)[0], 1e-5)
 
 
-def test_gradients_through_a_loop_are_those_of_its_passes():
-    def twice(value):
-        return jax.lax.scan(lambda carry, _: apply_with_policy(MIXED_F16, product, jnp.float32(3), {}, carry, SCALE),
-                            value, length=2)[0]
-
-    assert jax.grad(twice)(jnp.float32(1)) == 9
-
-
 def test_replicas_have_the_gradients_of_one_device():
     apply, params, model_state, inputs = case("cnn")
 

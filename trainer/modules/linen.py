@@ -62,7 +62,7 @@ class LinenFunctional(FunctionalModule):
                 return _with_streams(self._streams[training],
                                      lambda streams: call(variables, rngs=_keys(streams, make_key)))
 
-        outputs, updates = (self._rematerialisation.run(outputs_and_updates, make_key, params, inputs)
+        outputs, updates = (self._rematerialisation.run(outputs_and_updates, make_key, inputs)
                             if remat and training else outputs_and_updates(make_key))
         return outputs, {**model_state, **_plain(updates)} if training else model_state
 
@@ -106,7 +106,7 @@ def _interceptor(training: bool, batch_norm: str) -> Callable[..., Any]:
             return next_call(*args, **kwargs)
         module = context.module
         return call_layer(module.path, lambda: call_in_phase(next_call, args, kwargs, context),
-                          lambda: _rematerialised(module, args, kwargs), lambda: module.variables.get("params", {}))
+                          lambda: _rematerialised(module, args, kwargs))
 
     def call_in_phase(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         module, signature = context.module, inspect.signature(context.orig_method)

@@ -73,7 +73,7 @@ class NNXFunctional(FunctionalModule):
             outputs = module(*args, **kwargs)
             return outputs, self._values(module)[1] if training else model_state
 
-        return (self._rematerialisation.run(outputs_and_state, make_key, params, inputs) if remat
+        return (self._rematerialisation.run(outputs_and_state, make_key, inputs) if remat
                 else outputs_and_state(make_key))
 
     def absorb(self, params: dict, model_state: dict) -> None:
@@ -161,10 +161,14 @@ def _hook_calls(module: nnx.Module, hook: Callable[..., Any]) -> None:
     """Makes each layer of a private clone call `hook(layer, call, args, kwargs)` in place of `call`, its `__call__`."""
     for path, layer in list(nnx.iter_modules(module)):
         if callable(layer):
-            # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
-            layer.call_path = _names(path)
-            layer.call_hook = hook
-            object.__setattr__(layer, "__class__", _hooked_class(layer.__class__))
+            _hook_call(layer, _names(path), hook)
+
+
+def _hook_call(layer: Any, path: tuple[str, ...], hook: Callable[..., Any]) -> None:
+    # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
+    layer.call_path = path
+    layer.call_hook = hook
+    object.__setattr__(layer, "__class__", _hooked_class(layer.__class__))
 
 
 @functools.cache
@@ -187,5 +191,4 @@ def _call_or_rematerialise(layer: Any, call: Callable[..., Any], args: tuple, kw
 
         return rematerialise(nnx.remat, call_again, layer, *objects)
 
-    return call_layer(layer.call_path, lambda: call(layer, *args, **kwargs), rematerialised,
-                      lambda: nnx.state(layer, nnx.Param))
+    return call_layer(layer.call_path, lambda: call(layer, *args, **kwargs), rematerialised)

@@ -11,8 +11,8 @@ chosen layers and the inner activations of the largest of them are the fewest by
 needs at its peak. Thus of a stack of blocks each block is chosen; a wrapper around a backbone saves what the backbone
 alone would, whether or not a head stands next to it; and an encoder and a decoder are not computed again as a whole.
 
-What a layer holds is estimated by the outputs of the layers that it calls when it is executed once. The body of a scan
-over layers is executed many times: it is the body that is computed again, and not the scan.
+What a layer holds is estimated by the outputs of the layers that it calls when it is executed once. A layer in the body
+of a scan is executed many times: of a scan over blocks it is the block that is computed again, and not the scan.
 
 Only calls by `__call__` count as layers. A layer's other methods, and what it computes itself, belong to that layer; in
 a module that is taken apart they are kept as usual.
@@ -26,12 +26,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from trainer.modules.base import MakeKey, key_for
 from trainer.modules.batch_norm import STATISTICS_NAME
@@ -39,6 +41,8 @@ from trainer.modules.batch_norm import STATISTICS_NAME
 Call = Callable[[], Any]
 Plan = dict[Hashable, "Plan | None"]
 """What to do with the layers that a layer calls, by name: None to rematerialise one, else the plan for its layers."""
+
+_NUMBERS = itertools.count()
 
 _POLICY = jax.checkpoint_policies.save_only_these_names(STATISTICS_NAME)
 
@@ -49,7 +53,7 @@ class Rematerialisation:
     def __init__(self) -> None:
         self._plans: dict[Any, Plan] = {}
 
-    def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, params: Mapping[str, Any], inputs: Any) -> Any:
+    def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, inputs: Any) -> Any:
         """Returns `apply(make_key)`, with the chosen layers rematerialised.
 
         Layers are chosen from an abstract run, once for each structure and shapes of the inputs.
@@ -57,29 +61,25 @@ class Rematerialisation:
         Args:
           apply: applies the module, so that each layer is called by `call_layer`.
           make_key: gives the key of a random stream.
-          params: the parameters; the keys that lead to a layer's own are the parts of its path.
           inputs: the batch that the module is applied to.
         """
         leaves, structure = jax.tree.flatten(inputs)
         spec = structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
         if spec not in self._plans:
-            self._plans[spec] = _choose(apply, params)
+            self._plans[spec] = _choose(apply)
         with _observed_by(_Rematerialiser(self._plans[spec])):
             return apply(make_key)
 
 
-def call_layer(path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any:
+def call_layer(path: Hashable, call: Call, rematerialised: Call) -> Any:
     """Returns what a layer returns, by a plain call unless it is chosen for rematerialisation.
 
     Args:
-      path: the layer's path, a tuple of names; or any other name that is unique among the layers of its caller.
+      path: a name that is unique among the layers of the one caller.
       call: calls the layer.
       rematerialised: calls it by `rematerialise`.
-      params_of: returns the parameters that the layer sees in this call.
     """
-    if _current.observer is None:
-        return call()
-    return _current.observer.call_layer(path, call, rematerialised, params_of)
+    return call() if _current.observer is None else _current.observer.call_layer(path, call, rematerialised)
 
 
 def call_function(name: str, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -87,7 +87,7 @@ def call_function(name: str, function: Callable[..., Any], args: tuple, kwargs: 
     def call() -> Any:
         return function(*args, **kwargs)
 
-    return call_layer(name, call, lambda: rematerialise(jax.checkpoint, call), dict)
+    return call_layer(name, call, lambda: rematerialise(jax.checkpoint, call))
 
 
 def rematerialise(transform: Callable[..., Any], call: Callable[..., Any], *objects: Any) -> Any:
@@ -131,19 +131,19 @@ def take_out(tree: Any, is_taken: Callable[[Any], bool]) -> tuple[list[Any], Cal
     return [leaves[index] for index in places], put_back
 
 
-def _choose(apply: Callable[[MakeKey], Any], params: Mapping[str, Any]) -> Plan:
-    recorder = _Recorder(params)
+def _choose(apply: Callable[[MakeKey], Any]) -> Plan:
+    recorder = _Recorder()
 
     def record() -> None:
         apply(lambda name: key_for(jax.random.key(0), name))
 
     with _observed_by(recorder):
-        jax.eval_shape(record)
-    return recorder.plan()
+        program = jax.make_jaxpr(record)()
+    return recorder.plan(program)
 
 
 class _Observer(Protocol):
-    def call_layer(self, path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any: ...
+    def call_layer(self, path: Hashable, call: Call, rematerialised: Call) -> Any: ...
 
 
 class _Current(threading.local):
@@ -168,7 +168,7 @@ class _Rematerialiser:
     def __init__(self, plan: Plan):
         self._plan = plan
 
-    def call_layer(self, path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any:
+    def call_layer(self, path: Hashable, call: Call, rematerialised: Call) -> Any:
         outer, inner = self._plan, self._plan.get(path, {})
         self._plan = inner or {}
         try:
@@ -205,40 +205,34 @@ class _Layer:
 class _Recorder:
     """Records which layer calls which, and chooses."""
 
-    def __init__(self, params: Mapping[str, Any]):
-        self._params = params
+    def __init__(self) -> None:
         self._module_path: Hashable = None
         self._module = _Layer()
         self._caller: _Layer | None = None
-        self._times = 1.0
+        self._called: dict[str, _Layer] = {}
 
-    def call_layer(self, path: Hashable, call: Call, rematerialised: Call, params_of: Callable[[], Any]) -> Any:
-        outer = self._caller, self._times
-        if self._caller is None:
+    def call_layer(self, path: Hashable, call: Call, rematerialised: Call) -> Any:
+        outer = self._caller
+        if outer is None:
             # The module itself. It is called once more if it asked for a random stream that was not there.
             layer = self._module = _Layer()
             self._module_path = path
         else:
-            layer = self._caller.layers.setdefault(path, _Layer())
-        self._caller, self._times = layer, self._executions(path, params_of())
+            layer = outer.layers.setdefault(path, _Layer())
+        self._caller = layer
         try:
             outputs = call()
-            layer.executions += self._times
-            layer.output_bytes += self._times * sum(leaf.size * leaf.dtype.itemsize for leaf in _arrays(outputs))
-            return outputs
         finally:
-            self._caller, self._times = outer
+            self._caller = outer
+        # The program that is traced tells by this mark how often the call is executed, and the size of what it returns.
+        name = f"call {next(_NUMBERS)}"
+        self._called[name] = layer
+        return jax.tree.map(lambda leaf: checkpoint_name(leaf, name) if isinstance(leaf, jax.Array) else leaf, outputs)
 
-    def _executions(self, path: Hashable, seen: Any) -> float:
-        # Within a scan over layers, the layer sees its slice of the parameters that are stored.
-        stored: Any = self._params
-        for name in path if isinstance(path, tuple) else ():
-            stored = stored.get(name, {}) if isinstance(stored, Mapping) else {}
-        stored_size, seen_size = (sum(leaf.size for leaf in _arrays(tree)) for tree in (stored, seen))
-        return stored_size / seen_size if stored_size and seen_size else self._times
+    def plan(self, program: Any) -> Plan:
+        """Returns the plan for the module that was run as `program`, a jaxpr."""
+        self._measure(program, 1, set())
 
-    def plan(self) -> Plan:
-        """Returns the plan for the module that was run."""
         def bytes_at_peak(limit: float) -> float:
             chosen = self._module.chosen(limit)
             return sum(layer.output_bytes for layer in chosen) + max((layer.inner_bytes for layer in chosen), default=0)
@@ -247,6 +241,17 @@ class _Recorder:
         limit = min(sorted(self._module.limits(), reverse=True), key=bytes_at_peak)
         return {self._module_path: self._module.plan(limit)}
 
-
-def _arrays(tree: Any) -> list[jax.Array]:
-    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    def _measure(self, program: Any, times: int, seen: set[str]) -> None:
+        for equation in program.eqns:
+            name = equation.params.get("name")
+            if equation.primitive.name == "name" and name in self._called:
+                layer = self._called[name]
+                layer.executions += 0 if name in seen else times
+                layer.output_bytes += times * sum(output.aval.size * output.aval.dtype.itemsize
+                                                  for output in equation.outvars)
+                seen.add(name)
+            inner_times = times * equation.params["length"] if equation.primitive.name == "scan" else times
+            for value in equation.params.values():
+                for inner in value if isinstance(value, (tuple, list)) else (value,):
+                    if hasattr(inner, "eqns"):
+                        self._measure(inner, inner_times, seen)
