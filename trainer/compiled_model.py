@@ -239,6 +239,7 @@ class CompiledModel(BuiltModel):
         options = self._options
         apply = functools.partial(
             self._functional.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
+            compute_dtype=None if options.policy is None else options.policy.compute_dtype,
             make_key=lambda stream: self.make_rng(state, stream), **names)
         with replica.enter(get_replica_context().for_module()):
             if options.policy is None:

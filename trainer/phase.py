@@ -166,7 +166,7 @@ class CompiledPhase:
         if self._kind != "train":
             return returned
         left, step_logs, rows = returned
-        new_state = strategy.finish(state, left)
+        new_state = strategy.finish(state, left).with_one_loss_scale()
         return new_state, step.with_skipped(step_logs, state, new_state), rows
 
     def _one_step(self, state: Any, data: Any, mask: Any) -> Any:

@@ -8,9 +8,9 @@ What the boundary cannot see keeps its dtype:
 
 - A layer with a `dtype` of its own computes in that, as `nn.Dense(10, dtype=jnp.float32)` does: the way to keep a part
   of a model in float32.
-- A layer without one computes in the widest dtype that it meets. A float32 array that is neither parameter nor input
-  makes it and the layers after it float32: a constant table, or the initial carry of a recurrent cell. The results are
-  right, but not faster.
+- A layer without one computes in the widest dtype that it meets, and a float32 array that is neither parameter nor
+  input makes it float32: a constant table, say. Modules that are told a `compute_dtype` (see `modules`) give it to
+  their layers; operations outside of Flax's layers still promote.
 
 Sources: Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740; the names of
 `keras.DTypePolicy` and the schedule of `keras.optimizers.LossScaleOptimizer`.

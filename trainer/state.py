@@ -52,6 +52,14 @@ class TrainState:
         scales = [part.loss_scale.scale for part in self._opt_states() if part.loss_scale is not None]
         return functools.reduce(jnp.minimum, scales) if scales else None
 
+    def with_one_loss_scale(self) -> TrainState:
+        """Returns the state with the least loss scale of several optimizers in all of them: it is the one in use."""
+        if self.loss_scale is None or not isinstance(self.optimizer, Mapping):
+            return self
+        opt_state = {name: part._replace(loss_scale=part.loss_scale._replace(scale=self.loss_scale))
+                     for name, part in self.opt_state.items()}
+        return self.replace(opt_state=opt_state)
+
     @property
     def skipped_updates(self) -> jax.Array | None:
         """How many updates were skipped as their gradients were not finite; None without a loss scale."""

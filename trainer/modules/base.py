@@ -58,7 +58,7 @@ class FunctionalModule(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None) -> tuple[Any, dict]:
         """Returns the outputs and the new state.
 
         Args:
@@ -71,6 +71,7 @@ class FunctionalModule(abc.ABC):
           batch_norm: "global" for statistics over the batch of all replicas, "per_replica" over this replica's rows.
           remat: in training, whether gradients are computed with less memory and a second forward pass; see `remat.py`
             for which layers. Outputs, state and gradients are the same.
+          compute_dtype: the dtype of layers that have none of their own; None to leave it to the values they meet.
 
         Returns:
           `(outputs, model_state)`; when not training, the state is the one that was given.

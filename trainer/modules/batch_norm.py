@@ -138,13 +138,10 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
 
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *,
                  mask: jax.Array | None = None) -> jax.Array:
+        if self.use_running_average if use_running_average is None else use_running_average:
+            return super().__call__(x, use_running_average=True)
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
-        # As Linen has it: the running averages, which stay float32, do not make the outputs so.
-        given = [value for value in (x, scale, bias) if value is not None]
-        dtype = canonicalize_dtype(*given, dtype=self.dtype)
-        if self.use_running_average if use_running_average is None else use_running_average:
-            return super().__call__(x, use_running_average=True).astype(dtype)
         x, _, _, scale, bias = self.promote_dtype((x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype)
         mean, var = batch_statistics(x, self.axis, dtype=jnp.promote_types(self.dtype or x.dtype, jnp.float32),
                                      use_fast_variance=self.use_fast_variance, mask=mask, policy=self.policy)
@@ -158,7 +155,8 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
         outputs *= (factor if scale is None else factor * scale).reshape(shape)
         if bias is not None:
             outputs += bias.reshape(shape)
-        return outputs.astype(dtype)
+        given = [value for value in (x, scale, bias) if value is not None]
+        return outputs.astype(canonicalize_dtype(*given, dtype=self.dtype))
 
 
 def replace_nnx_batch_norms(module: nnx.Module) -> None:

@@ -6,6 +6,7 @@ from a plain `module.apply` happens in a method interceptor.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from flax.errors import InvalidRngError
 
 from trainer.modules.base import FLAGS, FunctionalModule, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import call_linen_batch_norm, is_linen_batch_norm
+from trainer.modules.compute_dtype import call_linen_layer
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
 
@@ -52,13 +54,13 @@ class LinenFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None) -> tuple[Any, dict]:
         """See the base class."""
         call = nn.apply(self._call(inputs, training), self._module, mutable=list(model_state))
         variables = {"params": params, **model_state}
 
         def outputs_and_updates(make_key: MakeKey) -> tuple[Any, Any]:
-            with nn.intercept_methods(_interceptor(training, batch_norm)):
+            with nn.intercept_methods(_interceptor(training, batch_norm, compute_dtype)):
                 return _with_streams(self._streams[training],
                                      lambda streams: call(variables, rngs=_keys(streams, make_key)))
 
@@ -100,8 +102,13 @@ class LinenFunctional(FunctionalModule):
         return lambda module: module(*args, **kwargs)
 
 
-def _interceptor(training: bool, batch_norm: str) -> Callable[..., Any]:
+def _interceptor(training: bool, batch_norm: str, compute_dtype: Any = None) -> Callable[..., Any]:
     def intercept(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+        call = functools.partial(call_or_rematerialise, next_call, context)
+        return call_linen_layer(context.module, call, args, kwargs, compute_dtype)
+
+    def call_or_rematerialise(next_call: Callable, context: nn.module.InterceptorContext, /, *args: Any,
+                              **kwargs: Any) -> Any:
         if context.method_name != "__call__":
             return next_call(*args, **kwargs)
         module = context.module

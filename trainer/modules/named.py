@@ -70,7 +70,8 @@ class NamedFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, module: str | None = None) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              module: str | None = None) -> tuple[Any, dict]:
         """Returns one module's outputs, and the state of all modules.
 
         Args:
@@ -81,6 +82,7 @@ class NamedFunctional(FunctionalModule):
           make_key: as in the base class; the name of a stream begins with the module's name.
           batch_norm: as in the base class.
           remat: as in the base class.
+          compute_dtype: as in the base class.
           module: the name of the module to apply.
 
         Raises:
@@ -92,7 +94,7 @@ class NamedFunctional(FunctionalModule):
             raise unknown_name("module", module, self.parts)
         outputs, new_state = self.parts[module].apply(
             params, model_state[module], inputs, training=training, batch_norm=batch_norm, remat=remat,
-            make_key=lambda stream: make_key(f"{module}/{stream}"))
+            compute_dtype=compute_dtype, make_key=lambda stream: make_key(f"{module}/{stream}"))
         return outputs, {**model_state, module: new_state} if training else model_state
 
     def absorb(self, params: dict, model_state: dict) -> None:

@@ -19,6 +19,7 @@ from flax.traverse_util import unflatten_dict
 
 from trainer.modules.base import FunctionalModule, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import replace_nnx_batch_norms, set_nnx_policy
+from trainer.modules.compute_dtype import set_nnx_compute_dtype
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
 
@@ -47,7 +48,7 @@ class NNXFunctional(FunctionalModule):
         self._param_paths = [path for path, value in variables.items() if isinstance(value, nnx.Param)]
         self._state_paths = [path for path in variables if path not in self._random and path not in self._param_paths]
         self._rematerialisation = Rematerialisation()
-        self._graphdefs: dict[tuple[bool, str], nnx.GraphDef] = {}
+        self._graphdefs: dict[tuple[bool, str, Any], nnx.GraphDef] = {}
 
     @property
     def initial_values(self) -> tuple[dict, dict]:
@@ -61,12 +62,12 @@ class NNXFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None) -> tuple[Any, dict]:
         """See the base class; a stream's name is its path, such as "dropout/rngs"."""
         remat = remat and training
 
         def outputs_and_state(make_key: MakeKey) -> tuple[Any, dict]:
-            module = self._merge(params, model_state, training, make_key, batch_norm)
+            module = self._merge(params, model_state, training, make_key, batch_norm, compute_dtype)
             if remat:
                 _hook_calls(module, _call_or_rematerialise)
             args, kwargs = call_arguments(module, inputs, training)
@@ -102,13 +103,14 @@ class NNXFunctional(FunctionalModule):
         return recorder.rows(params, [model_state])
 
     def _merge(self, params: dict, model_state: dict, training: bool, make_key: MakeKey,
-               batch_norm: str) -> nnx.Module:
+               batch_norm: str, compute_dtype: Any = None) -> nnx.Module:
         values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths),
                   **{path: _fresh(path, variable, make_key) for path, variable in self._random.items()}}
-        return nnx.merge(self._graphdef(training, batch_norm), nnx.from_flat_state(values))
+        return nnx.merge(self._graphdef(training, batch_norm, compute_dtype), nnx.from_flat_state(values))
 
-    def _graphdef(self, training: bool, batch_norm: str) -> nnx.GraphDef:
-        if (training, batch_norm) not in self._graphdefs:
+    def _graphdef(self, training: bool, batch_norm: str, compute_dtype: Any) -> nnx.GraphDef:
+        variant = training, batch_norm, compute_dtype
+        if variant not in self._graphdefs:
             # NNX only lets objects be changed at the trace level where they were made, and this may run in any.
             module = nnx.clone(self._template)
             if training:
@@ -116,8 +118,10 @@ class NNXFunctional(FunctionalModule):
             else:
                 module.eval()
             set_nnx_policy(module, batch_norm)
-            self._graphdefs[training, batch_norm] = nnx.graphdef(module)
-        return self._graphdefs[training, batch_norm]
+            if compute_dtype is not None:
+                set_nnx_compute_dtype(module, compute_dtype)
+            self._graphdefs[variant] = nnx.graphdef(module)
+        return self._graphdefs[variant]
 
     def _values(self, module: nnx.Module) -> tuple[dict, dict]:
         """Returns `(params, model_state)` of a module that has this one's variables, and maybe more."""

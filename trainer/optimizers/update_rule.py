@@ -37,7 +37,7 @@ class UpdateRule:
       >>> from trainer import optimizers
       >>> rule = UpdateRule(optimizers.SGD(0.5), is_frozen=lambda path: path == "bias")
       >>> params = {"bias": jnp.ones(()), "kernel": jnp.ones(())}
-      >>> params, state = rule.update(params, rule.init(params), params)
+      >>> params, state = rule.update(rule.trainable(params), rule.init(params), params)
       >>> {name: float(value) for name, value in params.items()}
       {'bias': 1.0, 'kernel': 0.5}
     """
