@@ -89,7 +89,8 @@ def test_live_buffers_are_what_the_strategy_says_before_and_after_training(name,
         model.fit(x, x, batch_size=8, verbose=0)
 
 
-@pytest.mark.parametrize(("name", "most"), [("fully_sharded", 0.25), ("central_storage", 0.25), ("model_parallel", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("fully_sharded", 0.25), ("central_storage", 0.25), ("model_parallel", 0.5)])
 def test_no_device_holds_the_whole_state_while_it_is_made(name, most, monkeypatch):
     analyses = []
 

@@ -7,6 +7,7 @@ Owns what a step computes by default, and when phases are traced. How a step run
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -237,7 +238,7 @@ class CompiledModel(BuiltModel):
         """
         names: dict[str, Any] = {} if module is None else {"module": module}
         options = self._options
-        apply = functools.partial(
+        apply: Callable[..., Any] = functools.partial(
             self._functional.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
             make_key=lambda stream: self.make_rng(state, stream), **names)

@@ -35,6 +35,7 @@ class _ModuleContext(ReplicaContext):
         super().__init__(rows, mask)
         self._whole = whole
         self._number = number
+        self._size = rows
         self.num_replicas_in_sync = whole.num_replicas_in_sync
 
     @property
@@ -71,7 +72,7 @@ class _PartContext(_ModuleContext):
         self._sums = sums
 
     def for_module(self) -> ReplicaContext:
-        return _ModuleContext(self._whole, self._number, self.rows, self.padding_mask)
+        return _ModuleContext(self._whole, self._number, self._size, self.padding_mask)
 
     def sum(self, value: Any) -> Any:
         self.summands.append(value)
@@ -115,7 +116,8 @@ def accumulated(compute: Compute, batch: Any, microbatches: int) -> tuple[Any, A
 
     def summands(inputs: tuple[Any, Any, Any]) -> list[Any]:
         part, part_batch, part_mask = inputs
-        with replica.enter(context_of(part, part_mask, None)) as context:
+        context = context_of(part, part_mask, None)
+        with replica.enter(context):
             compute(part_batch)
         return context.summands
 

@@ -54,7 +54,7 @@ class CompiledPhase:
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
         # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
         self._one_batch = one_batch if eager else functools.partial(self._on_replicas, compiled(one_batch))
-        self._execute: Callable[..., Any] | None = None
+        self._execute: Any = None  # a compiled function, once `prepare` has seen a batch
         self._traced: set[Any] = set()
         self._stack_sizes: dict[tuple[int, int], int] = {}
         self.steps_per_execution = 1

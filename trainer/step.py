@@ -63,9 +63,10 @@ def train_one_batch(
 
 def with_skipped(logs: dict[str, Any], before: TrainState, after: TrainState) -> dict[str, Any]:
     """Returns a step's logs with the number of updates that were skipped in it, where there is a loss scale."""
-    if before.skipped_updates is None:
+    skipped_before, skipped_after = before.skipped_updates, after.skipped_updates
+    if skipped_before is None or skipped_after is None:
         return logs
-    skipped = jnp.asarray(after.skipped_updates - before.skipped_updates, jnp.float32)
+    skipped = jnp.asarray(skipped_after - skipped_before, jnp.float32)
     return {**logs, _SKIPPED.name: MetricValue([skipped], _SKIPPED)}
 
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from trainer import checks, errors
@@ -45,7 +46,8 @@ def assert_strategies_equal(
 
     The model is trained under the reference and under each strategy, on the same data in the same order. Compared are
     its weights before and after, its logs in each epoch and, where it has a loss, what `evaluate` and `predict` then
-    return. A model with randomness of its own, such as dropout, has other numbers on more replicas; switch it off.
+    return. Devices that hold copies of an array must hold the same bits. A model with randomness of its own, such as
+    dropout, has other numbers on more replicas: switch it off.
 
     A test finds the most with rows that leave an uneven last batch, and with SGD and momentum: Adam's updates do not
     depend on the scale of gradients, so it hides a sum in place of a mean, and it turns gradients that are zero but for
@@ -97,7 +99,7 @@ def assert_strategies_equal(
     Source: `keras_correctness_test_base` of TensorFlow, with which it tests its own strategies.
     """
     __tracebackhide__ = True  # pytest then shows the line of the user's test
-    if not callable(build):
+    if not callable(build) or isinstance(build, Model):
         raise errors.wrong_type("build", build, "a function that makes and compiles a model")
     if isinstance(strategies, str) or not isinstance(strategies, Sequence):
         raise errors.wrong_type("strategies", strategies, "a list of strategies, or of functions that return one")
@@ -129,11 +131,13 @@ class _Result:
       initial: weights before the first step; empty where nobody saw them.
       weights: weights after the last.
       outcome: logs and predictions.
+      apart: names of the arrays of the state whose copies on several devices differ.
     """
 
     initial: Numbers
     weights: Numbers
     outcome: Numbers
+    apart: list[str]
 
 
 @dataclasses.dataclass
@@ -183,7 +187,7 @@ class _Run:
             if not model.built or (initial and _same_bits(initial, _weights(model))):
                 raise ValueError("`train` left the model without changed weights, so there is nothing to compare. "
                                  "Leave in it what was trained, as by `model.state = state`.")
-        weights, outcome = _weights(model), _by_epoch(logs)
+        weights, outcome, apart = _weights(model), _by_epoch(logs), _names_of_copies_apart(model)
         has_loss = model._loss.is_given or type(model).compute_loss is not Model.compute_loss
         if has_loss if self.evaluate is None else self.evaluate:
             x, y, sample_weight = self._arrays()
@@ -193,7 +197,7 @@ class _Run:
             predictions = named_leaves(model.predict(self._arrays()[0], batch_size=self.batch_size, verbose=0))
             outcome.update({f"prediction {path!r}" if path else "prediction": _as_numbers(leaf)
                             for path, leaf in predictions.items()})
-        return _Result(initial, weights, outcome)
+        return _Result(initial, weights, outcome, apart)
 
     def _fitted(self, model: Model) -> tuple[Numbers, Mapping[str, Any]]:
         """Returns the weights before the first step, and the history."""
@@ -235,6 +239,23 @@ def _weights(model: Model) -> Numbers:
             for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
 
 
+def _names_of_copies_apart(model: Model) -> list[str]:
+    state = model.current_state
+    trees = {"weight": state.params, "model state": state.model_state, "optimizer state": state.opt_state}
+    return [f"{kind} {path!r}" for kind, tree in trees.items()
+            for path, leaf in named_leaves(tree).items() if not _has_equal_copies(leaf)]
+
+
+def _has_equal_copies(array: jax.Array) -> bool:
+    """Tells whether devices that hold the same part of an array hold the same bits, as compiled code assumes."""
+    bits_of_parts: dict[str, bytes] = {}
+    for shard in array.addressable_shards:
+        bits = np.asarray(shard.data).tobytes()
+        if bits_of_parts.setdefault(str(shard.index), bits) != bits:
+            return False
+    return True
+
+
 def _by_epoch(logs: Mapping[str, Any]) -> Numbers:
     numbers = {}
     for name, value in logs.items():
@@ -242,10 +263,11 @@ def _by_epoch(logs: Mapping[str, Any]) -> Numbers:
         if isinstance(value, (list, tuple)):
             entries = {f"log {name!r} of epoch {epoch}": entry for epoch, entry in enumerate(value, start=1)}
         for quantity, entry in entries.items():
-            if not is_array_tree([entry]):
+            try:
+                numbers[quantity] = _as_numbers(entry)
+            except (TypeError, ValueError):
                 raise TypeError(f"`train` must return logs of numbers, or lists of them. Received: {name!r} of type "
-                                f"{type(entry).__name__}. Reduce values of replicas by `strategy.reduce`.")
-            numbers[quantity] = _as_numbers(entry)
+                                f"{type(entry).__name__}. Reduce values of replicas by `strategy.reduce`.") from None
     return numbers
 
 
@@ -274,6 +296,7 @@ def _failure(expected: _Result, received: _Result, rtol: float, atol: float) -> 
     else:
         lines = [line for first, second in ((expected.weights, received.weights), (expected.outcome, received.outcome))
                  for line in _differences(first, second, rtol, atol)]
+        lines += [f"{name} differs between devices that should hold copies of it." for name in received.apart]
     shown = lines[:errors.MAX_ITEMS]
     if len(shown) < len(lines):
         shown.append(f"... ({len(lines)} in all)")

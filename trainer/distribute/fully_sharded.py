@@ -116,9 +116,10 @@ class FullyShardedStrategy(ShardedStrategy):
 
     In each step a device gathers the parameters, computes gradients on its rows, and keeps its part of their mean;
     the update is made on the parts. So a device must hold the parameters whole for a while, but never the optimizer's
-    state; where parameters alone are too big, use `ModelParallelStrategy`. Numbers are those of one device for any optax transformation, also those that look
-    at whole gradients, such as clipping by the global norm, LAMB and Adafactor. An array is split along its longest
-    axis that divides by the number of devices; it stays whole if there is none, which `explain` shows.
+    state; where parameters alone are too big, use `ModelParallelStrategy`. Numbers are those of one device for any
+    optax transformation, also those that look at whole gradients, such as clipping by the global norm, LAMB and
+    Adafactor. An array is split along its longest axis that divides by the number of devices; it stays whole if there
+    is none, which `explain` shows.
 
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. All local devices by

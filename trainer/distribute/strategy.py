@@ -165,10 +165,12 @@ class Strategy:
         """
         state = model.state_shapes(sample)
         shardings = self.state_shardings(state)
-        parts = ((state.params, shardings.params), (state.opt_state, shardings.opt_state),
-                 (state.model_state, shardings.model_state))
-        found = report(f"{model.name} under {self!r}", *(named_leaves(tree) for pair in parts for tree in pair),
-                       named_leaves(self.gradient_shardings(state)))
+        found = report(
+            f"{model.name} under {self!r}",
+            named_leaves(state.params), named_leaves(shardings.params),
+            named_leaves(state.opt_state), named_leaves(shardings.opt_state),
+            named_leaves(state.model_state), named_leaves(shardings.model_state),
+            named_leaves(self.gradient_shardings(state)))
         print(found)
         return found
 
