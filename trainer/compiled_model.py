@@ -86,8 +86,8 @@ class CompiledModel(BuiltModel):
           precision: "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs and losses in
             float32; "bfloat16" stores weights in 16 bits too. float16 has a dynamic loss scale: a step whose gradients
             overflow is skipped, and counted in the log "skipped_steps". None computes in the module's own dtypes.
-          remat: compute the activations inside of each first-level layer again for the gradients, instead of keeping
-            them: less memory, for about a third more computation.
+          remat: compute the activations inside of layers again for the gradients, instead of keeping them: less memory,
+            for a second forward pass. As a rule, these are the layers or blocks that the module calls.
           ema_decay: the decay, such as 0.999, of a moving average of the weights, with which `evaluate` and `predict`
             then compute. As in Keras, the first update sets it.
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
