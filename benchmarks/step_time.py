@@ -1,29 +1,23 @@
 """Time of a train step: the default `fit` against a `jax.jit` loop written by hand, over the same batches.
 
-Run by `make bench`. The rounds alternate, so that both meet the same noise; the ratio of each round counts, and the
-median over the rounds is what is quoted. Writes `benchmarks/RESULTS.md`.
+Run by `make bench`. Writes its section of `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
-import pathlib
-import platform
 import statistics
-import time
 
-import flax
 import jax
 import numpy as np
 import optax
 from flax import linen as nn
+from measuring import Ratio, alternate, table, write_section
 
 import trainer
 
-RESULTS = pathlib.Path(__file__).parent / "RESULTS.md"
 BATCH_SIZE = 32
+HAND_WRITTEN, FIT = "hand-written jit loop", "fit"
 
 
 class MLP(nn.Module):
@@ -71,7 +65,7 @@ def by_fit(x, y):
 
 
 def main():
-    """Measures, prints each round, and writes the results."""
+    """Measures, prints the results and writes them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=11)
@@ -80,37 +74,19 @@ def main():
     x = rng.normal(size=(options.rows, 784)).astype(np.float32)
     y = rng.integers(0, 10, options.rows).astype(np.int32)
     steps = -(-options.rows // BATCH_SIZE)
-    loops = {"hand-written jit loop": by_hand(x, y), "fit": by_fit(x, y)}
-    micros: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(-1, options.rounds):
-        for name, epoch in loops.items():
-            start = time.perf_counter()
-            epoch(number + 1)
-            if number >= 0:  # the first round compiles
-                micros[name].append((time.perf_counter() - start) / steps * 1e6)
-        if number >= 0:
-            print("  ".join(f"{name} {times[-1]:.0f} us/step" for name, times in micros.items()), flush=True)
-    ratios = sorted(fit / hand for fit, hand in zip(micros["fit"], micros["hand-written jit loop"], strict=True))
-    median, low, high = statistics.median(ratios), ratios[0], ratios[-1]
-    print(f"fit / hand-written: median {median:.2f}, from {low:.2f} to {high:.2f} over {len(ratios)} rounds")
-    device = jax.devices()[0]
-    RESULTS.write_text(f"""# Results
-
-Written by `make bench` on {datetime.date.today()}: {platform.machine()}, {os.cpu_count()} cores, {device.device_kind};
-Python {platform.python_version()}, jax {jax.__version__}, flax {flax.__version__}, optax {optax.__version__}.
-The machine is shared and noisy: the ratios count, not the microseconds.
-
-## Time of a train step
-
+    timings = alternate({HAND_WRITTEN: by_hand(x, y), FIT: by_fit(x, y)}, options.rounds)
+    micros = {name: [seconds / steps * 1e6 for seconds in timing.seconds] for name, timing in timings.items()}
+    ratio = Ratio.of(timings[FIT].seconds, timings[HAND_WRITTEN].seconds)
+    write_section("Time of a train step", f"""
 784-128-10, {options.rows:,} rows of noise, batch {BATCH_SIZE}, adam, accuracy, verbose=0, default settings. One epoch
-of each in turn, {len(ratios)} rounds in one run after one that compiles: `python benchmarks/step_time.py`.
+of each in turn, {options.rounds} rounds in one run after one that compiles: `python benchmarks/step_time.py`.
 
-| loop | median us/step | least | most |
-| --- | --- | --- | --- |
-""" + "".join(f"| {name} | {statistics.median(times):.0f} | {min(times):.0f} | {max(times):.0f} |\n"
-              for name, times in micros.items())
-                       + f"\n`fit` takes {median:.2f}x the hand-written loop's time (median over the rounds; "
-                         f"from {low:.2f}x to {high:.2f}x).\n")
+{table(["loop", "median us/step", "least", "most"],
+       [[name, *(f"{figure(times):.0f}" for figure in (statistics.median, min, max))]
+        for name, times in micros.items()])}
+`fit` takes {ratio.median:.2f}x the hand-written loop's time (median over the rounds; from {ratio.of_rounds[0]:.2f}x to
+{ratio.of_rounds[-1]:.2f}x).
+""")
 
 
 if __name__ == "__main__":

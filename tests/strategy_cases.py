@@ -198,7 +198,8 @@ class Case:
             logs, grads, model_state = supervised_gradients(model, state, batch)
             return state.apply_gradients(grads, model_state=model_state), {"loss": logs["loss"]}
 
-        batches = strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(data).batch(self.batch_size))
+        dataset = trainer.data.Dataset.from_arrays(data).batch(self.batch_size)
+        batches = strategy.experimental_distribute_dataset(dataset)
         state, history = model.state, []
         for _ in range(EPOCHS):
             for batch in batches:

@@ -1,0 +1,258 @@
+"""What the strategies cost on simulated devices: time, against loops written by hand, and memory.
+
+Run by `make bench`. Writes its sections of `benchmarks/RESULTS.md`. Some of its parts can be named:
+`python benchmarks/strategies.py run fit memory`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+from collections.abc import Callable, Mapping
+
+# Simulated devices, whatever the machine has. Must stand before anything imports jax.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import hand_written
+import jax
+import numpy as np
+import optax
+from hand_written import MLP, Blocks, ReplicatedStep
+from measuring import Ratio, Timings, alternate, fastest, table, write_section
+from trainer_models import FEATURES, lowered_train_step, new_model, noise
+
+import trainer
+from trainer import distribute
+
+DEVICES = jax.device_count()
+BATCH_SIZE = 256
+OPTIMIZERS = {"sgd": lambda: optax.sgd(0.01), "adam": lambda: optax.adam(1e-3)}
+BARS = {"run": 1.1, "fit": 1.05}
+LIVE_BYTES = 2e9
+
+
+def ratios(timings: Mapping[str, Timings], ours: str, theirs: str) -> tuple[Ratio, Ratio]:
+    """Returns the ratios of our time and of our CPU time to theirs."""
+    return (Ratio.of(timings[ours].seconds, timings[theirs].seconds),
+            Ratio.of(timings[ours].cpu_seconds, timings[theirs].cpu_seconds))
+
+
+# --- strategy.run in a loop of one's own ---------------------------------------------------------------------------
+
+
+def loop_of_run(hidden, optimizer: str, steps: int) -> Callable[[int], None]:
+    """Returns a function that takes train steps with `strategy.run` on batches that are on the devices already."""
+    strategy = distribute.MirroredStrategy()
+    x, y = noise(4 * BATCH_SIZE)
+    model = new_model(strategy, MLP(hidden), optimizer)
+    model.build(x)
+    batches = list(strategy.experimental_distribute_dataset(
+        trainer.data.Dataset.from_arrays((x, y)).batch(BATCH_SIZE)))
+
+    def step(state, inputs):
+        x, y = inputs
+
+        def loss_fn(params):
+            logits, model_state = model.apply(params, state, x, training=True)
+            return model.compute_loss(x, y, logits, None), model_state
+
+        (loss, model_state), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        return state.apply_gradients(grads, model_state=model_state), loss
+
+    carry = [model.state]
+
+    def loop(number):
+        for index in range(steps):
+            carry[0], _ = strategy.run(step, args=(carry[0], batches[index % len(batches)]))
+        jax.block_until_ready(carry[0])
+
+    return loop
+
+
+def loop_by_hand(hidden, optimizer: str, steps: int, mean: str, donates: bool) -> Callable[[int], None]:
+    """Returns a function that takes the same train steps on the same batches, written by hand."""
+    x, y = noise(4 * BATCH_SIZE)
+    step = ReplicatedStep(MLP(hidden), OPTIMIZERS[optimizer](), x, mean=mean, donates=donates)
+    batches = [step.place(x[start:start + BATCH_SIZE], y[start:start + BATCH_SIZE])
+               for start in range(0, len(x), BATCH_SIZE)]
+
+    def loop(number):
+        for index in range(steps):
+            step(*batches[index % len(batches)])
+        step.wait()
+
+    return loop
+
+
+def measure_run() -> None:
+    """Measures `strategy.run` against the same step written by hand."""
+    rows, rounds = [], 11
+    for hidden, optimizer, steps in (((128,), "sgd", 20), ((128,), "adam", 20), ((64,) * 10, "adam", 10),
+                                     ((1024, 1024), "adam", 3)):
+        by_hand = functools.partial(loop_by_hand, hidden, optimizer)
+        means = {donates: fastest({mean: by_hand(2, mean, donates) for mean in hand_written.MEANS})
+                 for donates in (False, True)}
+        timings = alternate({"run": loop_of_run(hidden, optimizer, steps),
+                             "keeping": by_hand(steps, means[False], donates=False),
+                             "donating": by_hand(steps, means[True], donates=True)}, rounds)
+        rows.append([layers(hidden), optimizer, *(millis(timings[name], steps) for name in ("run", "keeping")),
+                     means[False], *ratios(timings, "run", "keeping"),
+                     f"{ratios(timings, 'run', 'donating')[0]}, {means[True]}"])
+    write_section("A step of strategy.run", f"""
+The train step of a loop of one's own, `strategy.run(step, args=(state, inputs))` with a TrainState, under
+MirroredStrategy, against the same step with `jax.jit(jax.shard_map(...))` and optax. Batches of {BATCH_SIZE} rows are
+on the devices already. By hand the mean of the gradients is taken of the tree or of one flat vector, whichever is
+faster in a trial. `run` keeps the state that it is given, and so does that loop; the last column is against one that donates it.
+{rounds} rounds in turn after one that compiles: `python benchmarks/strategies.py run`. The bar is {BARS["run"]}.
+
+{table(["model", "optimizer", "run, ms", "by hand, ms", "mean of", "ratio", "ratio of CPU time", "to a donating loop"],
+       rows)}""")
+
+
+# --- fit under MirroredStrategy ------------------------------------------------------------------------------------
+
+
+def epochs_by_fit(hidden, x, y) -> Callable[[int], None]:
+    """Returns a function that trains for one epoch with `fit` and default settings."""
+    model = new_model(distribute.MirroredStrategy(), MLP(hidden), "adam", metrics=["accuracy"])
+
+    def epoch(number):
+        model.fit(x, y, batch_size=BATCH_SIZE, verbose=0)
+
+    return epoch
+
+
+def epochs_by_hand(hidden, x, y, mean: str) -> Callable[[int], None]:
+    """Returns a function that trains for one epoch as a careful user writes it: donating, logs read at the end."""
+    step = ReplicatedStep(MLP(hidden), OPTIMIZERS["adam"](), x, mean=mean, donates=True, has_accuracy=True)
+
+    def epoch(number):
+        order, logs = np.random.default_rng(number).permutation(len(x)), []
+        for start in range(0, len(x), BATCH_SIZE):
+            rows = order[start:start + BATCH_SIZE]
+            logs.append(step(*step.place(x[rows], y[rows])))
+        np.mean(jax.device_get(logs), axis=0)
+
+    return epoch
+
+
+def measure_fit() -> None:
+    """Measures `fit` under MirroredStrategy against a loop written by hand over the same batches."""
+    rows, rounds = [], 11
+    for hidden, steps in (((128,), 64), ((64,) * 10, 32), ((1024, 1024), 6)):
+        x, y = noise(steps * BATCH_SIZE)
+        few = 2 * BATCH_SIZE
+        mean = fastest({mean: epochs_by_hand(hidden, x[:few], y[:few], mean) for mean in hand_written.MEANS})
+        timings = alternate({"fit": epochs_by_fit(hidden, x, y), "by hand": epochs_by_hand(hidden, x, y, mean)}, rounds)
+        rows.append([layers(hidden), steps, *(millis(timings[name], steps) for name in ("fit", "by hand")), mean,
+                     *ratios(timings, "fit", "by hand")])
+    write_section("A step of fit on several replicas", f"""
+`fit` with default settings under MirroredStrategy, against a loop with `jax.jit(jax.shard_map(...))` that donates its
+state, places each batch with `device_put`, and reads the logs at the end. Adam, loss and accuracy, batches of
+{BATCH_SIZE} rows gathered at random from arrays. By hand the mean of the gradients is taken of the tree or of one flat
+vector, whichever is faster in a trial. One epoch of each in turn, {rounds} rounds after one that compiles:
+`python benchmarks/strategies.py fit`. The bar is {BARS["fit"]}.
+
+{table(["model", "steps", "fit, ms/step", "by hand, ms/step", "mean of", "ratio", "ratio of CPU time"], rows)}""")
+
+
+def layers(hidden) -> str:
+    """Returns the widths of an MLP as text."""
+    widths = f"{hidden[0]}" if len(hidden) == 1 else f"{hidden[0]} x {len(hidden)}"
+    return f"{FEATURES}, {widths}, {hand_written.CLASSES}"
+
+
+def millis(timing, steps: int) -> str:
+    """Returns the median time of a step in milliseconds."""
+    return f"{float(np.median(timing.seconds)) / steps * 1e3:.1f}"
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+def megabytes(size: float) -> str:
+    """Returns bytes as text in MB."""
+    return f"{size / 1e6:.1f}"
+
+
+def state_bytes(strategy: distribute.Strategy, model: trainer.Model, x) -> int:
+    """Returns the bytes of parameters and optimizer state that each device holds between steps, from shapes alone."""
+    shapes = model.state_shapes(x)
+    shardings = strategy.state_shardings(shapes)
+    return sum(int(np.prod(sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize for leaf, sharding in zip(
+        jax.tree.leaves((shapes.params, shapes.opt_state)),
+        jax.tree.leaves((shardings.params, shardings.opt_state)), strict=True))
+
+
+def live_bytes(model: trainer.Model, x) -> list[int]:
+    """Returns the bytes of parameters and optimizer state that each device does hold once the model is built."""
+    model.build(x)
+    held = dict.fromkeys(jax.devices(), 0)
+    state = model.current_state
+    for leaf in jax.tree.leaves((state.params, state.opt_state)):
+        for shard in leaf.addressable_shards:
+            held[shard.device] += shard.data.nbytes
+    return list(held.values())
+
+
+def measure_memory() -> None:
+    """Measures what each device holds between steps, and at most in a step."""
+    big, small, x_big = Blocks(1024, 12), Blocks(1024, 1), noise(64, 1024)
+    strategies = {
+        "MirroredStrategy": distribute.MirroredStrategy,
+        "FullyShardedStrategy": distribute.FullyShardedStrategy,
+        'FullyShardedStrategy(level="optimizer")': lambda: distribute.FullyShardedStrategy(level="optimizer"),
+        "CentralStorageStrategy": distribute.CentralStorageStrategy,
+    }
+    rows, weights, whole = [], {}, {}
+    for name, make in strategies.items():
+        strategy = make()
+        expected = {}
+        for size, module in (("big", big), ("small", small)):
+            model = new_model(strategy, module, "adam", metrics=["accuracy"])
+            expected[size] = state_bytes(strategy, model, x_big[0])
+            weights[size] = sum(leaf.size for leaf in jax.tree.leaves(model.state_shapes(x_big[0]).params))
+        analysis = lowered_train_step(
+            strategy, new_model(strategy, big, "adam", metrics=["accuracy"]), *x_big).compile().memory_analysis()
+        peak = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+                - analysis.alias_size_in_bytes)
+        whole.setdefault("state", expected["big"])
+        whole.setdefault("peak", peak)
+        live_of = "big" if expected["big"] * DEVICES < LIVE_BYTES else "small"
+        live = live_bytes(new_model(strategy, big if live_of == "big" else small, "adam"), x_big[0])
+        rows.append([f"`{name}`", megabytes(expected["big"]), f"{expected['big'] / whole['state']:.4f}",
+                     megabytes(peak), f"{peak / whole['peak']:.2f}",
+                     f"{megabytes(min(live))} to {megabytes(max(live))} of {weights[live_of] / 1e6:.1f} M",
+                     f"{max(live) / expected[live_of]:.4f}"])
+    write_section("Memory of a device", f"""
+A model of {weights["big"] / 1e6:.1f} M parameters with Adam on {DEVICES} simulated devices, a batch of {len(x_big[0])}
+rows: MB of parameters and optimizer state that each device holds between steps, and MB of a train step at its peak
+(arguments, temporary buffers and outputs, less what aliases: XLA's `memory_analysis` of the compiled step). Next to
+each stands its ratio to MirroredStrategy's. Live are the buffers of a model that was built, a smaller one where all
+devices together would hold more than {LIVE_BYTES / 1e9:.0f} GB; their ratio is to what the shapes of that model say.
+CentralStorageStrategy keeps its state in host memory between steps; simulated devices have no other, so its peak counts
+it. `python benchmarks/strategies.py memory`. The bars: FullyShardedStrategy's state within 5 % of 1/{DEVICES} of
+MirroredStrategy's, its peak below.
+
+{table(["strategy", "state, MB", "ratio", "peak of a step, MB", "ratio", "live, MB", "ratio to expected"], rows)}""")
+
+
+PARTS = {"run": measure_run, "fit": measure_fit, "memory": measure_memory}
+
+
+def main() -> None:
+    """Measures the parts that are named, all by default."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}; all by default")
+    names = parser.parse_args().parts or list(PARTS)
+    unknown = sorted(set(names) - set(PARTS))
+    if unknown:
+        parser.error(f"unknown parts: {', '.join(unknown)}; known are {', '.join(PARTS)}")
+    for name in names:
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    main()
