@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 
 from trainer import errors, replica, side_effects
 from trainer.compiled_step import compiled
+from trainer.distribute.identity import Identity
 from trainer.distribute.per_replica import PerReplica, is_per_replica
 from trainer.distribute.sharded_state import specs_of
 from trainer.replica import ReplicaContext
@@ -237,20 +238,7 @@ def _identity(function: Any) -> Any:
     code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     if code is None or hasattr(function, "__self__"):
         return function
-    return code, function.__defaults__, tuple(_Same(cell.cell_contents) for cell in closure or ())
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Same:
-    """Compares a captured value by identity, and keeps it alive so that its identity stays its own."""
-
-    value: Any
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
+    return code, function.__defaults__, tuple(Identity(cell.cell_contents) for cell in closure or ())
 
 
 def _is_hashable(value: Any) -> bool:

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 
 from trainer.distribute import collectives
 from trainer.distribute.collectives import MeshReplicaContext
+from trainer.distribute.identity import Identity
 from trainer.distribute.placement import REPLICA_AXIS
 from trainer.replica import ReduceOp
 from trainer.state import TrainState
@@ -195,15 +196,4 @@ def is_shard(leaf: Any) -> bool:
 
 def _identities(tree: Any) -> tuple[Any, ...]:
     """Returns the arrays of a tree, to be compared by identity: the updates in between are known by them."""
-    return tuple(_Same(leaf) for leaf in jax.tree.leaves(tree))
-
-
-class _Same:
-    def __init__(self, leaf: Any):
-        self._leaf = leaf
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._leaf is self._leaf
-
-    __hash__ = None  # type: ignore[assignment]
-
+    return tuple(map(Identity, jax.tree.leaves(tree)))
