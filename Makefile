@@ -29,6 +29,8 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(bin)/python benchmarks/step_time.py
+	@$(bin)/python benchmarks/strategies.py
+	@$(bin)/python benchmarks/compile_time.py
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -31,6 +31,15 @@ class InterruptedAfterAStep(trainer.Model):
         super().keep_state(state)
 
 
+@pytest.fixture
+def default_interrupts():
+    """A process started in the background ignores Ctrl-C, and would here too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_interrupts")
 @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
 def test_an_interrupt_takes_effect_once_the_trained_state_is_stored(method):
     x, y, _ = classification(16)
