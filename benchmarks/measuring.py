@@ -79,10 +79,15 @@ def alternate(contestants: Mapping[str, Callable[[int], Any]], rounds: int) -> d
     return timings
 
 
-def fastest(contestants: Mapping[str, Callable[[int], Any]], trials: int = 4) -> str:
-    """Returns the name of the contestant with the shortest trial, so that only the best of several peers is measured."""
-    timings = alternate(contestants, trials)
-    return min(timings, key=lambda name: min(timings[name].seconds))
+def contenders(contestants: Mapping[str, Callable[[int], Any]], trials: int = 4) -> list[str]:
+    """Returns the names of those whose trials take less than twice as long as the fastest's: others waste time."""
+    medians = {name: statistics.median(timing.seconds) for name, timing in alternate(contestants, trials).items()}
+    return [name for name, seconds in medians.items() if seconds < 2 * min(medians.values())]
+
+
+def fastest(timings: Mapping[str, Timings], names: Sequence[str]) -> str:
+    """Returns which of some contestants has the shortest median round."""
+    return min(names, key=lambda name: statistics.median(timings[name].seconds))
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

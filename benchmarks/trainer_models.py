@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hand_written
-import jax
 import numpy as np
 
 import trainer
 from trainer import distribute
-from trainer.data import Group
 from trainer.phase import CompiledPhase
 
 FEATURES = 784
@@ -30,12 +28,8 @@ def new_model(strategy: distribute.Strategy, module, optimizer: str, **options) 
 
 
 def lowered_train_step(strategy: distribute.Strategy, model: trainer.Model, x, y):
-    """Returns the execution of `fit`'s train steps, traced and lowered. The state is not allocated: shapes will do."""
-    shapes = model.state_shapes(x)
-    state = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-                         shapes, strategy.state_shardings(shapes))
+    """Returns the execution of a train step of `fit`, traced and lowered from shapes: no state is allocated."""
     phase = CompiledPhase("train", model.train_step, strategy, "auto", False)
-    phase.prepare(state, (x, y))
-    stack = jax.tree.map(lambda leaf: leaf[None], (x, y))
-    group = strategy.place_group(Group(stack, count=1, rows=len(x), first=0), phase.stack_size(len(x), 1, 1))
-    return phase._execute.lower(state, phase.empty_logs, group.data, group.mask, group.device_count)
+    shapes = model.state_shapes(x)
+    phase.prepare(shapes, (x, y))
+    return phase.lowered(shapes, (x, y))

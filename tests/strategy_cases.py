@@ -100,7 +100,10 @@ class CustomStep(trainer.Model):
 
 
 def adversarial_step(model, state, batch):
-    """Updates a generator, and then a discriminator on what the new generator makes."""
+    """Updates a generator; then, on what the new one makes, a discriminator twice; and clips the weights of that.
+
+    So the step reads updated parameters and optimizer state, and changes parameters without an optimizer.
+    """
     real, _, _ = trainer.unpack_x_y_sample_weight(batch)
     context = get_replica_context()
     share = context.row_mask * context.num_replicas_in_sync / context.global_rows
@@ -120,12 +123,15 @@ def adversarial_step(model, state, batch):
     first, grads = jax.value_and_grad(generator_loss)(state.params["generator"])
     state = state.apply_gradients(generator=grads)
 
-    def discriminator_loss(params):
-        made = fakes(state.params["generator"])
-        return mean((scores(params, real) - 1) ** 2 + scores(params, made) ** 2)
-
-    second, grads = jax.value_and_grad(discriminator_loss)(state.params["discriminator"])
-    return {"generator": first, "discriminator": second}, state.apply_gradients(discriminator=grads)
+    made = fakes(state.params["generator"])
+    for _ in range(2):
+        second, grads = jax.value_and_grad(
+            lambda params: mean((scores(params, real) - 1) ** 2 + scores(params, made) ** 2))(
+                state.params["discriminator"])
+        state = state.apply_gradients(discriminator=grads)
+    clipped = jax.tree.map(lambda leaf: jnp.clip(leaf, -0.25, 0.25), state.params["discriminator"])
+    state = state.replace(params={**state.params, "discriminator": clipped})
+    return {"generator": first, "discriminator": second}, state
 
 
 class Adversarial(trainer.Model):
@@ -179,7 +185,7 @@ class Case:
         net = NETS[self.library]
         if self.option == "two_modules":
             model = Adversarial({"generator": net(FEATURES), "discriminator": net(1)})
-            model.compile({"generator": optax.sgd(0.1, momentum=0.9), "discriminator": optax.sgd(0.01)})
+            model.compile({"generator": optax.sgd(0.01, momentum=0.9), "discriminator": optax.sgd(0.001, momentum=0.9)})
             return model
         kind = CustomStep if self.way == "train_step" else trainer.Model
         model = kind(net(batch_norm=self.option == "batch_norm"))
@@ -204,6 +210,7 @@ class Case:
             for batch in batches:
                 state, logs = strategy.run(step, args=(state, batch))
                 history.append(strategy.reduce("mean", logs))
+        assert int(state.step) == len(history)  # however often gradients were applied in a step
         model.state = state
         return {name: [float(logs[name]) for logs in history] for name in history[0]}
 

@@ -142,11 +142,17 @@ def test_a_model_that_is_changed_between_trainings_gives_one_devices_numbers_and
                             predict=False)
 
 
-def test_steps_that_run_eagerly_give_one_devices_numbers():
+def test_steps_that_run_eagerly_give_one_devices_numbers_and_leave_the_state_in_its_place():
     # A small program, as each of its operations compiles on its own.
     x, y, _ = classification(7, strategy_cases.FEATURES, strategy_cases.CLASSES)
+
+    def fit(strategy, model, data):
+        history = model.fit(*data, epochs=2, verbose=0).history
+        assert in_place(strategy, model.current_state)
+        return history
+
     assert_strategies_equal(lambda: build_linen(batch_norm=False, run_eagerly=True), (x, y), strategies(*PLACING),
-                            epochs=2, evaluate=False, predict=False)
+                            train=fit, evaluate=False, predict=False)
 
 
 @pytest.mark.parametrize("name", PLACING)
