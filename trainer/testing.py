@@ -222,6 +222,7 @@ class _InitialWeights(Callback):
     weights: Numbers
 
     def on_train_begin(self, logs: Any = None) -> None:
+        assert isinstance(self.model, Model), "the model that `fit` was called on"
         self.weights = _weights(self.model)
 
 
