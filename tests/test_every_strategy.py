@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import trainer
@@ -126,9 +128,11 @@ def change_between_trainings(strategy, model, data):
     return logs
 
 
-def build_linen(batch_norm=True, **options):
-    model = trainer.Model(LinenNet(batch_norm=batch_norm))
-    model.compile(optax.sgd(0.1, momentum=0.9), logits_loss(), steps_per_execution=1, **options)
+def build_linen(batch_norm="global", **options):
+    """Returns a compiled model, with BatchNorm unless it is None."""
+    model = trainer.Model(LinenNet(batch_norm=batch_norm is not None))
+    model.compile(optax.sgd(0.1, momentum=0.9), logits_loss(), steps_per_execution=1,
+                  batch_norm=batch_norm or "global", **options)
     return model
 
 
@@ -151,7 +155,7 @@ def test_steps_that_run_eagerly_give_one_devices_numbers_and_leave_the_state_in_
         assert in_place(strategy, model.current_state)
         return history
 
-    assert_strategies_equal(lambda: build_linen(batch_norm=False, run_eagerly=True), (x, y), strategies(*PLACING),
+    assert_strategies_equal(lambda: build_linen(batch_norm=None, run_eagerly=True), (x, y), strategies(*PLACING),
                             train=fit, evaluate=False, predict=False)
 
 
@@ -167,3 +171,72 @@ def test_an_nnx_module_gets_the_trained_weights_where_its_user_can_call_it(name)
     outputs = net(x)
     assert len(outputs.devices()) == 1 and np.abs(outputs - untrained).max() > 0.01
     np.testing.assert_allclose(outputs, model(x), rtol=1e-4, atol=1e-5)
+
+
+# --- what replicas must agree on --------------------------------------------------------------------------------------
+
+
+def copies_of(array):
+    """Returns what each device holds of an array."""
+    return [np.asarray(shard.data) for shard in array.addressable_shards]
+
+
+@pytest.mark.parametrize("name", ["nccl", "fully_sharded"])
+def test_running_averages_of_each_replicas_rows_become_their_mean_in_a_loop_of_ones_own_as_in_fit(name):
+    case = Case("batch_norm", "loop", "linen", is_even=True)
+
+    def trained(train):
+        strategy = STRATEGIES[name]()
+        with strategy.scope():
+            model = build_linen(batch_norm="per_replica")
+        train(strategy, model)
+        for leaf in jax.tree.leaves(model.state.model_state):
+            assert len({copy.tobytes() for copy in copies_of(leaf)}) == 1
+        return model.get_weights()
+
+    def fit(strategy, model):
+        model.fit(*case.data, batch_size=case.batch_size, epochs=strategy_cases.EPOCHS, shuffle=False, verbose=0)
+
+    by_hand = trained(lambda strategy, model: case.train_by_hand(strategy, model, case.data))
+    for ours, theirs in zip(by_hand, trained(fit), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_running_averages_of_an_nnx_object_become_the_mean_over_the_replicas():
+    x = np.arange(8, dtype=np.float32).reshape(8, 1)
+    strategy = STRATEGIES["nccl"]()
+    norm = nnx.BatchNorm(1, momentum=0.5, rngs=nnx.Rngs(0))
+
+    def step(norm, x):
+        return norm(x).sum()
+
+    for batch in strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(x).batch(8)):
+        strategy.run(step, args=(norm, batch))
+    # Of 0 and 1, 2 and 3, ...: means 0.5, 2.5, ... and variances 0.25.
+    assert [float(copy[0]) for copy in copies_of(norm.mean[...])] == [0.5 * 3.5] * 4
+    assert [float(copy[0]) for copy in copies_of(norm.var[...])] == [0.5 * 1 + 0.5 * 0.25] * 4
+
+
+def test_weights_in_16_bits_train_where_another_axis_of_the_mesh_is_left_to_the_compiler():
+    case = Case("plain", "train_step", "linen", is_even=True)
+    assert_strategies_equal(lambda: build_linen(batch_norm=None, precision="bfloat16"), case.data,
+                            strategies("model_parallel", "fully_sharded"), batch_size=8, evaluate=False, predict=False,
+                            rtol=5e-2, atol=2e-2)
+
+
+def test_a_loss_scale_is_lowered_as_often_on_eight_replicas_as_on_one_device():
+    def build():
+        model = trainer.Model(nn.Dense(1, kernel_init=nn.initializers.zeros))
+        model.compile(optax.sgd(0.1), "mse", precision="mixed_float16", steps_per_execution=1)
+        return model
+
+    # The gradients of outputs are 0.25 and -0.25. Times the loss scale, 2**15, and times 8, as in a replica's share of
+    # the loss, they are beyond float16.
+    data = np.eye(8, dtype=np.float32), np.float32([[1], [-1]] * 4)
+
+    def fit(strategy, model, data):
+        history = model.fit(*data, batch_size=8, verbose=0).history
+        assert history["skipped_steps"] == [0]
+        return history
+
+    assert_strategies_equal(build, data, [trainer.distribute.MirroredStrategy], train=fit, rtol=1e-2)

@@ -242,10 +242,14 @@ class CompiledModel(BuiltModel):
             self._functional.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
             make_key=lambda stream: self.make_rng(state, stream), **names)
-        with replica.enter(get_replica_context().for_module()):
+        context = get_replica_context()
+        # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
+        # sooner for that.
+        scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
+        with replica.enter(context.for_module()):
             if options.policy is None:
                 return apply(params, state.model_state, x)
-            return apply_with_policy(options.policy, apply, params, state.model_state, x, state.loss_scale)
+            return apply_with_policy(options.policy, apply, params, state.model_state, x, scale)
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step and this replica."""

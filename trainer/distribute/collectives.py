@@ -59,7 +59,7 @@ class NcclAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.N
     takes_vectors_only = False
 
     def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
-        return lax.psum(vector, axis_name)
+        return _sum(vector, axis_name)
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):
@@ -376,7 +376,17 @@ class MeshReplicaContext(ReplicaContext):
 
 def _sums(arrays: list[jax.Array], axis_name: str, packs: bool) -> list[jax.Array]:
     return over_packs_elementwise(
-        functools.partial(lax.psum, axis_name=axis_name), arrays, BYTES_PER_PACK if packs else None)
+        functools.partial(_sum, axis_name=axis_name), arrays, BYTES_PER_PACK if packs else None)
+
+
+def _sum(array: jax.Array, axis_name: str) -> jax.Array:
+    if array.dtype != jnp.bfloat16:
+        return lax.psum(array, axis_name)
+    # XLA adds in float32 on CPUs anyway. But it ends the process when it is to arrange that itself on a mesh with
+    # another axis that is left to it.
+    return lax.platform_dependent(
+        array, cpu=lambda array: lax.psum(array.astype(jnp.float32), axis_name).astype(array.dtype),
+        default=lambda array: lax.psum(array, axis_name))
 
 
 def _matched(tree: Any, axes: Any, num_replicas: int = 1) -> tuple[list[jax.Array], Any, list[int]]:

@@ -147,7 +147,7 @@ class ReplicaRunner:
             if new_graphdef != graphdef:
                 raise ValueError("The function changed the structure of an NNX object that it was given. Set modes "
                                  "such as `train()` before, and keep new attributes out of the step.")
-            return states, outputs, _with_old_streams(new_state, object_state)
+            return states, outputs, _with_equal_statistics(_with_old_streams(new_state, object_state), context)
 
         def all_replicas(mirrored: Any, split: Any, object_state: Any) -> tuple[Any, Any, Any]:
             mirrored = _map_states(strategy.on_devices, mirrored)
@@ -201,7 +201,20 @@ def _closed(context: ReplicaContext, name: str, before: TrainState, after: Train
     if after.step is not before.step:
         after = after.replace(step=before.step + 1)  # one step, however often gradients were applied in it
     check_same_structure(name, before, after)
-    return context.close_state(before, after)
+    leaves, treedef = jax.tree.flatten(after.model_state)
+    averaged = _averaged(leaves, jax.tree.leaves(before.model_state), context)
+    return context.close_state(before, after.replace(model_state=jax.tree.unflatten(treedef, averaged)))
+
+
+def _averaged(new: list[Any], old: list[Any], context: ReplicaContext) -> list[Any]:
+    """Returns model state that is equal on all replicas: the mean of floating arrays that the function changed."""
+    changed = [index for index, (leaf, before) in enumerate(zip(new, old, strict=True))
+               if leaf is not before and jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    means = context.sum([new[index] / context.num_replicas_in_sync for index in changed])
+    averaged = list(new)
+    for index, mean in zip(changed, means, strict=True):
+        averaged[index] = mean.astype(new[index].dtype)
+    return averaged
 
 
 def _name(function: Any) -> str:
@@ -225,6 +238,18 @@ def _with_old_streams(new: Any, old: Any) -> Any:
     flat_old = dict(nnx.to_flat_state(old))
     kept = [(path, flat_old[path] if isinstance(variable, nnx.RngKey) else variable)
             for path, variable in nnx.to_flat_state(new)]
+    return nnx.from_flat_state(kept)
+
+
+def _with_equal_statistics(state: Any, context: ReplicaContext) -> Any:
+    """Returns an NNX state whose running averages, of each replica's own rows, are the mean over the replicas."""
+    flat = nnx.to_flat_state(state)
+    statistics = [index for index, (_, variable) in enumerate(flat) if isinstance(variable, nnx.BatchStat)]
+    values = [flat[index][1][...] for index in statistics]
+    means = _averaged(values, [None] * len(values), context)
+    kept = list(flat)
+    for index, mean in zip(statistics, means, strict=True):
+        kept[index] = flat[index][0], flat[index][1].replace(mean)
     return nnx.from_flat_state(kept)
 
 
