@@ -87,7 +87,7 @@ def test_small_steps_are_fused_by_default_and_large_ones_are_not():
     x, y, _ = classification(16)
     model = make_model()
     model.fit(x, y, verbose=0)
-    assert model._phases["train"].steps_per_execution == 64
+    assert model._phases["train"].steps_per_execution == 256
     wide = np.zeros((512, 1024), np.float32)
     with mirrored(1).scope():
         large = trainer.Sequential([trainer.models.MLP(num_classes=1000, hidden=(1024,), classifier_activation=None)])
@@ -106,18 +106,19 @@ def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):
     assert len(fetched) == 3, "one fetch per epoch, by History"
 
 
-def test_the_loop_makes_no_implicit_transfer():
+@pytest.mark.parametrize("epochs", [1, 2], ids=["streaming", "data_on_the_device"])
+def test_the_loop_makes_no_implicit_transfer(epochs):
     x, y, _ = classification(40)
     model = make_model()
-    model.fit(x, y, batch_size=8, validation_data=(x, y), verbose=0)
+    model.fit(x, y, batch_size=8, epochs=epochs, validation_data=(x, y), verbose=0)
     model.predict(x, verbose=0)
     with jax.transfer_guard("disallow"):
-        model.fit(x, y, batch_size=8, validation_data=(x, y), verbose=0)
+        model.fit(x, y, batch_size=8, epochs=epochs, validation_data=(x, y), verbose=0)
         model.predict(x, verbose=0)
 
 
 def test_predict_on_ten_times_the_rows_needs_no_more_device_memory():
-    model = make_model(replicas=2)
+    model = make_model(replicas=2, steps_per_execution=64)
     model.build(np.zeros((1, 6), np.float32))
 
     def peak_bytes(rows):
@@ -137,7 +138,7 @@ def test_single_batches_are_not_padded_to_the_size_of_fused_groups():
     model.fit(x, y, batch_size=8, verbose=0)
     sizes = []
     place = model.strategy.place_group
-    model.strategy.place_group = lambda group, size=None: sizes.append(size) or place(group, size)
+    model.strategy.place_group = lambda group, size=None, arrays=None: sizes.append(size) or place(group, size, arrays)
     model.fit(x, y, batch_size=8, callbacks=[trainer.callbacks.TerminateOnNaN()], verbose=0)
     assert max(size for size in sizes if size) == 2
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from trainer import checks, errors, paths, precision
+from trainer import checks, compile_guard, errors, paths, precision
 
 BATCH_NORM_POLICIES = ("global", "per_replica")
 
@@ -28,11 +28,13 @@ class CompileOptions:
     remat: bool = False
     ema_decay: float | None = None
     freeze: tuple[str, ...] = ()
+    data_on_device: bool | str = "auto"
+    compile_guard: str = "warn"
 
     @classmethod
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
-        batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any,
+        batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
 
@@ -49,6 +51,8 @@ class CompileOptions:
         checks.check_count("microbatches", microbatches, 1)
         if not isinstance(remat, bool):
             raise errors.wrong_type("remat", remat, "True or False")
+        if data_on_device not in (True, False, "auto"):
+            raise ValueError(f"`data_on_device` must be True, False or 'auto'. Received: {data_on_device!r}.")
         return cls(
             steps_per_execution=steps_per_execution,
             eager=bool(run_eagerly) or jit_compile is False,
@@ -58,6 +62,8 @@ class CompileOptions:
             remat=remat,
             ema_decay=_checked_decay(ema_decay),
             freeze=_checked_patterns(freeze),
+            data_on_device=data_on_device,
+            compile_guard=compile_guard.check_mode(guard_mode),
         )
 
     def stored(self, params: Any) -> Any:

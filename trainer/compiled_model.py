@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from trainer import checks, replica
 from trainer.attached_optimizer import AttachedOptimizer
@@ -19,7 +20,7 @@ from trainer.compile_options import CompileOptions
 from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
 from trainer.compiled_step import run_once
-from trainer.data import unpack_x_y_sample_weight
+from trainer.data import Reader, unpack_x_y_sample_weight
 from trainer.microbatches import accumulated
 from trainer.optimizers import Optimizer
 from trainer.optimizers.named import NamedRules
@@ -28,6 +29,7 @@ from trainer.precision import apply_with_policy
 from trainer.replica import get_replica_context
 from trainer.rng import stream_key
 from trainer.state import TrainState
+from trainer.timing import Timing
 from trainer.update_rules import check_names, make_update_rules
 
 
@@ -37,6 +39,7 @@ class CompiledModel(BuiltModel):
     def __init__(self, module: Any, *, seed: int = 0, name: str | None = None):
         super().__init__(module, seed=seed, name=name)
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
+        self.timing = Timing()
         self._trainable = True
         self._is_compiled = False
         self._loss, self._metrics = CompiledLoss(None), CompiledMetrics()
@@ -62,6 +65,8 @@ class CompiledModel(BuiltModel):
         remat: bool = False,
         ema_decay: float | None = None,
         freeze: Any = None,
+        data_on_device: bool | str = "auto",
+        compile_guard: str = "warn",
     ) -> None:
         """Says how to train. Weights that exist already are kept; the optimizer starts anew.
 
@@ -92,6 +97,13 @@ class CompiledModel(BuiltModel):
             then compute. As in Keras, the first update sets it.
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
             regular expressions over whole segments of paths such as "encoder/Dense_0/kernel".
+          data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
+            batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
+            of a device's memory: each device holds all of them, or else its share of them if that fits. For `fit`
+            with arrays they are placed once per `fit`, for a `Dataset` once as long as it exists. True does so
+            whatever their size.
+          compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
+            "error" or "off".
 
         Raises:
           ValueError: for unknown names and values that cannot be used.
@@ -101,7 +113,7 @@ class CompiledModel(BuiltModel):
         options = CompileOptions.checked(
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
-            ema_decay=ema_decay, freeze=freeze)
+            ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard)
         if options.microbatches > 1 and type(self).train_step is not CompiledModel.train_step:
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")
@@ -269,7 +281,7 @@ class CompiledModel(BuiltModel):
             user_step = {"train": self.train_step, "test": self.test_step, "predict": self.predict_step}[kind]
             self._phases[kind] = CompiledPhase(
                 kind, user_step, self.strategy,
-                self._options.steps_per_execution, self._options.eager)
+                self._options.steps_per_execution, self._options.eager, self._options.compile_guard)
         try:
             self._phases[kind].prepare(self._state, batch)
         except Exception as error:
@@ -279,6 +291,31 @@ class CompiledModel(BuiltModel):
             self.check_labels(batch)
             self._check_outputs(batch)
         return self._phases[kind]
+
+    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+        """Returns the arrays that batches are gathered from on the devices; None if batches are sent there.
+
+        Args:
+          reader: what yields the batches.
+          passes: how often the data will be read.
+          requested: whether `data_on_device=True` is meant for these data: they are those to train on.
+
+        Raises:
+          ValueError: if such data are not arrays, or their labels lie outside of the model's classes.
+        """
+        wanted, arrays = self._options.data_on_device, reader.arrays
+        if self._options.eager or wanted is False:
+            return None
+        forced = requested and wanted is True
+        if arrays is None or arrays.rows > np.iinfo(np.int32).max:
+            if forced:
+                raise ValueError("`data_on_device=True` needs data that batches are rows of: arrays, or a "
+                                 "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
+                                 "data_on_device='auto' for other data.")
+            return None
+        if not forced and passes < 2:
+            return self.strategy.placed_arrays(arrays)
+        return self.strategy.place_arrays(arrays, forced)
 
     def check_labels(self, batch: Any) -> None:
         """Raises ValueError for integer labels outside of the model's classes."""

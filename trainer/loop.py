@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import math
 import signal
 import threading
@@ -24,6 +25,7 @@ from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.logs import RunningLog
 from trainer.phase import CompiledPhase, fetch_results
+from trainer.timing import Timing
 
 MAX_IN_FLIGHT = 2
 
@@ -37,6 +39,7 @@ class Trainee(Protocol):
     stop_training: bool
     stop_evaluating: bool
     stop_predicting: bool
+    timing: Timing
 
     @property
     def current_state(self) -> Any:
@@ -50,6 +53,9 @@ class Trainee(Protocol):
 
     def prepared_phase(self, kind: str, batch: Any) -> CompiledPhase:
         """Returns the compiled step of a phase, after checking the first batch and tracing the step on it."""
+
+    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+        """Returns the reader's arrays on the devices, if batches are to be gathered there."""
 
     def check_labels(self, batch: Any) -> None:
         """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
@@ -75,39 +81,53 @@ def fit(
       validation: batches to evaluate at the end of an epoch.
       validation_freq: evaluate every so many epochs, or in the epochs listed (counted from 1).
     """
-    if validation is not None and validation.is_single_pass:
-        _check_single_validation(epochs, initial_epoch, validation_freq)
+    validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
+    if validation is not None and validation.is_single_pass and validations > 1:
+        raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {validations} "
+                         "validations are due. Pass data that can be iterated anew, or `validation_steps`: each "
+                         "validation then takes the next batches.")
     model.stop_training = False
-    train = model.prepared_phase("train", reader.peek())
-    names = list(train.log_names)
-    if validation is not None:
-        names += [f"val_{name}" for name in model.prepared_phase("test", validation.peek()).log_names]
-    callbacks.check_monitors(names)
+    timing = model.timing = Timing()
+    # All epochs count, not those that are left: a resumed run decides alike.
+    train = _begin(model, "train", reader, passes=epochs, data_on_device=True)
+    test = None if validation is None else _begin(model, "test", validation, passes=validations)
+    callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in (test.phase.log_names if test else ()))])
     logs: Any = {}
-    callbacks.on_train_begin()
+    with timing.measure("callbacks"):
+        callbacks.on_train_begin()
     for epoch in range(initial_epoch, epochs):
         if reader.ran_out():
             break
-        callbacks.on_epoch_begin(epoch)
-        running = _run_epoch(model, "train", train, reader, callbacks, epoch)
-        logs = _lazy_logs(train, running)
-        if validation is not None and _is_due(epoch, validation_freq):
-            for name, value in evaluate(model, validation, callbacks).items():
+        with timing.measure("callbacks"):
+            callbacks.on_epoch_begin(epoch)
+        logs = _lazy_logs(train, _run_epoch(model, train, callbacks, epoch))
+        if test is not None and _is_due(epoch, validation_freq):
+            test.reader.peek()  # a generator may have nothing left
+            for name, value in _evaluate(model, test, callbacks).items():
                 logs[f"val_{name}"] = value
-        callbacks.on_epoch_end(epoch, logs)
+        with timing.measure("callbacks"):
+            callbacks.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
-    callbacks.on_train_end(logs)
+    with timing.measure("callbacks"):
+        callbacks.on_train_end(logs)
+    timing.end()
 
 
 def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
     """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
+    model.timing = Timing()
+    return _evaluate(model, _begin(model, "test", reader, passes=1), callbacks)
+
+
+def _evaluate(model: Trainee, feed: _Feed, callbacks: CallbackList) -> dict[str, Any]:
     model.stop_evaluating = False
-    phase = model.prepared_phase("test", reader.peek())
-    callbacks.on_test_begin()
-    logs = _lazy_logs(phase, _run_epoch(model, "test", phase, reader, callbacks, epoch=0))
-    callbacks.on_test_end(logs)
-    return dict(logs)
+    with model.timing.measure("callbacks"):
+        callbacks.on_test_begin()
+    logs = _lazy_logs(feed, _run_epoch(model, feed, callbacks, epoch=0))
+    with model.timing.measure("callbacks"):
+        callbacks.on_test_end(logs)
+        return dict(logs)
 
 
 def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
@@ -116,15 +136,16 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
     """
     model.stop_predicting = False
-    phase = model.prepared_phase("predict", reader.peek())
+    model.timing = Timing()
+    feed = _begin(model, "predict", reader, passes=1)
     callbacks.on_predict_begin()
     ahead: collections.deque[tuple[PlacedGroup, Any]] = collections.deque()
     per_batch = callbacks.wants_batch_hooks("predict")
-    with _placed(model, "predict", phase, reader, per_batch, epoch=0) as groups:
+    with _placed(model, feed, per_batch, epoch=0) as groups:
         for group in groups:
             if per_batch:
                 callbacks.on_predict_batch_begin(group.first, {})
-            outputs = phase(model.current_state, group=group)
+            outputs = feed.phase(model.current_state, group=group)
             ahead.append((group, outputs))
             _after_execution("predict", callbacks, per_batch, group, _output_logs(group, outputs))
             if len(ahead) > MAX_IN_FLIGHT:
@@ -138,26 +159,69 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
 
 def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group) -> Running:
     """Runs one batch outside of any epoch; returns its logs."""
+    model.timing = Timing()
     phase = model.prepared_phase(kind, batch)
+    phase.begin_run(model.timing)
     placed = model.strategy.place_group(group, phase.stack_size(group.rows, group.count, capacity=1))
     return _execute(model, kind, phase, placed, phase.empty_logs)
 
 
-def _run_epoch(
-    model: Trainee, kind: str, phase: CompiledPhase, reader: Reader, callbacks: CallbackList, epoch: int
-) -> Running:
+@dataclasses.dataclass(frozen=True)
+class _Feed:
+    """What a phase runs on.
+
+    Attributes:
+      kind: "train", "test" or "predict".
+      phase: the compiled step.
+      reader: yields the batches.
+      arrays: the reader's arrays on the devices, where batches are gathered from them.
+      timing: the clock of the run.
+    """
+
+    kind: str
+    phase: CompiledPhase
+    reader: Reader
+    arrays: Any | None
+    timing: Timing
+
+
+def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device: bool = False) -> _Feed:
+    timing = model.timing
+    with timing.measure("data"):
+        batch = reader.peek()
+    with timing.measure("compile"):
+        phase = model.prepared_phase(kind, batch)
+    phase.begin_run(timing)
+    with timing.measure("data"):
+        arrays = model.place_arrays(reader, passes, data_on_device)
+        if arrays is not None and kind != "predict":
+            model.check_labels(reader.arrays.tree)
+    return _Feed(kind, phase, reader, arrays, timing)
+
+
+def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int) -> Running:
+    kind, phase, timing = feed.kind, feed.phase, feed.timing
     running = phase.empty_logs
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
-    with _placed(model, kind, phase, reader, per_batch, epoch) as groups:
-        for group in groups:
+    with _placed(model, feed, per_batch, epoch) as groups:
+        while True:
+            with timing.measure("data"):
+                group = next(groups, None)
+            if group is None:
+                break
             if per_batch:
-                getattr(callbacks, f"on_{kind}_batch_begin")(group.first, {})
+                with timing.measure("callbacks"):
+                    getattr(callbacks, f"on_{kind}_batch_begin")(group.first, {})
             running = _execute(model, kind, phase, group, running)
+            if kind == "train":
+                timing.rows += group.rows * group.count
             in_flight.extend(jax.tree.leaves(running)[:1])
             if len(in_flight) > MAX_IN_FLIGHT:
-                in_flight.popleft().block_until_ready()
-            _after_execution(kind, callbacks, per_batch, group, _lazy_logs(phase, running))
+                with timing.measure("device"):
+                    in_flight.popleft().block_until_ready()
+            with timing.measure("callbacks"):
+                _after_execution(kind, callbacks, per_batch, group, _lazy_logs(feed, running))
             if model.stop_training if kind == "train" else model.stop_evaluating:
                 break
     return running
@@ -166,8 +230,9 @@ def _run_epoch(
 def _execute(model: Trainee, kind: str, phase: CompiledPhase, group: PlacedGroup, running: Running) -> Running:
     if kind == "test":
         return phase(model.current_state, running, group=group)
+    executable = phase.executable(model.current_state, running, group=group)
     with _interrupts_deferred():
-        state, running = phase(model.take_state(), running, group=group)
+        state, running = executable(model.take_state(), running)
         model.keep_state(state)
     return running
 
@@ -194,19 +259,22 @@ def _interrupts_deferred() -> Iterator[None]:
 
 
 def _placed(
-    model: Trainee, kind: str, phase: CompiledPhase, reader: Reader, per_batch: bool, epoch: int
+    model: Trainee, feed: _Feed, per_batch: bool, epoch: int
 ) -> contextlib.AbstractContextManager[Iterator[PlacedGroup]]:
     """Returns one epoch's groups, placed ahead by a thread that ends with the `with` block."""
+    reader, phase, arrays = feed.reader, feed.phase, feed.arrays
     # A callback that wants to see each batch gets executions of one step; the others cost nothing.
     reader.group_size = 1 if per_batch else phase.steps_per_execution
+    is_resident = arrays is not None
 
     def place(group: Group) -> PlacedGroup:
-        if kind != "predict":
+        # Those of arrays on the devices were checked all at once.
+        if feed.kind != "predict" and not is_resident:
             model.check_labels(group.data)
-        stack_size = phase.stack_size(group.rows, group.count, reader.group_size)
-        return model.strategy.place_group(group, stack_size)
+        stack_size = phase.stack_size(group.rows, group.count, reader.group_size, is_resident)
+        return model.strategy.place_group(group, stack_size, arrays)
 
-    return prefetch(reader.read(epoch), place)
+    return prefetch(reader.read(epoch, row_numbers=is_resident), place)
 
 
 def _after_execution(kind: str, callbacks: CallbackList, per_batch: bool, group: PlacedGroup, logs: LazyLogs) -> None:
@@ -216,8 +284,12 @@ def _after_execution(kind: str, callbacks: CallbackList, per_batch: bool, group:
     callbacks.on_execution_end(kind, last, logs)
 
 
-def _lazy_logs(phase: CompiledPhase, running: Running) -> LazyLogs:
-    return LazyLogs(phase.log_names, lambda: fetch_results(running))
+def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:
+    def fetch() -> dict[str, Any]:
+        with feed.timing.measure("device"):
+            return fetch_results(running)
+
+    return LazyLogs(feed.phase.log_names, fetch)
 
 
 def _output_logs(group: PlacedGroup, outputs: Any) -> LazyLogs:
@@ -228,14 +300,6 @@ def _on_host(group: PlacedGroup, outputs: Any) -> Iterator[Any]:
     outputs = jax.device_get(outputs)
     for index in range(group.count):
         yield jax.tree.map(lambda leaf, at=index: leaf[at, : group.rows], outputs)
-
-
-def _check_single_validation(epochs: int, initial_epoch: int, validation_freq: Any) -> None:
-    count = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
-    if count > 1:
-        raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {count} validations "
-                         "are due. Pass data that can be iterated anew, or `validation_steps`: each validation then "
-                         "takes the next batches.")
 
 
 def _is_due(epoch: int, validation_freq: Any) -> bool:

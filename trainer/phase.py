@@ -6,6 +6,7 @@ batch, compiles once more. How many steps are fused into one execution is decide
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,17 +15,36 @@ import jax
 import numpy as np
 
 from trainer import logs, step
+from trainer.compile_guard import CompileGuard
 from trainer.compiled_step import compiled
 from trainer.data import Group
+from trainer.data.resident import batch_at
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.replica import ReplicaContext
+from trainer.timing import Timing
 
-# Steps are fused until an execution holds about this many floating-point operations, or bytes of data: enough to hide
-# the cost of a dispatch, little enough that an execution takes well below a second, and a few of them little memory.
-FUSED_FLOPS = 1e9
-FUSED_BYTES = 16 * 2**20
-MAX_FUSED_STEPS = 64
+
+@dataclasses.dataclass(frozen=True)
+class FusingLimits:
+    """How many steps of what cost go into one execution.
+
+    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second. A step that takes
+    much longer than its dispatch is left alone: inside of a loop XLA compiles it no better, on CPU for one core only.
+
+    Attributes:
+      step_flops: a step of more floating-point operations runs on its own.
+      group_flops: about as many go into one execution at most.
+    """
+
+    step_flops: float
+    group_flops: float
+
+
+_CPU_LIMITS = FusingLimits(step_flops=2e8, group_flops=4e9)
+_ACCELERATOR_LIMITS = FusingLimits(step_flops=2e11, group_flops=4e12)
+FUSED_BYTES = 16 * 2**20  # of stacked batches
+MAX_FUSED_STEPS = 256
 
 _ONE_BATCH: dict[str, Callable[..., Any]] = {
     "train": step.train_one_batch, "test": step.test_one_batch, "predict": step.predict_one_batch}
@@ -41,10 +61,12 @@ class CompiledPhase:
       strategy: the mesh, the placement and the reduction.
       steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
       eager: whether the step runs uncompiled, operation by operation, as one replica.
+      compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
     """
 
     def __init__(
-        self, kind: str, user_step: step.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool
+        self, kind: str, user_step: step.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,
+        compile_guard: str = "off",
     ):
         self._kind = kind
         self._strategy = strategy
@@ -54,7 +76,10 @@ class CompiledPhase:
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
         # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
         self._one_batch = one_batch if eager else functools.partial(self._on_replicas, compiled(one_batch))
-        self._execute: Any = None  # a compiled function, once `prepare` has seen a batch
+        self._execute: Any = None  # a function, once `prepare` has seen a batch
+        self._executables: dict[Any, Callable[..., Any]] = {}  # that function compiled, by the shapes of a group
+        self._guard = CompileGuard(compile_guard, f"{kind} step")
+        self._timing = Timing()
         self._traced: set[Any] = set()
         self._stack_sizes: dict[tuple[int, int], int] = {}
         self.steps_per_execution = 1
@@ -90,13 +115,19 @@ class CompiledPhase:
             self.log_names = tuple(jax.eval_shape(logs.results, self.empty_logs))
         if self._requested == "auto":
             assert cost is not None, "an eager step is not fused"
-            batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(group.data)) / group.count
-            fitting = min(FUSED_FLOPS / max(float((cost() or {}).get("flops", FUSED_FLOPS)), 1.0),
-                          FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS)
-            self._requested = 2 ** (int(max(fitting, 1.0)).bit_length() - 1)
+            self._requested = self._affordable_steps((cost() or {}).get("flops"), group)
         self.steps_per_execution = int(self._requested)
         fused = self.steps_per_execution > 1
-        self._execute = self._executable(functools.partial(_GROUP[self._kind], self._one_batch, fused), state)
+        self._execute = self._execution(functools.partial(_GROUP[self._kind], self._one_batch, fused), state)
+
+    def _affordable_steps(self, flops: float | None, group: PlacedGroup) -> int:
+        on_cpu = self._strategy.mesh.devices.flat[0].platform == "cpu"
+        limits = _CPU_LIMITS if on_cpu else _ACCELERATOR_LIMITS
+        if flops is None or flops > limits.step_flops:
+            return 1
+        batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(group.data)) / group.count
+        steps = min(limits.group_flops / max(flops, 1.0), FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS)
+        return 2 ** (int(max(steps, 1.0)).bit_length() - 1)
 
     def lowered(self, state: Any, batch: Any) -> Any:
         """Returns an execution of one step, lowered for compilation: a `jax.stages.Lowered`.
@@ -113,7 +144,12 @@ class CompiledPhase:
                               state, self._strategy.state_shardings(state))
         return self._execute.lower(shapes, *running, group.data, group.mask, group.device_count)
 
-    def stack_size(self, rows: int, count: int, capacity: int) -> int:
+    def begin_run(self, timing: Timing) -> None:
+        """Notes that a run begins, whose compilations count for `timing` and are watched from anew."""
+        self._timing = timing
+        self._guard.begin_run()
+
+    def stack_size(self, rows: int, count: int, capacity: int, resident: bool = False) -> int:
         """Returns how many batches a group is padded to, so that groups of one kind share one shape.
 
         Args:
@@ -121,7 +157,10 @@ class CompiledPhase:
           count: how many batches it holds.
           capacity: how many it could hold. Groups of another capacity are padded apart: single batches, which a
             per-batch callback asks for, are not padded to the size of fused groups.
+          resident: whether the group holds numbers of rows only, so that padding costs nothing.
         """
+        if resident:
+            return self.steps_per_execution
         # At least two where steps are fused: XLA turns the slicing of a stack of one into something else, which may
         # round differently, and the bits of a step must not depend on the group that it is in.
         least = 2 if self.steps_per_execution > 1 else 1
@@ -130,14 +169,37 @@ class CompiledPhase:
         return size
 
     def __call__(self, state: Any, *running: Any, group: PlacedGroup) -> Any:
-        """Runs the batches of `group`; see `step.train_group`, `test_group` and `predict_group` for what it returns.
+        """Runs the batches of `group`: `executable(...)(state, *running)`."""
+        return self.executable(state, *running, group=group)(state, *running)
 
-        Train steps donate `state`: its buffers are gone afterwards.
+    def executable(self, state: Any, *running: Any, group: PlacedGroup) -> Callable[..., Any]:
+        """Returns the function `(state, *running)` that runs the batches of `group`.
+
+        It returns what `step.train_group`, `test_group` or `predict_group` do. Compiles, if there was no group of these
+        shapes before. Train steps donate the state that they are given: its buffers are gone afterwards.
+
+        Raises:
+          RuntimeError: if it has to compile and the guard forbids it.
         """
         assert self._execute is not None, "prepare() comes first"
-        return self._execute(state, *running, group.data, group.mask, group.device_count)
+        rest = group.data, group.mask, group.device_count
+        execute = self._execute
+        if not self._eager:
+            leaves, structure = jax.tree.flatten((group.data, group.mask))
+            spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+            if spec not in self._executables:
+                self._executables[spec] = self._compiled(group, (state, *running, *rest))
+            execute = self._executables[spec]
+        return lambda state, *running: execute(state, *running, *rest)
 
-    def _executable(self, run: Callable[..., Any], state: Any) -> Callable[..., Any]:
+    def _compiled(self, group: PlacedGroup, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
+        self._guard.check(jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
+        with self._timing.measure("compile"):
+            return self._execute.lower(*arguments).compile()
+
+    def _execution(self, run: Callable[..., Any], state: Any) -> Callable[..., Any]:
         strategy = self._strategy
         state_shardings = strategy.state_shardings(state)
 

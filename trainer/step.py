@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from trainer import errors, replica, side_effects
+from trainer.data.resident import batch_at, stack_length
 from trainer.logs import MetricValue, RunningLog, add_step, check_logs, merge_over_replicas
 from trainer.metrics import Sum
 from trainer.replica import ReplicaContext
@@ -107,7 +108,7 @@ def train_group(
 
     def body(index: Any, carry: tuple[TrainState, dict[str, RunningLog]]) -> tuple[TrainState, dict[str, RunningLog]]:
         state, running = carry
-        state, logs, rows = one_batch(state, _batch_at(data, index), mask)
+        state, logs, rows = one_batch(state, batch_at(data, index), mask)
         return state, add_step(running, logs, rows)
 
     return _repeat(body, fused, count, (state, running))
@@ -120,7 +121,7 @@ def test_group(
     """Returns the running logs after evaluating the first `count` batches of `data`."""
 
     def body(index: Any, running: dict[str, RunningLog]) -> dict[str, RunningLog]:
-        logs, rows = one_batch(state, _batch_at(data, index), mask)
+        logs, rows = one_batch(state, batch_at(data, index), mask)
         return add_step(running, logs, rows)
 
     return _repeat(body, fused, count, running)
@@ -131,13 +132,13 @@ def predict_group(
 ) -> Any:
     """Returns the outputs for each batch of `data`, stacked; those from number `count` on are not defined."""
     if not fused:
-        return jax.tree.map(lambda leaf: leaf[None], one_batch(state, _batch_at(data, 0), mask))
-    stack = jax.tree.leaves(data)[0].shape[0]
-    shapes = jax.eval_shape(lambda: one_batch(state, _batch_at(data, 0), mask))
+        return jax.tree.map(lambda leaf: leaf[None], one_batch(state, batch_at(data, 0), mask))
+    stack = stack_length(data)
+    shapes = jax.eval_shape(lambda: one_batch(state, batch_at(data, 0), mask))
     outputs = jax.tree.map(lambda leaf: jnp.zeros((stack, *leaf.shape), leaf.dtype), shapes)
 
     def body(index: Any, outputs: Any) -> Any:
-        batch_outputs = one_batch(state, _batch_at(data, index), mask)
+        batch_outputs = one_batch(state, batch_at(data, index), mask)
         return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, index, 0),
                             outputs, batch_outputs)
 
@@ -148,10 +149,6 @@ def _repeat(body: Callable[[Any, Any], Any], fused: bool, count: jax.Array, carr
     # The trip count is dynamic on purpose: one executable serves groups of any length, and gives the same bits
     # however the steps are cut into groups. An unrolled or scanned loop does not.
     return lax.fori_loop(0, count, body, carry) if fused else body(0, carry)
-
-
-def _batch_at(data: Any, index: Any) -> Any:
-    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), data)
 
 
 def _without_state(returned: Any) -> Any:

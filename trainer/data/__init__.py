@@ -8,8 +8,10 @@ from trainer.data.adapt import adapt
 from trainer.data.arrays import DataError, split_validation
 from trainer.data.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.dataset import Dataset
+from trainer.data.host_arrays import HostArrays
 from trainer.data.prefetch import Prefetcher, prefetch
 from trainer.data.reader import Reader
+from trainer.data.resident import ResidentBatches
 from trainer.data.sources import Source
 
 __all__ = [
@@ -17,8 +19,10 @@ __all__ = [
     "DataError",
     "Dataset",
     "Group",
+    "HostArrays",
     "Prefetcher",
     "Reader",
+    "ResidentBatches",
     "Source",
     "adapt",
     "pack_x_y_sample_weight",

@@ -17,6 +17,7 @@ import numpy as np
 from trainer.errors import describe
 
 _ARGUMENTS = ("x", "y", "sample_weight")
+_ALIGNMENT = 64  # bytes, of buffers that XLA takes over
 
 
 class DataError(ValueError):
@@ -38,10 +39,23 @@ def gather_rows(array: np.ndarray, index: np.ndarray) -> np.ndarray:
     Returns:
       An array of shape `(*index.shape, ...)`.
     """
+    rows = aligned_empty((*index.shape, *array.shape[1:]), canonical_dtype(array.dtype))
     # `take` is several times faster for short rows, but would first make a contiguous copy of the whole array.
-    is_contiguous = array.flags.c_contiguous and array.flags.aligned
-    rows = array.take(index, axis=0) if is_contiguous else array[index]
-    return rows.astype(canonical_dtype(array.dtype), copy=False)
+    if array.flags.c_contiguous and array.flags.aligned and rows.dtype == array.dtype:
+        # Any mode but "raise" writes into `out` directly.
+        array.take(index, axis=0, out=rows, mode="clip")
+    else:
+        rows[...] = array[index]
+    return rows
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an uninitialised array whose memory JAX's CPU devices can use as it is, without another copy."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start:start + size].view(dtype).reshape(shape)
 
 
 def is_array_tree(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import DataError, as_arrays, canonical_dtype, check_rows, leaf_names
+from trainer.data.arrays import DataError, aligned_empty, as_arrays, canonical_dtype, check_rows, leaf_names
 from trainer.errors import describe
 
 Batch = Any
@@ -108,7 +108,8 @@ class Group:
     """Consecutive batches of equally many rows, stacked.
 
     Attributes:
-      data: the tree of a batch, with leaves of shape `(count, rows, ...)` that share no memory with the user's arrays.
+      data: the tree of a batch, with leaves of shape `(count, rows, ...)` that share no memory with the user's arrays;
+        or, where it was asked for, the numbers of the rows, int32 of shape `(count, rows)`.
       count: how many batches.
       rows: how many rows each has.
       first: the number of the first batch in its epoch, from 0.
@@ -151,7 +152,7 @@ class GroupBuffer:
         leaves, structure = jax.tree.flatten(batch)
         if self.count == 0:
             self._structure = structure
-            self._buffers = [np.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
+            self._buffers = [aligned_empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
             self._first = number
         for leaf, buffer in zip(leaves, self._buffers, strict=True):
             buffer[self.count] = leaf

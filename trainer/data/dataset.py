@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import as_arrays, check_positive_int, check_rows, gather_rows
+from trainer.data.arrays import as_arrays, check_positive_int, check_rows
 from trainer.data.batches import Batch, as_batch
+from trainer.data.host_arrays import HostArrays
 from trainer.data.order import Count, Order, clip, is_finite
 
 # How many rows an unbatched dataset gathers at a time.
@@ -40,6 +41,8 @@ class Dataset:
     0; `fit` reads another pass in each epoch.
 
     Batches are owned copies, in the dtypes that JAX would give them (64 bits become 32 unless `jax_enable_x64` is set).
+    Do not write to the arrays once the dataset is in use: `fit` may hold a copy of them on the devices as long as the
+    dataset, or one that was made from it, exists.
 
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)
@@ -51,7 +54,7 @@ class Dataset:
     Source: the interface follows https://www.tensorflow.org/api_docs/python/tf/data/Dataset.
     """
 
-    _arrays: Any
+    _arrays: HostArrays
     _row_order: Order
     _row_maps: tuple[Callable, ...] = ()
     _batching: Batching | None = None
@@ -70,7 +73,8 @@ class Dataset:
           ValueError: the first dimensions differ, there are no rows, or an array is a scalar or not numeric.
         """
         arrays = as_arrays(data)
-        return cls(arrays, Order(check_rows(arrays)))
+        rows = check_rows(arrays)
+        return cls(HostArrays(arrays), Order(rows))
 
     def shuffle(self, seed: int = 0) -> Dataset:
         """Returns this dataset with its elements in an order drawn uniformly, another one in each pass.
@@ -156,8 +160,8 @@ class Dataset:
         return bool(self._row_maps or self._batch_maps)
 
     @property
-    def arrays(self) -> Any:
-        """The tree of numpy arrays that rows are gathered from: the user's own, not to be written to."""
+    def arrays(self) -> HostArrays:
+        """The numpy arrays that rows are gathered from: the user's own, not to be written to."""
         return self._arrays
 
     @property
@@ -224,7 +228,7 @@ class Dataset:
 
     def gather(self, index: np.ndarray) -> Batch:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
-        return jax.tree.map(lambda array: gather_rows(array, index), self._arrays)
+        return self._arrays.gather(index)
 
     def require_batched(self) -> Batching:
         """Returns how rows make batches.

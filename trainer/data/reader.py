@@ -17,6 +17,7 @@ import numpy as np
 from trainer.data.arrays import DataError, check_positive_int
 from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer
 from trainer.data.dataset import Dataset
+from trainer.data.host_arrays import HostArrays
 from trainer.data.order import clip, is_finite
 from trainer.data.sources import DatasetSource, Source
 
@@ -69,7 +70,13 @@ class Reader:
         """Whether one epoch reads all that there will ever be."""
         return self._source.is_one_shot and self._steps is None
 
-    def read(self, epoch: int, start: int = 0) -> Iterator[Group]:
+    @property
+    def arrays(self) -> HostArrays | None:
+        """The arrays of which each batch is some rows; None if there are none, or batches are computed from them."""
+        source = self._source
+        return source.dataset.arrays if isinstance(source, DatasetSource) and not source.dataset.is_mapped else None
+
+    def read(self, epoch: int, start: int = 0, row_numbers: bool = False) -> Iterator[Group]:
         """Yields one epoch's batches in order, in groups of batches with equally many rows.
 
         A group ends when `group_size` is reached, before a batch of other rows or dtypes, and with the epoch. Groups
@@ -78,14 +85,15 @@ class Reader:
         Args:
           epoch: which epoch, from 0.
           start: how many batches at its beginning to leave out. Arrays skip them; other data are read and dropped.
+          row_numbers: yield groups with the numbers of their rows in `arrays`, which there must be, instead of the rows.
 
         Raises:
           ValueError: a batch is unlike the first one of the run, is inconsistent in itself, or there is none at all.
           RuntimeError: the user's pipeline raised; the cause is attached. Both name the batch, counted from 0 in the
             epoch.
         """
-        if isinstance(self._source, DatasetSource) and not self._source.dataset.is_mapped:
-            return self._read_arrays(self._source.dataset, epoch, start)
+        if isinstance(self._source, DatasetSource) and self.arrays is not None:
+            return self._read_arrays(self._source.dataset, epoch, start, row_numbers)
         return self._read_stream(epoch, start)
 
     def peek(self) -> Batch:
@@ -124,7 +132,7 @@ class Reader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read_arrays(self, dataset: Dataset, epoch: int, start: int) -> Iterator[Group]:
+    def _read_arrays(self, dataset: Dataset, epoch: int, start: int, row_numbers: bool) -> Iterator[Group]:
         pass_index, first, stop = epoch, 0, dataset.cardinality
         if self._steps is not None:
             dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
@@ -133,7 +141,8 @@ class Reader:
         while position < stop:
             index = dataset.index_block(pass_index, position, clip(position + group_size, stop))
             count, rows = index.shape
-            yield Group(dataset.gather(index), count, rows, position - first)
+            data = index.astype(np.int32) if row_numbers else dataset.gather(index)
+            yield Group(data, count, rows, position - first)
             position += count
 
     def _read_stream(self, epoch: int, start: int) -> Iterator[Group]:

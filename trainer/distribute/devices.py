@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +78,17 @@ def default_devices() -> list[jax.Device]:
     """Returns all local accelerators, or one CPU device on a machine without any."""
     local = jax.local_devices()
     return list(local) if local[0].platform != "cpu" else local[:1]
+
+
+def memory_bytes(device: jax.Device) -> int:
+    """Returns how much memory a device has in all; for a CPU device, its share of the machine's.
+
+    What is free at the moment would make decisions that depend on it differ from one run to the next.
+    """
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(jax.local_devices())
 
 
 def _name(device: jax.Device) -> str:

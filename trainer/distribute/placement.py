@@ -1,4 +1,4 @@
-"""Batches on devices, and the padding that makes their rows divide by the number of replicas."""
+"""Data on devices: groups of batches, arrays that stay there, and the padding that makes rows divide by the replicas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
+from trainer.data import HostArrays
+from trainer.data.arrays import aligned_empty, canonical_dtype
+
+DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
 
 
@@ -16,7 +21,7 @@ class PlacedGroup:
     """A group of batches on the devices.
 
     Attributes:
-      data: a tree of arrays `(batches, rows, ...)`, rows split over the replicas.
+      data: a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`.
       mask: float32 of shape `(rows,)`, 0.0 for rows that pad; None if there are none.
       device_count: `count` as an int32 scalar on the devices.
       count: how many batches are real.
@@ -35,3 +40,22 @@ class PlacedGroup:
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:
     """Returns `array` with `axis` grown to `size` by repeating its entries from the first on."""
     return np.take(array, np.arange(size) % array.shape[axis], axis=axis)
+
+
+def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> Any:
+    """Returns arrays on devices, in the dtypes that JAX gives them, sharing no memory with their owner's.
+
+    Args:
+      arrays: the arrays.
+      sharding: where each goes.
+      multiple: what their rows are padded to a multiple of; the padding is never read.
+    """
+    def placed(array: np.ndarray) -> jax.Array:
+        rows = -(-array.shape[0] // multiple) * multiple
+        # On CPU the copy is what the devices then use, all of them the same; elsewhere it is dropped again.
+        copy = aligned_empty((rows, *array.shape[1:]), canonical_dtype(array.dtype))
+        copy[:array.shape[0]] = array
+        copy[array.shape[0]:] = 0
+        return jax.device_put(copy, sharding)
+
+    return jax.tree.map(placed, arrays.tree)

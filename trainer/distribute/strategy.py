@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,13 +18,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.compiled_step import on_each_device
-from trainer.data import Dataset, Group
+from trainer.data import Dataset, Group, HostArrays, ResidentBatches
 from trainer.distribute.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
-from trainer.distribute.devices import default_devices
+from trainer.distribute.devices import default_devices, memory_bytes
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.explain import StateReport, report
 from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
-from trainer.distribute.placement import REPLICA_AXIS, PlacedGroup, pad_rows
+from trainer.distribute.placement import DATA_FRACTION, REPLICA_AXIS, PlacedGroup, pad_rows, place_arrays
 from trainer.distribute.run import ReplicaRunner
 from trainer.distribute.sharded_state import specs_of
 from trainer.paths import named_leaves
@@ -61,6 +62,7 @@ class Strategy:
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
         self._rows_sharding = NamedSharding(mesh, self.rows_spec)
         self._counts: dict[int, jax.Array] = {}
+        self._placed_arrays: weakref.WeakKeyDictionary[HostArrays, Any] = weakref.WeakKeyDictionary()
         self._runner = ReplicaRunner(self)
 
     def __repr__(self) -> str:
@@ -176,11 +178,38 @@ class Strategy:
 
     # --- data ------------------------------------------------------------------------------------------------------
 
-    def place_group(self, group: Group, stack_size: int | None = None) -> PlacedGroup:
+    def placed_arrays(self, arrays: HostArrays) -> Any | None:
+        """Returns what `place_arrays` made of these arrays before; None if it did not."""
+        return self._placed_arrays.get(arrays)
+
+    def place_arrays(self, arrays: HostArrays, forced: bool = False) -> Any | None:
+        """Returns arrays placed on the devices once, or None if they are too large to be kept there.
+
+        Each device holds all rows if they fit into `DATA_FRACTION` of its memory, or else its share of them if that
+        does. Placed arrays are kept as long as `arrays` exists.
+
+        Args:
+          arrays: the arrays.
+          forced: place them even if they are too large, split over the replicas.
+        """
+        if arrays not in self._placed_arrays:
+            budget = memory_bytes(self.mesh.devices.flat[0]) * DATA_FRACTION
+            if arrays.nbytes <= budget:
+                self._placed_arrays[arrays] = place_arrays(arrays, self._whole)
+            elif forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
+                self._placed_arrays[arrays] = place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync)
+        return self.placed_arrays(arrays)
+
+    def place_group(self, group: Group, stack_size: int | None = None, arrays: Any = None) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
 
         A batch whose rows do not divide by the number of replicas is padded with repeats of its own rows, and gets a
         mask. A group shorter than `stack_size` is padded with unused batches, so that all groups have one shape.
+
+        Args:
+          group: the batches; with `arrays`, the numbers of their rows in these.
+          stack_size: the number of batches to pad to.
+          arrays: what `place_arrays` returned.
         """
         rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
         data, mask = group.data, None
@@ -191,8 +220,9 @@ class Strategy:
             data = jax.tree.map(lambda leaf: pad_rows(leaf, stack_size, axis=0), data)
         if group.count not in self._counts:
             self._counts[group.count] = jax.device_put(np.int32(group.count), self.logs_sharding)
+        data = jax.device_put(data, self._batch_sharding)
         return PlacedGroup(
-            data=jax.device_put(data, self._batch_sharding),
+            data=data if arrays is None else ResidentBatches(arrays, data),
             mask=mask,
             device_count=self._counts[group.count],
             count=group.count,

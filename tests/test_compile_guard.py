@@ -1,0 +1,74 @@
+"""Steps that compile again and again are reported, with what changed."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import trainer
+from tests.networks import LinenMLP, classification, logits_loss, mirrored
+
+GROWING = [8, 6, 7, 5]
+
+
+def make_model(**options):
+    with mirrored(1).scope():
+        model = trainer.Model(LinenMLP())
+        model.compile("sgd", logits_loss(), **options)
+    return model
+
+
+def batches(sizes):
+    x, y, _ = classification(16)
+    return ((x[:size], y[:size].astype(np.int32)) for size in sizes)
+
+
+def test_a_batch_of_a_third_size_is_reported_with_its_number_and_what_changed():
+    with pytest.warns(RuntimeWarning) as caught:
+        make_model().fit(batches(GROWING), verbose=0)
+    assert len(caught) == 2
+    first, second = (str(warning.message) for warning in caught)
+    assert first.startswith("The train step compiles for the third time, for batch 2: `x` was float32[6, 6] and is "
+                            "float32[7, 6], `y` was int32[6] and is int32[7].")
+    assert "compile_guard='off'" in first
+    assert second.startswith("The train step compiles for the 4th time, for batch 3: `x` was float32[7, 6]")
+
+
+def test_a_larger_batch_is_reported_at_once():
+    with pytest.warns(RuntimeWarning, match="second time, for batch 1: `x` was float32\\[4, 6\\] and is float32\\[8, 6\\]"):
+        make_model().fit(batches([4, 8]), verbose=0)
+
+
+def test_evaluate_is_watched_too():
+    with pytest.warns(RuntimeWarning, match="The test step compiles for the third time"):
+        make_model().evaluate(batches([8, 7, 6]), verbose=0)
+
+
+def test_in_the_mode_error_nothing_compiles_and_the_weights_of_the_last_step_stay():
+    model = make_model(compile_guard="error")
+    with pytest.raises(RuntimeError, match="third time, for batch 2"):
+        model.fit(batches(GROWING), verbose=0)
+    assert len(model._phases["train"]._executables) == 2
+    assert int(model.state.step) == 2
+
+
+def test_turned_off_it_says_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_model(compile_guard="off").fit(batches(GROWING), verbose=0)
+
+
+def test_a_shorter_last_batch_another_run_and_what_was_compiled_before_are_expected():
+    x, y, _ = classification(30)
+    model = make_model(compile_guard="error")
+    for _ in range(2):
+        model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), validation_batch_size=16, verbose=0)
+    model.fit(x, y, batch_size=7, verbose=0)
+    model.fit(batches([8, 6, 7, 2]), verbose=0)  # 6 and 2 rows: padded, they are what the first runs compiled
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="compile_guard"):
+        make_model(compile_guard="loud")

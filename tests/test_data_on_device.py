@@ -1,0 +1,179 @@
+"""Data that is placed on the devices once, and gathered there: same numbers, same bits, and when it happens."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import numpy as np
+import pytest
+
+import trainer
+from tests.hlo import collectives
+from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from trainer.data import Dataset, Group, HostArrays
+from trainer.distribute import placement, strategy
+
+ROWS, BATCH = 53, 8  # an uneven last batch of five rows
+
+
+def train(replicas=1, module=LinenMLP, epochs=3, steps_per_epoch=None, callbacks=None, data=None, under=None, **options):
+    """Returns the weights, the history and the predictions of a run."""
+    x, y, weights = classification(ROWS)
+    with (under or mirrored(replicas)).scope():
+        model = trainer.Model(module(batch_norm=True, dropout=0.2), seed=1)
+        model.compile(trainer.optimizers.SGD(0.1, momentum=0.9), logits_loss(), metrics=["accuracy"], **options)
+    history = model.fit(
+        *(data or (x, y)), batch_size=None if data else BATCH, epochs=epochs, steps_per_epoch=steps_per_epoch, verbose=0,
+        sample_weight=None if data else weights, validation_data=(x[:21], y[:21]), callbacks=callbacks)
+    return model.get_weights(), history.history, model.predict(x, verbose=0)
+
+
+def assert_same_bits(one, other):
+    for mine, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}, {"steps_per_execution": 1}], ids=str)
+@pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_data_on_the_device_and_data_sent_there_give_the_same_bits(replicas, module, options):
+    assert_same_bits(train(replicas, module, data_on_device=True, **options),
+                     train(replicas, module, data_on_device=False, **options))
+
+
+def test_so_do_epochs_of_so_many_steps_and_single_steps_for_a_callback():
+    seen = []
+    every_batch = trainer.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    whole = train(2, steps_per_epoch=5, data_on_device=False)
+    assert_same_bits(whole, train(2, steps_per_epoch=5))
+    assert_same_bits(whole, train(2, steps_per_epoch=5, callbacks=[every_batch]))
+    assert seen == [0, 1, 2, 3, 4] * 3
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """Makes the devices so small that the data do not fit on one of them, but do on four."""
+    x, y, weights = classification(ROWS)
+    nbytes = HostArrays((x, y, weights)).nbytes
+    monkeypatch.setattr(strategy, "memory_bytes", lambda device: nbytes / 2 / placement.DATA_FRACTION)
+
+
+def test_data_that_one_device_cannot_hold_is_split_over_all(small_memory):
+    split, streamed = mirrored(4), mirrored(4)
+    arrays = HostArrays(classification(ROWS)[:2])
+    placed = split.place_arrays(arrays)
+    assert {leaf.addressable_shards[0].data.shape[0] for leaf in jax.tree.leaves(placed)} == {56 // 4}
+    assert_same_bits(train(under=split, data_on_device="auto"), train(under=streamed, data_on_device=False))
+
+
+def test_data_that_all_devices_cannot_hold_is_sent_in_batches_unless_it_is_forced(small_memory):
+    arrays = HostArrays(classification(ROWS))
+    one_device = mirrored(1)
+    assert one_device.place_arrays(arrays) is None
+    assert one_device.placed_arrays(arrays) is None
+    assert one_device.place_arrays(arrays, forced=True) is not None
+
+
+def placements_of(model, monkeypatch):
+    """Returns a list that grows by the bytes of whatever the model's strategy places whole."""
+    placed = []
+    real = placement.place_arrays
+    monkeypatch.setattr(strategy, "place_arrays", lambda arrays, *rest: placed.append(arrays.nbytes) or real(arrays, *rest))
+    return placed
+
+
+def compiled_model(**options):
+    with mirrored(2).scope():
+        model = trainer.Model(LinenMLP())
+        model.compile("sgd", logits_loss(), **options)
+    return model
+
+
+def test_what_is_read_once_is_not_placed(monkeypatch):
+    x, y, _ = classification(ROWS)
+    model = compiled_model()
+    placed = placements_of(model, monkeypatch)
+    model.fit(x, y, validation_data=(x, y), verbose=0)
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    assert not placed
+    model.fit(x, y, epochs=3, validation_data=(x, y), validation_freq=[3], verbose=0)
+    assert len(placed) == 1
+    model.fit(x, y, epochs=3, validation_data=(x, y), verbose=0)
+    assert len(placed) == 3
+
+
+def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
+    x, y, _ = classification(ROWS)
+    model = compiled_model()
+    placed = placements_of(model, monkeypatch)
+    dataset = Dataset.from_arrays((x, y)).shuffle(1).batch(BATCH)
+    model.fit(dataset, epochs=2, verbose=0)
+    model.fit(dataset.take(3), epochs=2, verbose=0)
+    history = model.fit(dataset, verbose=0)
+    assert model.evaluate(dataset, verbose=0)["loss"] < history.history["loss"][0]
+    assert len(placed) == 1
+    shape = (ROWS, 6)
+    assert any(array.shape == shape for array in jax.live_arrays())
+    del dataset
+    gc.collect()
+    assert not any(array.shape == shape for array in jax.live_arrays())
+
+
+def test_the_copy_on_the_device_is_not_the_users_array():
+    x = np.ones((64, 6), np.float32)
+    placed = mirrored(2).place_arrays(HostArrays(x))
+    x[:] = 2
+    assert np.asarray(placed).max() == 1
+
+
+def test_arrays_are_placed_in_the_dtypes_that_jax_gives_them():
+    arrays = HostArrays({"wide": np.ones((3, 2), np.float64), "flags": np.ones(3, bool), "labels": np.arange(3)})
+    placed = mirrored(2).place_arrays(arrays)
+    assert {name: leaf.dtype.name for name, leaf in placed.items()} == {
+        "wide": "float32", "flags": "bool", "labels": "int32"}
+    assert arrays.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(placed))
+
+
+def test_gathering_from_whole_copies_needs_no_collective():
+    x, y, _ = classification(ROWS)
+    under = mirrored(4)
+    with under.scope():
+        model = trainer.Model(LinenMLP())
+        model.compile("sgd", logits_loss(), metrics=["accuracy"])
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    phase = model._phases["train"]
+    group = Group(np.zeros((4, BATCH), np.int32), 4, BATCH, 0)
+    streamed = under.place_group(Group((np.zeros((4, BATCH, 6), np.float32), np.zeros((4, BATCH), np.int32)), 4, BATCH, 0))
+    resident = under.place_group(group, 4, under.place_arrays(HostArrays((x, y))))
+    kinds = []
+    for placed in (streamed, resident):
+        lowered = phase._execute.lower(model.state, phase.empty_logs, placed.data, placed.mask, placed.device_count)
+        kinds.append([(found.kind, found.bytes) for found in collectives(lowered.compile().as_text())])
+    assert kinds[0] == kinds[1]
+    assert kinds[0], "the gradients are summed"
+
+
+def test_forcing_data_that_is_not_arrays_is_refused():
+    x, y, _ = classification(16)
+    model = compiled_model(data_on_device=True)
+    with pytest.raises(ValueError, match="`data_on_device=True` needs data that batches are rows of"):
+        model.fit(iter([(x, y)] * 4), verbose=0)
+    with pytest.raises(ValueError, match="without `map`"):
+        model.fit(Dataset.from_arrays((x, y)).batch(8).map(lambda x, y: (x + 1, y)), verbose=0)
+    assert len(model.predict(iter([x]), verbose=0)) == 16
+
+
+def test_other_words_are_refused():
+    with pytest.raises(ValueError, match="`data_on_device` must be True, False or 'auto'. Received: 'gpu'"):
+        compiled_model(data_on_device="gpu")
+
+
+def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
+    x, y, _ = classification(64)
+    y[60] = 7
+    model = compiled_model()
+    with pytest.raises(ValueError, match="label 7"):
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert not model._phases["train"]._executables

@@ -1,0 +1,50 @@
+"""Batches that are already on the devices, as numbers of rows of arrays there.
+
+Owns what a compiled step does with stacked batches, whichever way they are given. It must not know where the arrays live.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax import lax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ResidentBatches:
+    """Stacked batches whose rows are gathered on the devices.
+
+    Attributes:
+      arrays: a tree of arrays of shape `(length, ...)`.
+      numbers: int32 of shape `(batches, rows)`, each below `length`.
+    """
+
+    arrays: Any
+    numbers: jax.Array
+
+
+def batch_at(stack: Any, index: Any) -> Any:
+    """Returns one batch of a stack, in a compiled function.
+
+    Args:
+      stack: a `ResidentBatches`, or a tree of arrays of shape `(batches, rows, ...)`.
+      index: the batch's number, a scalar that may be traced.
+
+    Returns:
+      A tree of arrays of shape `(rows, ...)`.
+    """
+    if not isinstance(stack, ResidentBatches):
+        batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), stack)
+    else:
+        rows = lax.dynamic_index_in_dim(stack.numbers, index, 0, keepdims=False)
+        batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), stack.arrays)
+    # What follows is then compiled alike for both kinds of stacks, and gives the same bits.
+    return lax.optimization_barrier(batch)
+
+
+def stack_length(stack: Any) -> int:
+    """Returns how many batches a stack has room for."""
+    return (stack.numbers if isinstance(stack, ResidentBatches) else jax.tree.leaves(stack)[0]).shape[0]

@@ -1,0 +1,91 @@
+"""Where the time of a run goes.
+
+Owns the clock of `fit`, `evaluate` and `predict`, by what the host does or waits for. It must not know what it measures.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+CATEGORIES = ("data", "compile", "device", "callbacks", "checkpoint")
+
+
+class Timing:
+    """Measures, from its creation on, how many seconds of a run go to what.
+
+    The time inside of a nested measurement counts for that one alone, so the categories add up to the whole: what is
+    left of it is "host", the loop itself.
+
+    Attributes:
+      rows: training rows of the run so far; counted by whoever runs the steps.
+
+    Example:
+      >>> timing = Timing()
+      >>> with timing.measure("callbacks"), timing.measure("device"):
+      ...     time.sleep(0.01)
+      >>> report = timing.report()
+      >>> report["device"] >= 0.01 > report["callbacks"]
+      True
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._secs = dict.fromkeys(CATEGORIES, 0.0)
+        self._begin = time.perf_counter()
+        self._measurements = {name: _Measurement(self, name) for name in CATEGORIES}
+        self._open: list[str] = []
+        self._since = self._begin
+        self._end: float | None = None
+
+    def measure(self, category: str) -> _Measurement:
+        """Returns a context manager whose block counts for `category`, one of `CATEGORIES`."""
+        return self._measurements[category]
+
+    def seconds(self, category: str) -> float:
+        """Returns the seconds of a category so far, without a measurement that is still open."""
+        return self._secs[category]
+
+    def end(self) -> None:
+        """Stops the clock: the run is over."""
+        self._end = time.perf_counter()
+
+    def report(self) -> dict[str, float]:
+        """Returns the seconds so far by category, with "host" and "total", and the rate "rows_per_sec".
+
+        The rate is of training rows, over the total without what compiling took.
+        """
+        total = (self._end or time.perf_counter()) - self._begin
+        secs = dict(self._secs)
+        running = total - secs["compile"]
+        return {**secs, "host": max(total - sum(secs.values()), 0.0), "total": total,
+                "rows_per_sec": self.rows / running if running > 0 else 0.0}
+
+    def enter(self, category: str) -> None:
+        """Begins a measurement; see `measure`."""
+        now = time.perf_counter()
+        if self._open:
+            self._secs[self._open[-1]] += now - self._since
+        self._open.append(category)
+        self._since = now
+
+    def leave(self) -> None:
+        """Ends the measurement that began last."""
+        now = time.perf_counter()
+        self._secs[self._open.pop()] += now - self._since
+        self._since = now
+
+
+class _Measurement:
+    # A class, as generators make context managers several times slower, and the loop enters a few in each execution.
+    def __init__(self, timing: Timing, category: str):
+        self._timing = timing
+        self._category = category
+
+    def __enter__(self) -> None:
+        self._timing.enter(self._category)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timing.leave()
