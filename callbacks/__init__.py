@@ -16,6 +16,7 @@ from trainer.callbacks.monitor_callback import MonitorCallback
 from trainer.callbacks.progress_bar import ProgressBar
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from trainer.callbacks.run_protocol import Run
+from trainer.callbacks.tensorboard import TensorBoard
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN
 
 ProgbarLogger = ProgressBar  # Keras's name
@@ -34,6 +35,7 @@ __all__ = [
     "ProgressBar",
     "ReduceLROnPlateau",
     "Run",
+    "TensorBoard",
     "TerminateOnNaN",
     "adds_logs",
 ]

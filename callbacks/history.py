@@ -14,6 +14,9 @@ class History(Callback):
       history: for each log, the list of its values as python floats. A log that not every epoch has (a validation with
         `validation_freq=2`) has a shorter list.
       epoch: the numbers of the recorded epochs, from 0; emptied when `fit` begins.
+      timing: where the time of the last `fit` went, once it has ended: the seconds that the host waited for "data",
+        for a "compile" and for the "device", those spent in "callbacks", on a "checkpoint" and by the loop itself
+        ("host"), their sum "total", and "rows_per_sec", the training rows per second without compilation.
 
     Example:
 
@@ -29,6 +32,7 @@ class History(Callback):
     def __init__(self):
         self.history: dict[str, list[Any]] = {}
         self.epoch: list[int] = []
+        self.timing: dict[str, float] = {}
 
     def set_model(self, model):
         super().set_model(model)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.callbacks.callback import Callback, adds_logs
 from trainer.callbacks.pace import Pace
-from trainer.callbacks.progress_text import log_texts, remaining_text, step_duration_text
+from trainer.callbacks.progress_text import log_texts, remaining_text, step_duration_text, timing_text
 from trainer.callbacks.terminal_line import TerminalLine
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class ProgressBar(Callback):
     """Prints the progress and the logs of every epoch, of `evaluate`, and of `predict`.
 
     In a terminal, with `verbose=1`, a bar is drawn while batches run, with the steps, the remaining time and the logs
-    so far; its last state stays. With `verbose=2`, and wherever the output is no terminal (a pipe, a notebook, CI),
+    so far; its last state stays. How long compiling took is shown with the epoch that it delayed, and a line at the end
+    of `fit` says where the time went. With `verbose=2`, and wherever the output is no terminal (a pipe, a notebook, CI),
     there is one line for each epoch, in standard output. A validation inside `fit` has no bar; its logs are in the
     epoch's line.
 
@@ -56,6 +57,7 @@ class ProgressBar(Callback):
         self._has_executed = False
         self._title = ""
         self._pace = Pace()
+        self._compiled_secs = 0.0  # that were shown already
         self._line: TerminalLine | None = None
         self._drawn_at = float("-inf")
 
@@ -77,9 +79,12 @@ class ProgressBar(Callback):
     def on_train_begin(self, logs=None):
         self._outermost = "train"
         self._has_executed = False
+        self._compiled_secs = 0.0
 
     def on_train_end(self, logs=None):
         self._outermost = None
+        if self._verbose == 1 and self._timing():
+            print(timing_text(self._timing()), flush=True)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._begin(f"Epoch {epoch + 1}/{self._epochs}")
@@ -107,12 +112,13 @@ class ProgressBar(Callback):
         self._has_executed = True
         if self._line is not None and time.perf_counter() - self._drawn_at >= _REDRAW_SECS:
             texts = log_texts({} if phase == "predict" else logs or {})
-            self._draw(self._line, [*self._remaining(), *self._step_duration(), *texts])
+            self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *texts])
 
     def _begin_unless_inside(self, phase: str, title: str) -> None:
         if self._outermost is None:
             self._outermost = phase
             self._has_executed = False
+            self._compiled_secs = 0.0
             self._begin(title)
 
     def _end_unless_inside(self, phase: str, logs: Mapping[str, Any]) -> None:
@@ -133,7 +139,8 @@ class ProgressBar(Callback):
         if not self._verbose:
             return
         texts = log_texts(logs)  # before the clock is read: fetching the logs waits for the last step
-        texts = [f"{self._pace.elapsed_secs():.0f}s", *self._step_duration(), *texts]
+        texts = [f"{self._pace.elapsed_secs():.0f}s", *self._compilation(), *self._step_duration(), *texts]
+        self._compiled_secs = self._timing().get("compile", 0.0)
         if self._steps is None:
             self._steps = self._pace.step  # the next epochs are expected to be as long as this one
         if self._line is not None:
@@ -147,6 +154,14 @@ class ProgressBar(Callback):
 
     def _step_duration(self) -> list[str]:
         return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []
+
+    def _timing(self) -> Mapping[str, float]:
+        timing = getattr(self._model, "timing", None)  # a loop of one's own may have none
+        return {} if timing is None else timing.report()
+
+    def _compilation(self) -> list[str]:
+        secs = self._timing().get("compile", 0.0) - self._compiled_secs
+        return [f"compiled in {secs:.1f}s"] if secs >= 0.05 else []
 
     def _remaining(self) -> list[str]:
         if not self._steps:

@@ -2,70 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import pathlib
 import runpy
-import struct
 import sys
 import types
 
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
-from PIL import Image
 
-import trainer
-from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
-from trainer.callbacks import Callback, CallbackList, LambdaCallback, LazyLogs, TensorBoard, event_file
+from tests.event_files import read_events, scalars
+from trainer.callbacks import CallbackList, LazyLogs, TensorBoard, event_file
 
 REFERENCE = pathlib.Path(__file__).parent / "reference"
 REFERENCE_RUN = runpy.run_path(str(REFERENCE / "make_tensorboard.py"))
 RESULTS = json.loads((REFERENCE / "tensorboard.json").read_text())["results"]
-
-
-def read_events(log_dir):
-    """Returns the run, the tag, the plugin, the step and the value of everything in the event files."""
-    rows = []
-    for path in sorted(pathlib.Path(log_dir).rglob("events.out.tfevents.*")):
-        content = path.read_bytes()
-        while content:
-            length = struct.unpack_from("<Q", content)[0]  # length, its checksum, the event, its checksum
-            event = event_file.Event.FromString(content[12:12 + length])
-            content = content[16 + length:]
-            for value in event.summary.value:
-                plugin = value.metadata.plugin_data.plugin_name
-                rows.append((path.parent.name, value.tag, plugin, event.step, read_tensor(value.tensor, plugin)))
-    return rows
-
-
-def read_tensor(tensor, plugin):
-    if plugin == "images":
-        width, height, *images = tensor.string_val
-        return [int(width), int(height), [read_png(image).tolist() for image in images]]
-    if plugin == "text":
-        return tensor.string_val[0].decode()
-    if plugin == "histograms":
-        shape = [dim.size for dim in tensor.tensor_shape.dim]
-        return np.frombuffer(tensor.tensor_content, "<f8").reshape(shape).tolist()
-    assert plugin == "scalars"
-    return tensor.float_val[0]
-
-
-def read_png(data):
-    pixels = np.asarray(Image.open(io.BytesIO(data)))
-    return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def scalars(log_dir):
-    """Returns the points (step, value) of each scalar by "run/tag"."""
-    points = {}
-    for run, tag, plugin, step, value in read_events(log_dir):
-        if plugin == "scalars":
-            points.setdefault(f"{run}/{tag}", []).append((step, value))
-    return points
 
 
 def nested(paths):
@@ -155,85 +108,6 @@ def test_epochs_are_written_also_if_the_update_frequency_does_not_divide_their_b
     }
 
 
-# In a fit
-
-
-def make_model(network=None, optimizer="sgd"):
-    with mirrored(2).scope():
-        model = trainer.Model(network or LinenMLP(), seed=1)
-        model.compile(optimizer, logits_loss(), metrics=["accuracy"], steps_per_execution=4)
-    return model
-
-
-def test_a_fit_writes_its_history(tmp_path):
-    x, y, _ = classification(32)
-    board = TensorBoard(tmp_path)
-    model = make_model()
-    history = model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), callbacks=[board], verbose=0).history
-    points = scalars(tmp_path)
-    assert points.keys() == {
-        "train/epoch_loss", "train/epoch_accuracy", "train/epoch_learning_rate", "validation/epoch_loss",
-        "validation/epoch_accuracy", "validation/evaluation_loss_vs_iterations",
-        "validation/evaluation_accuracy_vs_iterations"}
-    for tag, log in (("train/epoch_loss", "loss"), ("validation/epoch_accuracy", "val_accuracy")):
-        assert points[tag] == [(epoch, np.float32(value)) for epoch, value in enumerate(history[log])]
-    losses = [np.float32(value) for value in history["val_loss"]]
-    assert points["validation/evaluation_loss_vs_iterations"] == list(zip([4, 8], losses, strict=True))
-    assert points["train/epoch_learning_rate"] == [(0, np.float32(0.01)), (1, np.float32(0.01))]
-
-
-def test_by_default_steps_stay_fused_and_no_execution_reads_its_logs(tmp_path):
-    executions = []
-    x, y, _ = classification(32)
-    board = TensorBoard(tmp_path, histogram_freq=1)
-    counter = LambdaCallback()
-    counter.on_execution_end = lambda phase, batch, logs: executions.append(batch)
-    make_model().fit(x, y, batch_size=4, epochs=2, callbacks=[board, counter], verbose=0)
-    assert executions == [3, 7, 3, 7]
-    board = begin(TensorBoard(tmp_path))
-    board.on_epoch_begin(0, {})
-
-    def fetch():
-        raise AssertionError("the logs were read")
-
-    board.on_execution_end("train", 3, LazyLogs(["loss"], fetch))
-    board.on_train_end({})
-
-
-def test_every_batch_can_be_written_although_steps_are_fused_elsewhere(tmp_path):
-    x, y, _ = classification(20)
-    seen = []
-    watcher = LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(np.float32(logs["loss"])))
-    board = TensorBoard(tmp_path, update_freq="batch")
-    make_model().fit(x, y, batch_size=8, epochs=2, callbacks=[watcher], verbose=0)
-    make_model().fit(x, y, batch_size=8, epochs=2, callbacks=[board], verbose=0)
-    assert scalars(tmp_path)["train/batch_loss"] == list(enumerate(seen, start=1))
-
-
-@pytest.mark.parametrize(("network", "weight", "statistic"), [
-    (LinenMLP(batch_norm=True), "Dense_0/kernel", "batch_stats/BatchNorm_0/mean"),
-    (NNXMLP(batch_norm=True), "first/kernel", "norm/mean"),
-], ids=["linen", "nnx"])
-def test_histograms_have_the_names_of_the_weights(network, weight, statistic, tmp_path):
-    x, y, _ = classification(8)
-    model = make_model(network)
-    model.fit(x, y, callbacks=[TensorBoard(tmp_path, histogram_freq=1)], verbose=0)
-    counts = {tag: sum(row[2] for row in value)
-              for _, tag, plugin, _, value in read_events(tmp_path) if plugin == "histograms"}
-    assert len(counts) == len(model.get_weights())
-    assert counts[f"{weight}/histogram"] == 6 * 8
-    assert counts[f"{statistic}/histogram"] == 8
-
-
-def test_an_evaluation_on_its_own_is_written_at_the_number_of_updates(tmp_path):
-    x, y, _ = classification(16)
-    model = make_model()
-    model.fit(x, y, batch_size=4, verbose=0)
-    logs = model.evaluate(x, y, callbacks=[TensorBoard(tmp_path)], verbose=0)
-    assert scalars(tmp_path) == {f"validation/evaluation_{name}_vs_iterations": [(4, np.float32(value))]
-                                 for name, value in logs.items()}
-
-
 def test_two_optimizers_have_two_learning_rates(tmp_path):
     model = FakeModel()
     model.optimizer = {"first": types.SimpleNamespace(learning_rate=0.5, iterations=3),
@@ -273,6 +147,17 @@ def test_the_hooks_of_a_subclass_are_called_too(tmp_path):
 
 
 # Speed
+
+
+def test_by_default_no_execution_reads_its_logs(tmp_path):
+    board = begin(TensorBoard(tmp_path))
+    board.on_epoch_begin(0, {})
+
+    def fetch():
+        raise AssertionError("the logs were read")
+
+    board.on_execution_end("train", 3, LazyLogs(["loss"], fetch))
+    board.on_train_end({})
 
 
 def test_steps_per_second_are_batches_over_seconds(tmp_path, monkeypatch):
@@ -351,21 +236,6 @@ def test_batches_are_on_the_disk_after_a_while(tmp_path, monkeypatch):
     board.on_train_end({})
 
 
-def test_a_fit_after_one_that_failed_writes_to_a_new_file(tmp_path):
-    x, y, _ = classification(16)
-    board = TensorBoard(tmp_path, update_freq=1)
-    model = make_model()
-
-    class Fails(Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            raise RuntimeError("on purpose")
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        model.fit(x, y, batch_size=8, callbacks=[board, Fails()], verbose=0)
-    model.fit(x, y, batch_size=8, callbacks=[board], verbose=0)
-    assert [step for step, _ in scalars(tmp_path)["train/batch_loss"]] == [1, 1, 2]
-
-
 def test_a_process_other_than_the_first_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     board = begin(TensorBoard(tmp_path, update_freq=1, histogram_freq=1, embeddings_freq=1, profile_batch=1),
@@ -421,12 +291,6 @@ def test_a_profile_spans_the_batches_asked_for_and_steps_are_fused_again_after_i
     assert fused == [False, False, True]
 
 
-def test_a_profile_of_a_fit_is_where_tensorboard_looks(tmp_path):
-    x, y, _ = classification(32)
-    make_model().fit(x, y, batch_size=8, callbacks=[TensorBoard(tmp_path, profile_batch=2)], verbose=0)
-    assert len(list(tmp_path.glob("train/plugins/profile/*/*.xplane.pb"))) == 1
-
-
 def test_a_profile_that_outlasts_the_fit_ends_with_it(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda directory: calls.append("start"))
@@ -448,37 +312,6 @@ def test_a_profile_that_cannot_start_only_warns(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="cannot start to profile: another profile runs"):
         run_batches(board, range(1))
     board.on_train_end({})
-
-
-# Embeddings
-
-
-class Words(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(nn.Embed(5, 2)(x).mean(axis=1))
-
-
-def test_embeddings_are_written_for_the_projector(tmp_path):
-    x, y = np.arange(8).reshape(4, 2) % 5, np.array([0, 1, 2, 0])
-    model = make_model(Words())
-    board = TensorBoard(tmp_path, embeddings_freq=1, embeddings_metadata={"Embed_0": "words.tsv"})
-    model.fit(x, y, callbacks=[board], verbose=0)
-    written = np.loadtxt(tmp_path / "train/embeddings/Embed_0.tsv", delimiter="\t")
-    np.testing.assert_allclose(written, model.state.params["Embed_0"]["embedding"], rtol=1e-6)
-    assert (tmp_path / "projector_config.pbtxt").read_text().split() == [
-        "embeddings", "{", "tensor_name:", '"Embed_0"', "tensor_path:", '"train/embeddings/Embed_0.tsv"',
-        "metadata_path:", '"words.tsv"', "}"]
-
-
-def test_metadata_of_an_unknown_embedding_is_refused_before_the_first_batch(tmp_path):
-    x, y = np.zeros((4, 2), int), np.zeros(4, int)
-    model = make_model(Words())
-    board = TensorBoard(tmp_path, embeddings_freq=1, embeddings_metadata={"Embed_1": "words.tsv"})
-    with pytest.raises(ValueError, match=r"Unrecognized embedding names in `embeddings_metadata`: \['Embed_1'\]. The "
-                                         r"model's embeddings: \['Embed_0'\]"):
-        model.fit(x, y, callbacks=[board], verbose=0)
-    assert int(model.state.step) == 0
 
 
 # Arguments
@@ -524,20 +357,7 @@ def test_without_tensorboardx_the_error_says_how_to_install_it(monkeypatch):
         TensorBoard()
 
 
-# The form of events
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_a_png_holds_the_pixels(channels):
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, channels)).astype(np.uint8)
-    np.testing.assert_array_equal(read_png(event_file.png(pixels)), pixels)
-
-
-def test_a_histogram_leaves_out_what_is_not_finite():
-    buckets = event_file.histogram_buckets(np.array([0.0, np.nan, 3.0, np.inf, 3.0]))
-    assert (buckets[0, 0], buckets[-1, 1]) == (0.0, 3.0)
-    assert (buckets[0, 2], buckets[-1, 2], buckets[:, 2].sum()) == (1, 2, 3)
-    assert not event_file.histogram_buckets(np.array([np.nan])).any()
+# Images
 
 
 @pytest.mark.parametrize(("shape", "images"), [

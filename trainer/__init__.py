@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from trainer import callbacks, data, distribute, losses, metrics, models, optimizers, testing
+from trainer.compilation_cache import enable_compilation_cache
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.model import Model, Sequential
 from trainer.state import TrainState
@@ -16,6 +17,7 @@ __all__ = [
     "callbacks",
     "data",
     "distribute",
+    "enable_compilation_cache",
     "losses",
     "metrics",
     "models",

@@ -91,7 +91,8 @@ def fit(
     # All epochs count, not those that are left: a resumed run decides alike.
     train = _begin(model, "train", reader, passes=epochs, data_on_device=True)
     test = None if validation is None else _begin(model, "test", validation, passes=validations)
-    callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in (test.phase.log_names if test else ()))])
+    validation_names = test.phase.log_names if test else ()
+    callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
     logs: Any = {}
     with timing.measure("callbacks"):
         callbacks.on_train_begin()
@@ -164,6 +165,33 @@ def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group) -> Running
     phase.begin_run(model.timing)
     placed = model.strategy.place_group(group, phase.stack_size(group.rows, group.count, capacity=1))
     return _execute(model, kind, phase, placed, phase.empty_logs)
+
+
+def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> None:
+    """Compiles a phase for the batches of `reader` as a run of `passes` epochs would, running nothing.
+
+    That is for full batches and, of data whose length is known, for a shorter last one.
+    """
+    model.timing = Timing()
+    feed = _begin(model, kind, reader, passes, data_on_device=kind == "train")
+    phase, is_resident = feed.phase, feed.arrays is not None
+    running = () if kind == "predict" else (phase.empty_logs,)
+    reader.group_size = phase.steps_per_execution
+    count = reader.num_batches
+    if reader.arrays is None or count is None:
+        stack = jax.tree.map(lambda leaf: leaf[None], reader.peek())
+        groups = [Group(stack, 1, jax.tree.leaves(stack)[0].shape[1], 0)]
+    else:
+        groups = [next(reader.read(0, start, is_resident)) for start in sorted({0, count - 1})]
+    for group in groups:
+        # A stream is expected to fill its groups.
+        size = group.count if reader.arrays is not None else phase.steps_per_execution
+        stack_size = phase.stack_size(group.rows, size, reader.group_size, is_resident)
+        placed = model.strategy.place_group(group, stack_size, feed.arrays)
+        phase.executable(model.current_state, *running, group=placed)
+    if running:
+        fetch_results(phase.empty_logs)
+    model.timing.end()
 
 
 @dataclasses.dataclass(frozen=True)

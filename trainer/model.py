@@ -6,6 +6,7 @@ Owns the arguments of `fit`, `evaluate`, `predict` and their relatives. What is 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -129,8 +130,53 @@ class Model(CompiledModel):
                 loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq)
             finally:
                 self._absorb()
+                if self.history is not None:
+                    self.history.timing = self.timing.report()
         assert self.history is not None, "the callback list has a History"
         return self.history
+
+    def compile_ahead(
+        self, sample: Any, batch_size: int | None = None, epochs: int = 2, phases: Sequence[str] = ("train",)
+    ) -> float:
+        """Compiles the steps of a later `fit`, `evaluate` or `predict`, which then start at once; builds the model.
+
+        Args:
+          sample: the data that will be given: a batched `Dataset` or another iterable of batches that can be iterated
+            anew, or `(x, y)` or `(x, y, sample_weight)` of arrays; of `predict`, also `x` alone, unless it is a tuple.
+          batch_size: rows of a batch, if `sample` is all rows of arrays; without it, the arrays are one batch.
+          epochs: of the later `fit`. Data that it reads more than once may be kept on the devices, for which the step
+            compiles differently; see `data_on_device` of `compile`.
+          phases: which steps: "train", "test" and "predict".
+
+        Returns:
+          The seconds that it took.
+
+        Raises:
+          As `fit` does; and ValueError for an unknown phase or data that can be read only once.
+
+        Example:
+          >>> model.compile_ahead((x, y), batch_size=64)  # doctest: +SKIP
+        """
+        for kind in phases:
+            if kind not in ("train", "test", "predict"):
+                raise errors.unknown_name("phase", str(kind), ("train", "test", "predict"))
+            if kind != "predict":
+                self._require_compiled("compile_ahead")
+        parts = sample if isinstance(sample, (tuple, list)) and is_array_tree(sample[0]) else (sample,)
+        unpack_x_y_sample_weight(parts)  # Refuses other numbers of parts.
+        if batch_size is None and is_array_tree(parts[0]):
+            batch_size, epochs = _rows(parts[0]), 1
+        secs = 0.0
+        for kind in phases:
+            # Of arrays, `predict` is given the inputs alone.
+            source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size)
+            if source.is_one_shot:
+                raise ValueError("`sample` must be data that can be read anew. Received: a generator, whose first "
+                                 "batches `fit` would miss. Pass a batch of it.")
+            with Reader(source, 1 if source.num_batches == math.inf else None) as reader:
+                loop.compile_ahead(self, kind, reader, epochs if kind == "train" else 1)
+            secs += self.timing.report()["total"]
+        return secs
 
     def evaluate(
         self,

@@ -1,6 +1,6 @@
 """Where the time of a run goes.
 
-Owns the clock of `fit`, `evaluate` and `predict`, by what the host does or waits for. It must not know what it measures.
+Owns the clock of `fit`, `evaluate` and `predict`, by what the host does or waits for. It must not know what runs.
 """
 
 from __future__ import annotations
