@@ -169,6 +169,18 @@ class Callback:
     def on_predict_batch_end(self, batch, logs=None):
         """Called after a batch of `predict`, with its outputs as `logs["outputs"]`."""
 
+    def next_look(self, phase, batch):
+        """Returns the number of the batch, `batch` or a later one, that the next execution must not go beyond.
+
+        `on_execution_end` is then called right after that batch. None, the default, leaves it to the loop how many
+        batches it runs at once. Called ahead of the execution, maybe in another thread, once or more for each epoch.
+
+        Args:
+          phase: "train", "test" or "predict".
+          batch: the number of the first batch of the execution, counted from 0 in the epoch.
+        """
+        return None
+
     def on_execution_end(self, phase, batch, logs=None):
         """Called after each execution, which ran one batch or several fused ones; Keras has no such hook.
 

@@ -90,6 +90,10 @@ class CallbackList(Callback):
         """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""
         return any(map(self.wants, _BATCH_HOOKS[phase]))
 
+    def next_look(self, phase, batch):
+        looks = [callback.next_look(phase, batch) for callback in self.callbacks]
+        return min((look for look in looks if look is not None), default=None)
+
     def check_monitors(self, available: Iterable[str]) -> None:
         """Lets the callbacks that monitor a log refuse one that will not exist.
 

@@ -27,10 +27,10 @@ class ProgressBar(Callback):
     """Prints the progress and the logs of every epoch, of `evaluate`, and of `predict`.
 
     In a terminal, with `verbose=1`, a bar is drawn while batches run, with the steps, the remaining time and the logs
-    so far; its last state stays. How long compiling took is shown with the epoch that it delayed, and a line at the end
-    of `fit` says where the time went. With `verbose=2`, and wherever the output is no terminal (a pipe, a notebook, CI),
-    there is one line for each epoch, in standard output. A validation inside `fit` has no bar; its logs are in the
-    epoch's line.
+    so far; its last state stays. How long compiling took is shown with the epoch that it delayed, and a line at the
+    end of `fit` says where the time went. With `verbose=2`, and wherever the output is no terminal (a pipe, a
+    notebook, CI), there is one line for each epoch, in standard output. A validation inside `fit` has no bar; its logs
+    are in the epoch's line.
 
     It listens to `on_execution_end` and to no batch hook.
 

@@ -40,8 +40,8 @@ class TensorBoard(Callback):
       write_steps_per_second: whether to write `epoch_steps_per_second`; and `batch_steps_per_second`, the rate since
         the last such scalar of the epoch, if `update_freq` is not "epoch".
       update_freq: "epoch" writes logs after epochs only. An integer adds `batch_loss` and so on, at the number of the
-        batch in this `fit`, counted from 1, for every batch whose number it divides; "batch" is 1. Batches are then
-        executed one at a time, and writing waits for the device.
+        batch in this `fit`, counted from 1, for every batch whose number it divides; "batch" is 1. No more batches
+        than that are then executed at once, and writing waits for the device.
       profile_batch: the number of the batch to profile, counted from 1 as above, or the first and the last as a pair
         or as "first,last"; 0 profiles none. Until the last one has run, batches are executed one at a time.
       embeddings_freq: after every so many epochs, write the vectors of all embeddings for TensorBoard's projector; 0
@@ -135,6 +135,7 @@ class TensorBoard(Callback):
         if epoch != self._epoch:  # else a resumed run goes on with an epoch that it had begun
             self._epoch, self._last_batch = epoch, -1
         self._epoch_start = self._rate_start = (self._global_train_batch, time.perf_counter())
+        self._batches_before_epoch = self._global_train_batch - self._last_batch - 1
         self._set_batch_hooks()
 
     @adds_logs()
@@ -170,6 +171,19 @@ class TensorBoard(Callback):
         if self._should_write_step:
             self._should_write_step = False
             self._add_train_step()
+        step = self._global_train_batch
+        if isinstance(self.update_freq, int) and step % self.update_freq == 0:
+            values = dict(logs or {})
+            if self.write_steps_per_second:
+                values["steps_per_second"] = self._rate_since(self._rate_start)
+                self._rate_start = (step, time.perf_counter())
+            self._add_scalars(self._train_dir, "batch_{}", values, step)
+
+    def next_look(self, phase, batch):
+        if phase != "train" or not isinstance(self.update_freq, int):
+            return None
+        # In terms of the epoch alone: it may be called ahead, when fewer batches were counted.
+        return batch + -(self._batches_before_epoch + batch + 1) % self.update_freq
 
     def _set_batch_hooks(self) -> None:
         """Has the loop call this callback for every batch only as long as that is needed.
@@ -179,7 +193,7 @@ class TensorBoard(Callback):
         """
         for hook in ("on_batch_begin", "on_batch_end"):
             self.__dict__.pop(hook, None)
-        if self.update_freq != "epoch" or self._global_train_batch < self._stop_batch:
+        if self._global_train_batch < self._stop_batch:
             self.__dict__.update(on_batch_begin=self._before_batch, on_batch_end=self._after_batch)
 
     def _before_batch(self, batch, logs=None):
@@ -196,17 +210,11 @@ class TensorBoard(Callback):
         if step == self._stop_batch:
             logs = dict(logs or {})  # waits for the step, which else would outlast the trace
             self._stop_trace()
-        if isinstance(self.update_freq, int) and step % self.update_freq == 0:
-            values = dict(logs or {})
-            if self.write_steps_per_second:
-                values["steps_per_second"] = self._rate_since(self._rate_start)
-                self._rate_start = (step, time.perf_counter())
-            self._add_scalars(self._train_dir, "batch_{}", values, step)
 
     # --- counting --------------------------------------------------------------------------------------------------
 
     def _start_counting(self) -> None:
-        self._global_train_batch = 0  # how many batches of this fit began
+        self._global_train_batch = self._batches_before_epoch = 0  # how many batches of this fit began
         self._epoch, self._last_batch = -1, -1
         self._epoch_start = self._rate_start = (0, time.perf_counter())
         self._set_batch_hooks()

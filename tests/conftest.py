@@ -19,7 +19,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).s
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 # Here and not in a test, because it sets environment variables of its own.
-import jax
+import jax  # noqa: E402
 
 THREAD_GRACE_SECS = 2.0
 

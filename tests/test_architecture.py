@@ -17,9 +17,11 @@ import pytest
 from tests import project_files
 
 # Lowest first: a module imports only from entries before its own, and from its own package.
-LAYERS = ("errors", "timing", "compilation_cache", "side_effects", "paths", "replica", "rng", "state", "compiled_step", "modules", "precision",
+LAYERS = ("errors", "timing", "compilation_cache", "side_effects", "paths", "replica", "rng", "state",
+          "compiled_step", "modules", "precision",
           "losses", "metrics", "optimizers", "data", "distribute", "logs", "outputs", "compiled_loss",
-          "compiled_metrics", "checks", "compile_guard", "compile_options", "update_rules", "step", "phase", "attached_optimizer",
+          "compiled_metrics", "checks", "compile_guard", "compile_options", "update_rules", "step", "phase",
+          "attached_optimizer",
           "microbatches", "built_model", "compiled_model", "checkpoint", "loop", "model", "estimator", "launch",
           "testing")
 # They import nothing of the trainer, so any layer may build on them.

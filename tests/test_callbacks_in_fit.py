@@ -82,8 +82,9 @@ def test_a_line_is_printed_per_epoch_where_there_is_no_terminal(capsys):
     x, y, _ = classification(16)
     make_model().fit(x, y, epochs=2, validation_data=(x, y))
     lines = capsys.readouterr().out.strip().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].startswith("Epoch 1/2")
+    assert lines[2].startswith("Trained in ")
     assert all(name in lines[1] for name in ("loss", "accuracy", "val_loss", "val_accuracy"))
 
 
@@ -126,3 +127,32 @@ def test_a_callback_that_raises_leaves_no_thread_and_a_model_that_goes_on():
     with pytest.raises(RuntimeError, match="from a callback"):
         model.fit(x, y, batch_size=8, callbacks=[cb.LambdaCallback(on_train_batch_end=fail)], verbose=0)
     assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+
+
+def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
+    class Looks(trainer.callbacks.Callback):
+        def __init__(self, batches):
+            self.batches, self.seen = batches, []
+
+        def next_look(self, phase, batch):
+            return next((look for look in self.batches if look >= batch), None) if phase == "train" else None
+
+        def on_execution_end(self, phase, batch, logs=None):
+            if phase == "train":
+                self.seen.append((batch, round(logs["loss"], 5)))
+
+    x, y, _ = classification(88)
+    every, some, none = Looks(range(11)), Looks([2, 3, 8]), Looks([])
+    weights = []
+    for callbacks, data in (([every], (x, y)), ([some, none], (x, y)), ([some], None)):
+        model = make_model()
+        batches = trainer.data.Dataset.from_arrays((x, y)).batch(8)
+        arguments = data or (batches.map(lambda x, y: (x, y)),)
+        model.fit(*arguments, batch_size=8 if data else None, shuffle=False, verbose=0, callbacks=callbacks)
+        weights.append(model.get_weights())
+    assert [batch for batch, _ in some.seen] == [2, 3, 8, 10] * 2
+    assert set(some.seen) <= set(every.seen)
+    assert none.seen == some.seen[:4]
+    for other in weights[1:]:
+        for mine, theirs in zip(weights[0], other, strict=True):
+            np.testing.assert_array_equal(mine, theirs)

@@ -37,7 +37,8 @@ def test_a_batch_of_a_third_size_is_reported_with_its_number_and_what_changed():
 
 
 def test_a_larger_batch_is_reported_at_once():
-    with pytest.warns(RuntimeWarning, match="second time, for batch 1: `x` was float32\\[4, 6\\] and is float32\\[8, 6\\]"):
+    message = "second time, for batch 1: `x` was float32\\[4, 6\\] and is float32\\[8, 6\\]"
+    with pytest.warns(RuntimeWarning, match=message):
         make_model().fit(batches([4, 8]), verbose=0)
 
 

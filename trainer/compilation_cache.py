@@ -18,7 +18,8 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     one; old entries are not deleted. Programs from the folder run as they are: nobody else may be able to write there.
 
     Args:
-      folder: where; made if it does not exist, for its owner alone. By default "trainer-jax" in the user's cache folder.
+      folder: where; made if it does not exist, for its owner alone. By default "trainer-jax" in the user's folder of
+        caches.
 
     Returns:
       The folder.

@@ -321,6 +321,11 @@ class CompiledModel(BuiltModel):
         """Raises ValueError for integer labels outside of the model's classes."""
         checks.check_labels(self._loss, unpack_x_y_sample_weight(batch)[1])
 
+    def train_step_text(self) -> str | None:
+        """Returns the program that the train step was compiled to, as XLA's text; None if it did not compile yet."""
+        phase = self._phases.get("train")
+        return None if phase is None else phase.text()
+
     def _check_outputs(self, batch: Any) -> None:
         # Of named modules, only the user's own step knows which one gives the outputs.
         if self._outputs_are_checked or self._functional.names:

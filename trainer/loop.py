@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
 import signal
 import threading
@@ -142,7 +143,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     callbacks.on_predict_begin()
     ahead: collections.deque[tuple[PlacedGroup, Any]] = collections.deque()
     per_batch = callbacks.wants_batch_hooks("predict")
-    with _placed(model, feed, per_batch, epoch=0) as groups:
+    with _placed(model, feed, callbacks, per_batch, epoch=0) as groups:
         for group in groups:
             if per_batch:
                 callbacks.on_predict_batch_begin(group.first, {})
@@ -232,7 +233,7 @@ def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int)
     running = phase.empty_logs
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
-    with _placed(model, feed, per_batch, epoch) as groups:
+    with _placed(model, feed, callbacks, per_batch, epoch) as groups:
         while True:
             with timing.measure("data"):
                 group = next(groups, None)
@@ -287,12 +288,13 @@ def _interrupts_deferred() -> Iterator[None]:
 
 
 def _placed(
-    model: Trainee, feed: _Feed, per_batch: bool, epoch: int
+    model: Trainee, feed: _Feed, callbacks: CallbackList, per_batch: bool, epoch: int
 ) -> contextlib.AbstractContextManager[Iterator[PlacedGroup]]:
     """Returns one epoch's groups, placed ahead by a thread that ends with the `with` block."""
     reader, phase, arrays = feed.reader, feed.phase, feed.arrays
     # A callback that wants to see each batch gets executions of one step; the others cost nothing.
     reader.group_size = 1 if per_batch else phase.steps_per_execution
+    reader.next_cut = functools.partial(callbacks.next_look, feed.kind) if callbacks.wants("next_look") else None
     is_resident = arrays is not None
 
     def place(group: Group) -> PlacedGroup:

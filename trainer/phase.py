@@ -77,7 +77,7 @@ class CompiledPhase:
         # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
         self._one_batch = one_batch if eager else functools.partial(self._on_replicas, compiled(one_batch))
         self._execute: Any = None  # a function, once `prepare` has seen a batch
-        self._executables: dict[Any, Callable[..., Any]] = {}  # that function compiled, by the shapes of a group
+        self._executables: dict[Any, Any] = {}  # that function compiled, by the shapes of a group
         self._guard = CompileGuard(compile_guard, f"{kind} step")
         self._timing = Timing()
         self._traced: set[Any] = set()
@@ -191,6 +191,10 @@ class CompiledPhase:
                 self._executables[spec] = self._compiled(group, (state, *running, *rest))
             execute = self._executables[spec]
         return lambda state, *running: execute(state, *running, *rest)
+
+    def text(self) -> str | None:
+        """Returns the first program that was compiled, as XLA's text; None if there is none."""
+        return next((executable.as_text() for executable in self._executables.values()), None)
 
     def _compiled(self, group: PlacedGroup, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)

@@ -48,7 +48,10 @@ def run_fits(callback, model, fits):
             for batch in range(BATCHES):
                 callback.on_train_batch_begin(batch, logs={})
                 iterations += 1
-                callback.on_train_batch_end(batch, logs={"loss": 2.0**-iterations, "accuracy": iterations / 16})
+                logs = {"loss": 2.0**-iterations, "accuracy": iterations / 16}
+                callback.on_train_batch_end(batch, logs=logs)
+                if hasattr(callback, "on_execution_end"):  # Keras has no such hook
+                    callback.on_execution_end("train", batch, logs)
             model.set_progress(iterations, learning_rate)
             validation = {"loss": 3.0**-iterations, "accuracy": iterations / 32}
             callback.on_test_begin({})

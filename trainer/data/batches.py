@@ -135,11 +135,6 @@ class GroupBuffer:
         self._structure: jax.tree_util.PyTreeDef | None = None
         self._first = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further batch fits."""
-        return self.count == self._capacity
-
     def fits(self, batch: Batch) -> bool:
         """Returns whether `batch`, of the same structure, has the shapes and dtypes of those already here."""
         if self.count == 0:

@@ -1,7 +1,7 @@
 """The arrays in memory that a dataset's rows come from, as one object that can be recognised again.
 
-Owns their identity: everything derived from one dataset shares it, so what was made from the arrays once, such as a copy
-on the devices, is found again. It must not know what is made from them.
+Owns their identity: everything derived from one dataset shares it, so what was made from the arrays once, such as a
+copy on the devices, is found again. It must not know what is made from them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import jax
 import numpy as np
@@ -38,6 +38,8 @@ class Reader:
 
     Attributes:
       group_size: see above.
+      next_cut: None, or a function: given the number of a group's first batch, it returns the number of the batch that
+        the group must not go beyond, or None; may be assigned between epochs.
       exhausted: a one-shot source ran out before its epoch was over; there will be no further batches.
 
     Raises:
@@ -53,6 +55,7 @@ class Reader:
         self._source = source
         self._steps = steps_per_epoch
         self.group_size = check_positive_int("group_size", group_size)
+        self.next_cut: Callable[[int], int | None] | None = None
         self.exhausted = False
         self._stream: _Stream | None = None
         self._spec: BatchSpec | None = None
@@ -79,13 +82,13 @@ class Reader:
     def read(self, epoch: int, start: int = 0, row_numbers: bool = False) -> Iterator[Group]:
         """Yields one epoch's batches in order, in groups of batches with equally many rows.
 
-        A group ends when `group_size` is reached, before a batch of other rows or dtypes, and with the epoch. Groups
-        share no memory with the user's arrays.
+        A group ends when `group_size` or `next_cut` is reached, before a batch of other rows or dtypes, and with the
+        epoch. Groups share no memory with the user's arrays.
 
         Args:
           epoch: which epoch, from 0.
           start: how many batches at its beginning to leave out. Arrays skip them; other data are read and dropped.
-          row_numbers: yield groups with the numbers of their rows in `arrays`, which there must be, instead of the rows.
+          row_numbers: yield the numbers of the rows in `arrays`, which there must be, instead of the rows.
 
         Raises:
           ValueError: a batch is unlike the first one of the run, is inconsistent in itself, or there is none at all.
@@ -139,7 +142,8 @@ class Reader:
             stop = first + self._steps
         position, group_size = first + start, self.group_size
         while position < stop:
-            index = dataset.index_block(pass_index, position, clip(position + group_size, stop))
+            end = first + self._group_end(position - first, group_size)
+            index = dataset.index_block(pass_index, position, clip(end, stop))
             count, rows = index.shape
             data = index.astype(np.int32) if row_numbers else dataset.gather(index)
             yield Group(data, count, rows, position - first)
@@ -148,6 +152,7 @@ class Reader:
     def _read_stream(self, epoch: int, start: int) -> Iterator[Group]:
         stream = self._seek(epoch, start)
         number, buffer = start, GroupBuffer(self.group_size)
+        end = self._group_end(number, self.group_size)
         try:
             while self._steps is None or number < self._steps:
                 batch = self._next_batch(stream, number)
@@ -155,10 +160,12 @@ class Reader:
                     break
                 if not buffer.fits(batch):
                     yield buffer.take()
+                    end = self._group_end(number, self.group_size)
                 buffer.add(batch, number)
                 number += 1
-                if buffer.is_full:
+                if number == end:
                     yield buffer.take()
+                    end = self._group_end(number, self.group_size)
         except (DataError, RuntimeError):
             # The batches before the faulty one come first, as they would have one by one.
             if buffer.count:
@@ -171,6 +178,11 @@ class Reader:
             yield buffer.take()
         if number < (self._steps or 1):
             self._report_end(stream)
+
+    def _group_end(self, number: int, group_size: int) -> int:
+        """Returns the number after that of the last batch of a group that may be as large as possible."""
+        cut = None if self.next_cut is None else self.next_cut(number)
+        return number + group_size if cut is None else min(number + group_size, cut + 1)
 
     def _look_ahead(self) -> tuple[_Stream, Batch | None]:
         """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""

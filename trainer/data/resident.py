@@ -1,6 +1,6 @@
 """Batches that are already on the devices, as numbers of rows of arrays there.
 
-Owns what a compiled step does with stacked batches, whichever way they are given. It must not know where the arrays live.
+Owns what a compiled step does with stacked batches, whichever way they are given. It must not know where arrays live.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def batch_at(stack: Any, index: Any) -> Any:
     else:
         rows = lax.dynamic_index_in_dim(stack.numbers, index, 0, keepdims=False)
         batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), stack.arrays)
-    # What follows is then compiled alike for both kinds of stacks, and gives the same bits.
+    # Apart from what follows, which is then compiled as it is for the other kind of stack.
     return lax.optimization_barrier(batch)
 
 

@@ -1,4 +1,4 @@
-"""Data on devices: groups of batches, arrays that stay there, and the padding that makes rows divide by the replicas."""
+"""Data on devices: groups of batches, arrays that stay there, and padding that makes rows divide by the replicas."""
 
 from __future__ import annotations
 
