@@ -27,10 +27,10 @@ lint: $(VENV)/.dev
 	@MYPYPATH=$(installed_copy) $(bin)/mypy --no-error-summary -p trainer
 	@$(bin)/python -m pytest -q tests/test_architecture.py
 
-bench: $(VENV)/.dev
-	@$(bin)/python benchmarks/step_time.py
-	@$(bin)/python benchmarks/strategies.py
-	@$(bin)/python benchmarks/compile_time.py
+bench: $(VENV)/.bench
+	@$(bin)/python benchmarks/run.py
+	@$(bin)/python benchmarks/strategies.py --rounds 5
+	@$(bin)/python benchmarks/compile_time.py --rounds 3
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info
@@ -38,4 +38,8 @@ clean:
 $(VENV)/.dev: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(pip) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@$(pip) install --editable '.[bench,tensorboard,plot]'
 	@touch $@

@@ -105,9 +105,15 @@ def environment() -> str:
             f"{devices[0].device_kind};\nPython {platform.python_version()}, {versions}.\n")
 
 
-def write_section(title: str, body: str) -> None:
-    """Prints a section and puts it into `RESULTS.md`, in the place of an older one of this title or at the end."""
-    section = f"## {title}\n\n{environment()}\n{body.strip()}\n"
+def write_section(title: str, body: str, machine: str | None = None) -> None:
+    """Prints a section and puts it into `RESULTS.md`, in the place of an older one of this title or at the end.
+
+    Args:
+      title: of the section.
+      body: in Markdown.
+      machine: what `environment` returned in the process that measured, by default this one.
+    """
+    section = f"## {title}\n\n{machine or environment()}\n{body.strip()}\n"
     print(section, flush=True)
     written = RESULTS.read_text() if RESULTS.exists() else ""
     others = {found[1]: found[0].strip() for found in re.finditer(r"(?ms)^## (.*?)\n.*?(?=^## |\Z)", written)}

@@ -1,7 +1,7 @@
 """What the strategies cost on simulated devices: time, against loops written by hand, and memory.
 
 Run by `make bench`. Writes its sections of `benchmarks/RESULTS.md`. Some of its parts can be named:
-`python benchmarks/strategies.py run fit memory`.
+`python benchmarks/strategies.py run memory`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer import distribute
 DEVICES = jax.device_count()
 BATCH_SIZE = 256
 OPTIMIZERS = {"sgd": lambda: optax.sgd(0.01), "adam": lambda: optax.adam(1e-3)}
-BARS = {"run": 1.1, "fit": 1.05}
+BAR = 1.1
 LIVE_BYTES = 2e9
 
 
@@ -86,9 +86,9 @@ def loop_by_hand(hidden, optimizer: str, steps: int, mean: str, donates: bool) -
     return loop
 
 
-def measure_run() -> None:
+def measure_run(rounds: int) -> None:
     """Measures `strategy.run` against the same step written by hand."""
-    rows, rounds = [], 11
+    rows = []
     for hidden, optimizer, steps in (((128,), "sgd", 20), ((128,), "adam", 20), ((64,) * 10, "adam", 10),
                                      ((1024, 1024), "adam", 3)):
         by_hand = functools.partial(loop_by_hand, hidden, optimizer)
@@ -107,59 +107,10 @@ MirroredStrategy, against the same step with `jax.jit(jax.shard_map(...))` and o
 on the devices already. By hand the mean of the gradients is taken of the tree or of one flat vector; the faster one
 counts. `run` keeps the state that it is given, and so does the loop by hand; the last column is against one that
 donates it. {rounds} rounds in turn after one that compiles: `python benchmarks/strategies.py run`. The bar is
-{BARS["run"]}.
+{BAR}.
 
 {table(["model", "optimizer", "run, ms", "by hand, ms", "mean of", "ratio", "ratio of CPU time", "to a donating loop"],
        rows)}""")
-
-
-# --- fit under MirroredStrategy ------------------------------------------------------------------------------------
-
-
-def epochs_by_fit(hidden, x, y) -> Callable[[int], None]:
-    """Returns a function that trains for one epoch with `fit` and default settings."""
-    model = new_model(distribute.MirroredStrategy(), MLP(hidden), "adam", metrics=["accuracy"])
-
-    def epoch(number):
-        model.fit(x, y, batch_size=BATCH_SIZE, verbose=0)
-
-    return epoch
-
-
-def epochs_by_hand(hidden, x, y, mean: str) -> Callable[[int], None]:
-    """Returns a function that trains for one epoch as a careful user writes it: donating, logs read at the end."""
-    step = ReplicatedStep(MLP(hidden), OPTIMIZERS["adam"](), x, mean=mean, donates=True, has_accuracy=True)
-
-    def epoch(number):
-        order, logs = np.random.default_rng(number).permutation(len(x)), []
-        for start in range(0, len(x), BATCH_SIZE):
-            rows = order[start:start + BATCH_SIZE]
-            logs.append(step(*step.place(x[rows], y[rows])))
-        np.mean(jax.device_get(logs), axis=0)
-
-    return epoch
-
-
-def measure_fit() -> None:
-    """Measures `fit` under MirroredStrategy against a loop written by hand over the same batches."""
-    rows, rounds = [], 11
-    for hidden, steps in (((128,), 64), ((64,) * 10, 32), ((1024, 1024), 10)):
-        x, y = noise(steps * BATCH_SIZE)
-        few = 2 * BATCH_SIZE
-        means = contenders({mean: epochs_by_hand(hidden, x[:few], y[:few], mean) for mean in hand_written.MEANS})
-        timings = alternate({"fit": epochs_by_fit(hidden, x, y),
-                             **{mean: epochs_by_hand(hidden, x, y, mean) for mean in means}}, rounds)
-        mean = fastest(timings, means)
-        rows.append([layers(hidden), steps, *(millis(timings[name], steps) for name in ("fit", mean)), mean,
-                     *ratios(timings, "fit", mean)])
-    write_section("A step of fit on several replicas", f"""
-`fit` with default settings under MirroredStrategy, against a loop with `jax.jit(jax.shard_map(...))` that donates its
-state, places each batch with `device_put`, and reads the logs at the end. Adam, loss and accuracy, batches of
-{BATCH_SIZE} rows gathered at random from arrays. By hand the mean of the gradients is taken of the tree or of one flat
-vector; the faster one counts. One epoch of each in turn, {rounds} rounds after one that compiles:
-`python benchmarks/strategies.py fit`. The bar is {BARS["fit"]}.
-
-{table(["model", "steps", "fit, ms/step", "by hand, ms/step", "mean of", "ratio", "ratio of CPU time"], rows)}""")
 
 
 def layers(hidden) -> str:
@@ -201,8 +152,8 @@ def live_bytes(model: trainer.Model, x) -> list[int]:
     return list(held.values())
 
 
-def measure_memory() -> None:
-    """Measures what each device holds between steps, and at most in a step."""
+def measure_memory(rounds: int) -> None:
+    """Measures what each device holds between steps, and at most in a step: once, as no round differs."""
     big, small, x_big = Blocks(1024, 12), Blocks(1024, 1), noise(64, 1024)
     strategies = {
         "MirroredStrategy": distribute.MirroredStrategy,
@@ -243,19 +194,21 @@ MirroredStrategy's, its peak below.
 {table(["strategy", "state, MB", "ratio", "peak of a step, MB", "ratio", "live, MB", "ratio to expected"], rows)}""")
 
 
-PARTS = {"run": measure_run, "fit": measure_fit, "memory": measure_memory}
+PARTS = {"run": measure_run, "memory": measure_memory}
 
 
 def main() -> None:
     """Measures the parts that are named, all by default."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}; all by default")
-    names = parser.parse_args().parts or list(PARTS)
+    parser.add_argument("--rounds", type=int, default=11, help="of `run`")
+    options = parser.parse_args()
+    names = options.parts or list(PARTS)
     unknown = sorted(set(names) - set(PARTS))
     if unknown:
         parser.error(f"unknown parts: {', '.join(unknown)}; known are {', '.join(PARTS)}")
     for name in names:
-        PARTS[name]()
+        PARTS[name](options.rounds)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_the_rows_of_every_case_make_whole_batches(cases):
 
 
 def test_a_worker_runs_epochs_on_demand():
-    orders = "choose\nrun 2\n"
+    orders = "choose 2\nrun 2\n"
     done = subprocess.run([sys.executable, "worker.py", "small_mlp", "by hand"], cwd=FOLDER, input=orders, text=True,
                           capture_output=True, timeout=100)
     ready, chosen, figures = (ast.literal_eval(line.replace("true", "True")) for line in done.stdout.splitlines())

@@ -11,6 +11,7 @@ import pytest
 
 import trainer
 from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from trainer.phase import CompiledPhase
 
 
 @contextlib.contextmanager
@@ -98,8 +99,9 @@ def test_small_steps_are_fused_by_default_and_large_ones_are_not():
 
 def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):
     fetched = []
-    real = trainer.loop.fetch_results
-    monkeypatch.setattr(trainer.loop, "fetch_results", lambda running: fetched.append(1) or real(running))
+    real = CompiledPhase.fetch_results
+    monkeypatch.setattr(CompiledPhase, "fetch_results",
+                        lambda phase, running: fetched.append(1) or real(phase, running))
     x, y, _ = classification(64)
     ignores_logs = trainer.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     make_model().fit(x, y, batch_size=8, epochs=3, callbacks=[ignores_logs], verbose=0)

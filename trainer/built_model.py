@@ -6,6 +6,8 @@ Owns how the state is made, where it lives, and who holds its buffers. What a st
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -98,12 +100,20 @@ class BuiltModel:
         self._build(as_batch(pack_x_y_sample_weight(sample)))
 
     def _build(self, batch: Any) -> None:
-        inputs = self.sample_inputs(first_rows(batch))
+        with self._building(batch):
+            pass
 
-        self._state = init_placed(self._make_state, self.strategy.state_shardings, np.uint32(self._seed), inputs,
-                                  self._functional.initial_values)
-        self._state_is_lent = False
+    @contextlib.contextmanager
+    def _building(self, batch: Any) -> Iterator[TrainState]:
+        """Makes the weights while a block runs, which is given their shapes; the model has them after it."""
+        inputs = self.sample_inputs(first_rows(batch))
         self._sample_spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
+        shapes, finish = init_placed(self._make_state, self.strategy.state_shardings, np.uint32(self._seed), inputs,
+                                     self._functional.initial_values)
+        try:
+            yield shapes
+        finally:
+            self._state, self._state_is_lent = finish(), False
 
     def _make_state(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
         try:
@@ -154,8 +164,7 @@ class BuiltModel:
             return state.replace(params=params, opt_state=initial_opt_state(self._rules, params))
 
         state = state.replace(optimizer=self._rules, opt_state=None)
-        self._state = init_placed(started, self.strategy.state_shardings, state)
-        self._state_is_lent = False
+        self._state, self._state_is_lent = init_placed(started, self.strategy.state_shardings, state)[1](), False
 
     # --- what the loop asks for (see `loop.Trainee`) ---------------------------------------------------------------
 

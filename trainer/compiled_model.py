@@ -275,21 +275,29 @@ class CompiledModel(BuiltModel):
         Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
         """
         self._check_strategy()
-        if self._state is None:
-            self._build(batch)
+        if not self.built and not self._options.eager:
+            with self._building(batch) as shapes:
+                phase = self._traced_phase(kind, shapes, batch)
+        else:
+            if not self.built:
+                self._build(batch)
+            phase = self._traced_phase(kind, self._state, batch)
+        if kind != "predict":
+            self.check_labels(batch)
+            self._check_outputs(batch)
+        return phase
+
+    def _traced_phase(self, kind: str, state: Any, batch: Any) -> CompiledPhase:
         if kind not in self._phases:
             user_step = {"train": self.train_step, "test": self.test_step, "predict": self.predict_step}[kind]
             self._phases[kind] = CompiledPhase(
                 kind, user_step, self.strategy,
                 self._options.steps_per_execution, self._options.eager, self._options.compile_guard)
         try:
-            self._phases[kind].prepare(self._state, batch)
+            self._phases[kind].prepare(state, batch)
         except Exception as error:
             self._explain_other_inputs(batch, error)
             raise
-        if kind != "predict":
-            self.check_labels(batch)
-            self._check_outputs(batch)
         return self._phases[kind]
 
     def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:

@@ -5,6 +5,7 @@ Owns no knowledge of what it compiles: a phase of `fit`, a user's function for `
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,15 +58,38 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
 
 
-def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args: Any) -> Any:
-    """Returns `init(*args)`, each leaf made in place and in a buffer of its own: no device holds more than its part.
+def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:
+    """Begins to compile `function` in a thread, beside whatever the caller has to trace.
+
+    Args:
+      function: a pure function of arrays.
+      *args: arguments of the shapes that it will be called with.
+      out_shardings: as in `compiled`.
+
+    Returns:
+      The function compiled. Its first call waits until it is.
+    """
+    lowered = compiled(function, out_shardings).lower(*args)
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trainer-compile")
+    executable = pool.submit(lowered.compile)
+    pool.shutdown(wait=False)  # the thread ends with its work
+    return lambda *args: executable.result()(*args)
+
+
+def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args: Any) -> tuple[Any, Callable[[], Any]]:
+    """Begins to compile `init`, each leaf in place and in a buffer of its own: no device holds more than its part.
 
     Args:
       init: a pure function.
       shardings: returns where each leaf of the result goes, from a tree of their shapes.
       *args: the arguments of `init`.
+
+    Returns:
+      The shapes of the result, and a function that returns `init(*args)`.
     """
-    return jax.jit(init, out_shardings=shardings(jax.eval_shape(init, *_shapes(args))))(*args)
+    shapes = jax.eval_shape(init, *_shapes(args))
+    compiled_init = compiling(init, *args, out_shardings=shardings(shapes))
+    return shapes, lambda: compiled_init(*args)
 
 
 def copy_buffers(tree: Any) -> Any:

@@ -25,7 +25,7 @@ from trainer.data import Group, Reader, prefetch
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.logs import RunningLog
-from trainer.phase import CompiledPhase, fetch_results
+from trainer.phase import CompiledPhase
 from trainer.timing import Timing
 
 MAX_IN_FLIGHT = 2
@@ -159,13 +159,13 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     callbacks.on_predict_end()
 
 
-def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group) -> Running:
-    """Runs one batch outside of any epoch; returns its logs."""
+def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group) -> dict[str, Any]:
+    """Runs one batch outside of any epoch; returns its logs, fetched."""
     model.timing = Timing()
     phase = model.prepared_phase(kind, batch)
     phase.begin_run(model.timing)
     placed = model.strategy.place_group(group, phase.stack_size(group.rows, group.count, capacity=1))
-    return _execute(model, kind, phase, placed, phase.empty_logs)
+    return phase.fetch_results(_execute(model, kind, phase, placed, phase.empty_logs))
 
 
 def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> None:
@@ -191,7 +191,7 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> Non
         placed = model.strategy.place_group(group, stack_size, feed.arrays)
         phase.executable(model.current_state, *running, group=placed)
     if running:
-        fetch_results(phase.empty_logs)
+        phase.fetch_results(phase.empty_logs)
     model.timing.end()
 
 
@@ -315,11 +315,7 @@ def _after_execution(kind: str, callbacks: CallbackList, per_batch: bool, group:
 
 
 def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:
-    def fetch() -> dict[str, Any]:
-        with feed.timing.measure("device"):
-            return fetch_results(running)
-
-    return LazyLogs(feed.phase.log_names, fetch)
+    return LazyLogs(feed.phase.log_names, functools.partial(feed.phase.fetch_results, running))
 
 
 def _output_logs(group: PlacedGroup, outputs: Any) -> LazyLogs:

@@ -20,7 +20,6 @@ from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_va
 from trainer.data.arrays import is_array_tree, is_leaf
 from trainer.data.batches import as_batch
 from trainer.modules import render_summary
-from trainer.phase import fetch_results
 
 
 class Model(CompiledModel):
@@ -272,7 +271,7 @@ class Model(CompiledModel):
         source = adapt(x, y, sample_weight, batch_size=_rows(x), class_weight=class_weight)
         with Reader(source, 1) as reader:
             batch, group = reader.peek(), next(iter(reader.read(0)))
-        logs = fetch_results(loop.run_on_batch(self, kind, batch, group))
+        logs = loop.run_on_batch(self, kind, batch, group)
         return logs if return_dict else _as_list(logs)
 
     def __call__(self, x: Any, training: bool = False) -> Any:

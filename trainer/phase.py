@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer import logs, step
 from trainer.compile_guard import CompileGuard
-from trainer.compiled_step import compiled
+from trainer.compiled_step import compiled, compiling
 from trainer.data import Group
 from trainer.data.resident import batch_at
 from trainer.distribute import Strategy
@@ -82,6 +82,7 @@ class CompiledPhase:
         self._timing = Timing()
         self._traced: set[Any] = set()
         self._stack_sizes: dict[tuple[int, int], int] = {}
+        self._results: Any = None  # a compiled function, likewise
         self.steps_per_execution = 1
         self.empty_logs: dict[str, logs.RunningLog] = {}
         self.log_names: tuple[str, ...] = ()
@@ -113,6 +114,7 @@ class CompiledPhase:
             empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
             self.empty_logs = jax.device_put(empty, self._strategy.logs_sharding)
             self.log_names = tuple(jax.eval_shape(logs.results, self.empty_logs))
+            self._results = compiling(logs.results, self.empty_logs)
         if self._requested == "auto":
             assert cost is not None, "an eager step is not fused"
             self._requested = self._affordable_steps((cost() or {}).get("flops"), group)
@@ -143,6 +145,15 @@ class CompiledPhase:
         shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
                               state, self._strategy.state_shardings(state))
         return self._execute.lower(shapes, *running, group.data, group.mask, group.device_count)
+
+    def fetch_results(self, running: Mapping[str, logs.RunningLog]) -> dict[str, Any]:
+        """Returns the values of running logs on the host: floats, or numpy arrays where a metric has several values.
+
+        Waits for the steps that the logs are of.
+        """
+        with self._timing.measure("device"):
+            values = jax.device_get(self._results(running))
+        return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}
 
     def begin_run(self, timing: Timing) -> None:
         """Notes that a run begins, whose compilations count for `timing` and are watched from anew."""
@@ -242,15 +253,3 @@ class CompiledPhase:
     def _opened(self, state: Any) -> Any:
         state = self._strategy.on_devices(state)
         return state if self._kind == "train" else state.averaged()
-
-
-_compute_results = compiled(logs.results)
-
-
-def fetch_results(running: Mapping[str, logs.RunningLog]) -> dict[str, Any]:
-    """Returns the values of running logs on the host: floats, or numpy arrays where a metric has several values.
-
-    Waits for the steps that the logs are of.
-    """
-    values = jax.device_get(_compute_results(running))
-    return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}

@@ -7,6 +7,7 @@ the replica context they are given. Nothing here compiles; `compiled_step.py` do
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,6 @@ from trainer.logs import MetricValue, RunningLog, add_step, check_logs, merge_ov
 from trainer.metrics import Sum
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState, check_same_structure
-
-_SKIPPED = Sum(name="skipped_steps")
 
 Step = Callable[[TrainState, Any], Any]
 ContextFactory = Callable[[int, jax.Array | None], ReplicaContext]
@@ -68,7 +67,13 @@ def with_skipped(logs: dict[str, Any], before: TrainState, after: TrainState) ->
     if skipped_before is None or skipped_after is None:
         return logs
     skipped = jnp.asarray(skipped_after - skipped_before, jnp.float32)
-    return {**logs, _SKIPPED.name: MetricValue([skipped], _SKIPPED)}
+    metric = _skipped_steps()
+    return {**logs, metric.name: MetricValue([skipped], metric)}
+
+
+@functools.cache  # made when it is needed, as its first array starts JAX's backend
+def _skipped_steps() -> Sum:
+    return Sum(name="skipped_steps")
 
 
 def test_one_batch(

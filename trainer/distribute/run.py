@@ -1,20 +1,20 @@
 """Running a user's function once per replica.
 
 Owns which arguments and results are mirrored (the same on all replicas) and which are per-replica. State objects are
-mirrored: a TrainState, and NNX modules and optimizers, which are updated in place. So are plain arguments.
+mirrored: a TrainState, and NNX modules and optimizers, which are updated in place. So are plain arguments. What replicas
+make of an NNX object is the business of `nnx_objects.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import errors as nnx_errors
-from flax import nnx
 from jax.sharding import PartitionSpec
 
 from trainer import errors, replica, side_effects
@@ -22,6 +22,7 @@ from trainer.compiled_step import compiled
 from trainer.distribute.identity import Identity
 from trainer.distribute.per_replica import PerReplica, is_per_replica
 from trainer.distribute.sharded_state import specs_of
+from trainer.modules.nnx_types import is_nnx_object
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState, check_same_structure
 
@@ -52,16 +53,12 @@ class RunStrategy(Protocol):
         """Returns the context of the replica being traced."""
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, nnx.Pytree)
-
-
 def _is_state(value: Any) -> bool:
     return isinstance(value, TrainState)
 
 
 def _is_argument(value: Any) -> bool:
-    return is_per_replica(value) or _is_state(value) or _is_object(value)
+    return is_per_replica(value) or _is_state(value) or is_nnx_object(value)
 
 
 @dataclasses.dataclass
@@ -84,18 +81,18 @@ class ReplicaRunner:
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Returns what `function(*args, **kwargs)` returns on each replica; see `Strategy.run`."""
         leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_argument)
-        objects = [leaf for leaf in leaves if _is_object(leaf)]
-        graphdef, object_state = nnx.split(objects)
+        objects = {index: leaf for index, leaf in enumerate(leaves) if is_nnx_object(leaf)}
+        object_structure, object_values = _split(objects.values())
         split = {index: leaf for index, leaf in enumerate(leaves) if is_per_replica(leaf)}
         constants: dict[int, Any] = {}
         mirrored: dict[int, Any] = {}
         for index, leaf in enumerate(leaves):
-            if index in split or _is_object(leaf):
+            if index in split or index in objects:
                 continue
             is_data = isinstance(leaf, (TrainState, jax.Array, np.ndarray, np.generic))
             (mirrored if is_data else constants)[index] = leaf
-        dynamic = (mirrored, split, object_state)
-        key = (_identity(function), treedef, graphdef, tuple(constants.items()), _spec(dynamic))
+        dynamic = (mirrored, split, object_values)
+        key = (_identity(function), treedef, object_structure, tuple(constants.items()), _spec(dynamic))
         try:
             program = self._programs.get(key)
         except TypeError:
@@ -104,9 +101,9 @@ class ReplicaRunner:
             raise TypeError("Arguments of a function that runs on replicas are arrays, PerReplica values, state "
                             f"objects, or hashable constants. Received: a value of type {received}.") from None
         if program is None:
-            program = self._programs[key] = self._make_program(function, treedef, graphdef, constants)
+            program = self._programs[key] = self._make_program(function, treedef, object_structure, constants)
         try:
-            state_outputs, split_outputs, new_object_state = program.execute(*dynamic)
+            state_outputs, split_outputs, new_object_values = program.execute(*dynamic)
         except nnx_errors.TraceContextError as error:
             raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
                             "only NNX objects among the arguments are updated.") from error
@@ -115,23 +112,24 @@ class ReplicaRunner:
                             "bool(), `if` or numpy. A function that runs on replicas is compiled: use jax.numpy, "
                             "jnp.where or jax.lax.cond in it, and convert what it returns. JAX says: "
                             f"{error}") from error
-        if objects:
-            nnx.update(objects, new_object_state)
+        if object_structure is not None:
+            object_structure.write(objects.values(), new_object_values)
         merged = iter(split_outputs)
         states = iter(state_outputs)
         origins, structure = program.outputs
         return jax.tree.unflatten(structure, [next(merged) if origin is None else next(states) for origin in origins])
 
-    def _make_program(self, function: Any, treedef: Any, graphdef: Any, constants: Mapping[int, Any]) -> _Program:
+    def _make_program(self, function: Any, treedef: Any, object_structure: Any,
+                      constants: Mapping[int, Any]) -> _Program:
         strategy = self._strategy
 
-        def one_replica(mirrored: Any, split: Any, object_state: Any) -> tuple[Any, Any, Any]:
+        def one_replica(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any]:
             here = jax.tree.map(lambda leaf: leaf[0], split)
             rows, row_mask = _rows(here)
             context = strategy.replica_context(rows, row_mask)
             mirrored = _map_states(context.open_state, mirrored)
             values = {**constants, **mirrored, **{index: value.stacked for index, value in here.items()}}
-            objects = nnx.merge(graphdef, _with_own_streams(object_state, context))
+            objects = [] if object_structure is None else object_structure.open(object_values, context)
             remaining = iter(objects)
             arguments = [values[index] if index in values else next(remaining) for index in range(treedef.num_leaves)]
             args, kwargs = jax.tree.unflatten(treedef, arguments)
@@ -143,13 +141,12 @@ class ReplicaRunner:
             states = [_closed(context, _name(function), mirrored[origin], leaf)
                       for leaf, origin in zip(leaves, origins, strict=True) if origin is not None]
             outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not _is_state(leaf)]
-            new_graphdef, new_state = nnx.split(objects)
-            if new_graphdef != graphdef:
-                raise ValueError("The function changed the structure of an NNX object that it was given. Set modes "
-                                 "such as `train()` before, and keep new attributes out of the step.")
-            return states, outputs, _with_equal_statistics(_with_old_streams(new_state, object_state), context)
+            if object_structure is not None:
+                object_values = object_structure.close(
+                    objects, object_values, lambda values: _averaged(values, [None] * len(values), context))
+            return states, outputs, object_values
 
-        def all_replicas(mirrored: Any, split: Any, object_state: Any) -> tuple[Any, Any, Any]:
+        def all_replicas(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any]:
             mirrored = _map_states(strategy.on_devices, mirrored)
             handed = {index: strategy.hand_out(value) if _is_state(value) else (value, PartitionSpec())
                       for index, value in mirrored.items()}
@@ -157,13 +154,23 @@ class ReplicaRunner:
                 one_replica, ({index: specs for index, (_, specs) in handed.items()}, strategy.rows_spec,
                               PartitionSpec()),
                 lambda outputs: (specs_of(outputs[0]), strategy.rows_spec, PartitionSpec()))
-            left, *others = mapped({index: value for index, (value, _) in handed.items()}, split, object_state)
+            left, *others = mapped({index: value for index, (value, _) in handed.items()}, split, object_values)
             origins = [origin for origin in program.outputs[0] if origin is not None]
             states = [strategy.finish(mirrored[origin], state) for origin, state in zip(origins, left, strict=True)]
             return [jax.device_put(state, strategy.state_shardings(state)) for state in states], *others
 
         program = _Program(compiled(all_replicas))
         return program
+
+
+def _split(objects: Collection[Any]) -> tuple[Any, Any]:
+    """Returns the `ObjectStructure` and the values of NNX objects; None and no values if there are none."""
+    if not objects:
+        return None, ()
+    # Not at the top: it imports `flax.nnx`, a large part of the time that importing the trainer would take.
+    from trainer.distribute.nnx_objects import split_objects
+
+    return split_objects(objects)
 
 
 def _rows(values: Mapping[int, PerReplica]) -> tuple[int | None, jax.Array | None]:
@@ -219,38 +226,6 @@ def _averaged(new: list[Any], old: list[Any], context: ReplicaContext) -> list[A
 
 def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _with_own_streams(state: Any, context: ReplicaContext) -> Any:
-    """Returns an NNX state whose random streams are this replica's own: mirrored keys would mean one mask for all."""
-    def own(path: Any, variable: Any) -> Any:
-        if not isinstance(variable, nnx.RngKey):
-            return variable
-        fold = jax.random.fold_in
-        for _ in range(variable[...].ndim):
-            fold = jax.vmap(fold, in_axes=(0, None))
-        return variable.replace(fold(variable[...], context.replica_id_in_sync_group))
-
-    return nnx.map_state(own, state) if jax.tree.leaves(state) else state
-
-
-def _with_old_streams(new: Any, old: Any) -> Any:
-    flat_old = dict(nnx.to_flat_state(old))
-    kept = [(path, flat_old[path] if isinstance(variable, nnx.RngKey) else variable)
-            for path, variable in nnx.to_flat_state(new)]
-    return nnx.from_flat_state(kept)
-
-
-def _with_equal_statistics(state: Any, context: ReplicaContext) -> Any:
-    """Returns an NNX state whose running averages, of each replica's own rows, are the mean over the replicas."""
-    flat = nnx.to_flat_state(state)
-    statistics = [index for index, (_, variable) in enumerate(flat) if isinstance(variable, nnx.BatchStat)]
-    values = [flat[index][1][...] for index in statistics]
-    means = _averaged(values, [None] * len(values), context)
-    kept = list(flat)
-    for index, mean in zip(statistics, means, strict=True):
-        kept[index] = flat[index][0], flat[index][1].replace(mean)
-    return nnx.from_flat_state(kept)
 
 
 def _spec(tree: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import inspect
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -88,6 +88,10 @@ class FunctionalModule(abc.ABC):
     @abc.abstractmethod
     def absorb(self, params: dict, model_state: dict) -> None:
         """Writes copies of the values into the user's own module, if that holds values: NNX does, Linen does not."""
+
+    def variable_identities(self) -> Iterable[int]:
+        """Yields the `id` of each variable that the user's own module holds; none for modules that hold none."""
+        return ()
 
 
 def key_for(key: jax.Array, name: str) -> jax.Array:

@@ -1,25 +1,21 @@
-"""Batch normalization over the real rows of the whole global batch, for Linen's and for NNX's layers alike.
+"""Batch normalization over the real rows of the whole global batch.
 
-Owns the statistics and how they get into the layers. One replica and many take the same path, so that the layer
-computes the same numbers on any number of devices. The layers' own `axis_name` is ignored: the replica context knows
-which replicas there are.
+Owns the statistics, and how they get into Linen's layers; `nnx_batch_norm.py` has NNX's. One replica and many take the
+same path, so that the layer computes the same numbers on any number of devices. The layers' own `axis_name` is ignored:
+the replica context knows which replicas there are. It must not know NNX.
 
 Statistics follow Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, as Flax computes them.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import nnx
-from flax.nnx.nn.dtypes import canonicalize_dtype
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.errors import unknown_name
@@ -51,7 +47,7 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
     """
     if policy not in POLICIES:
         raise unknown_name("batch_norm", policy, POLICIES)
-    features = _feature_axes(axis, x.ndim)
+    features = feature_axes(axis, x.ndim)
     reduced = tuple(index for index in range(x.ndim) if index not in features)
     x = x.astype(dtype)
     counted = _counted(x, features, mask, policy)
@@ -75,7 +71,8 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
     return mean, deviations / count
 
 
-def _feature_axes(axis: int | Sequence[int], ndim: int) -> set[int]:
+def feature_axes(axis: int | Sequence[int], ndim: int) -> set[int]:
+    """Returns the axes that are kept, counted from the first."""
     return {index % ndim for index in (axis if isinstance(axis, Sequence) else (axis,))}
 
 
@@ -126,62 +123,11 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
         outputs = call(x)
     finally:
         object.__setattr__(layer, "use_running_average", given)
-    layer.put_variable("batch_stats", "mean", _moved(running["mean"], mean, layer.momentum))
-    layer.put_variable("batch_stats", "var", _moved(running["var"], var, layer.momentum))
+    layer.put_variable("batch_stats", "mean", moved_average(running["mean"], mean, layer.momentum))
+    layer.put_variable("batch_stats", "var", moved_average(running["var"], var, layer.momentum))
     return outputs
 
 
-class _ReplicaBatchNorm(nnx.BatchNorm):
-    """Takes the place of `nnx.BatchNorm` in private clones; `policy` is set on each instance."""
-
-    policy: str
-
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *,
-                 mask: jax.Array | None = None) -> jax.Array:
-        if self.use_running_average if use_running_average is None else use_running_average:
-            return super().__call__(x, use_running_average=True)
-        scale = None if self.scale is None else self.scale[...]
-        bias = None if self.bias is None else self.bias[...]
-        x, _, _, scale, bias = self.promote_dtype((x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype)
-        mean, var = batch_statistics(x, self.axis, dtype=jnp.promote_types(self.dtype or x.dtype, jnp.float32),
-                                     use_fast_variance=self.use_fast_variance, mask=mask, policy=self.policy)
-        self.mean[...] = _moved(self.mean[...], mean, self.momentum)
-        self.var[...] = _moved(self.var[...], var, self.momentum)
-
-        features = _feature_axes(self.axis, x.ndim)
-        shape = [size if index in features else 1 for index, size in enumerate(x.shape)]
-        factor = jax.lax.rsqrt(var + self.epsilon)
-        outputs = x - mean.reshape(shape)
-        outputs *= (factor if scale is None else factor * scale).reshape(shape)
-        if bias is not None:
-            outputs += bias.reshape(shape)
-        given = [value for value in (x, scale, bias) if value is not None]
-        return outputs.astype(canonicalize_dtype(*given, dtype=self.dtype))
-
-
-def replace_nnx_batch_norms(module: nnx.Module) -> None:
-    """Makes each `nnx.BatchNorm` in a private clone take its statistics over replicas, by a policy to be set.
-
-    A subclass that overrides `__call__` keeps it: what it reaches by `super()` is replaced.
-    """
-    for _, layer in list(nnx.iter_modules(module)):
-        if isinstance(layer, nnx.BatchNorm):
-            object.__setattr__(layer, "__class__", _replica_class(type(layer)))
-
-
-def set_nnx_policy(module: nnx.Module, policy: str) -> None:
-    """Sets whose rows the layers replaced by `replace_nnx_batch_norms` take their statistics over."""
-    for _, layer in list(nnx.iter_modules(module)):
-        if isinstance(layer, _ReplicaBatchNorm):
-            layer.policy = policy
-
-
-@functools.cache
-def _replica_class(layer_class: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
-    # One class per class: NNX compares graph definitions by it.
-    bases = (_ReplicaBatchNorm,) if layer_class is nnx.BatchNorm else (layer_class, _ReplicaBatchNorm)
-    return types.new_class(layer_class.__name__, bases)
-
-
-def _moved(average: jax.Array, value: jax.Array, momentum: float) -> jax.Array:
+def moved_average(average: jax.Array, value: jax.Array, momentum: float) -> jax.Array:
+    """Returns a running average that has seen one more value."""
     return momentum * average + (1 - momentum) * value

@@ -1,21 +1,22 @@
 """From a user's module to its functional form.
 
-Owns the choice of the adapter.
+Owns the choice of the adapter, and of the stack that a list of layers becomes. What needs NNX is imported where an NNX
+module was given: `flax.nnx` is a large part of the time that importing the trainer would take.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import linen as nn
-from flax import nnx
 
 from trainer.errors import wrong_type
 from trainer.modules.base import FunctionalModule
 from trainer.modules.linen import LinenFunctional
 from trainer.modules.named import NamedFunctional
-from trainer.modules.nnx import NNXFunctional
-from trainer.modules.sequential import stack_layers
+from trainer.modules.nnx_types import is_nnx_module
+from trainer.modules.sequential import linen_stack
 
 
 def as_functional(module: Any) -> FunctionalModule:
@@ -40,13 +41,38 @@ def as_functional(module: Any) -> FunctionalModule:
     """
     if isinstance(module, nn.Module):
         return LinenFunctional(module)
-    if isinstance(module, nnx.Module):
+    if is_nnx_module(module):
+        # Not at the top: it imports `flax.nnx`.
+        from trainer.modules.nnx import NNXFunctional
+
         return NNXFunctional(module)
     if isinstance(module, dict):
         return NamedFunctional({name: as_functional(part) for name, part in module.items()})
     if isinstance(module, (list, tuple)):
-        return as_functional(stack_layers(module))
+        return as_functional(_stack(module))
     if callable(module) and not isinstance(module, type):
-        return as_functional(stack_layers([module]))
+        return as_functional(_stack([module]))
     raise wrong_type("module", module, "an instance of a Flax module (Linen or NNX), a list of layers, a function, "
                                        "or a dict of names to these")
+
+
+def _stack(layers: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """Returns an NNX module of NNX layers, else a Linen module."""
+    if not layers:
+        raise ValueError("A stack needs at least one layer. Received: an empty list.")
+    for index, layer in enumerate(layers):
+        if isinstance(layer, type):
+            raise TypeError(f"Layer {index} must be an instance. Received: the class {layer.__name__}. "
+                            f"Call it: {layer.__name__}(...).")
+        if not callable(layer):
+            raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: a value of type "
+                            f"{type(layer).__name__}.")
+    has_nnx = any(map(is_nnx_module, layers))
+    if has_nnx and any(isinstance(layer, nn.Module) for layer in layers):
+        raise TypeError("A stack must have either Linen or NNX layers. Received: both. Use layers of one kind.")
+    if not has_nnx:
+        return linen_stack(layers)
+    # Not at the top: it imports `flax.nnx`.
+    from trainer.modules.nnx_sequential import nnx_stack
+
+    return nnx_stack(layers)

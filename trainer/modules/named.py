@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-from flax import nnx
 
 from trainer.errors import describe, unknown_name, wrong_type
 from trainer.modules.base import FunctionalModule, MakeKey, key_for
-from trainer.modules.nnx import NNXFunctional
 from trainer.modules.summary import LayerRow
 
 
@@ -102,6 +100,11 @@ class NamedFunctional(FunctionalModule):
         for name, part in self.parts.items():
             part.absorb(params[name], model_state[name])
 
+    def variable_identities(self) -> Iterable[int]:
+        """See the base class; those of all modules."""
+        for part in self.parts.values():
+            yield from part.variable_identities()
+
     def summary_rows(self, inputs: Mapping[str, Any]) -> list[LayerRow]:
         """Returns the rows of each module in turn; `inputs` has one batch for each, by name."""
         self._check_names(inputs)
@@ -123,13 +126,7 @@ class NamedFunctional(FunctionalModule):
 def _check_shares_nothing(parts: Mapping[str, FunctionalModule]) -> None:
     owners: dict[int, str] = {}
     for name, part in parts.items():
-        if isinstance(part, NNXFunctional):
-            for identity in _variable_identities(part.module):
-                if owners.setdefault(identity, name) != name:
-                    raise ValueError(f"Modules {owners[identity]!r} and {name!r} share a variable. Expected: modules "
-                                     "without common parts. Make them attributes of one module.")
-
-
-def _variable_identities(module: nnx.Module) -> Iterable[int]:
-    return (id(node) for _, node in nnx.iter_graph(module)
-            if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
+        for identity in part.variable_identities():
+            if owners.setdefault(identity, name) != name:
+                raise ValueError(f"Modules {owners[identity]!r} and {name!r} share a variable. Expected: modules "
+                                 "without common parts. Make them attributes of one module.")

@@ -18,8 +18,8 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from trainer.modules.base import FunctionalModule, MakeKey, call_arguments, key_for
-from trainer.modules.batch_norm import replace_nnx_batch_norms, set_nnx_policy
-from trainer.modules.compute_dtype import set_nnx_compute_dtype
+from trainer.modules.nnx_batch_norm import replace_nnx_batch_norms, set_nnx_policy
+from trainer.modules.nnx_compute_dtype import set_nnx_compute_dtype
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
 
@@ -81,6 +81,11 @@ class NNXFunctional(FunctionalModule):
         """Writes copies of the values into the user's module, whose random streams and mode stay as they are."""
         values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths)}
         nnx.update(self.module, nnx.from_flat_state({path: jnp.copy(value) for path, value in values.items()}))
+
+    def variable_identities(self) -> Iterable[int]:
+        """See the base class; random streams are no state, so sharing them splits nothing."""
+        return (id(node) for _, node in nnx.iter_graph(self.module)
+                if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
 
     def summary_rows(self, inputs: Any) -> list[LayerRow]:
         """See the base class."""

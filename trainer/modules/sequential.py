@@ -1,7 +1,7 @@
 """A list of layers and plain functions as one module.
 
-Owns the two stacks, one of Linen and one of NNX layers. Unlike Flax's own `Sequential`, a stack tells each layer that
-has a flag for it whether it is being trained.
+Owns the calls one after another, and the stack of Linen layers; `nnx_sequential.py` has the one of NNX layers. Unlike
+Flax's own `Sequential`, a stack tells each layer that has a flag for it whether it is being trained.
 """
 
 from __future__ import annotations
@@ -10,49 +10,35 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import linen as nn
-from flax import nnx
 
 from trainer.modules.base import call_arguments
+from trainer.modules.nnx_types import is_nnx_module
 from trainer.modules.remat import call_function
 
 
-def stack_layers(layers: Sequence[Callable[..., Any]]) -> nn.Module | nnx.Module:
-    """Returns a module that applies `layers` one after another.
+def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: Any, training: bool) -> Any:
+    """Returns what the last layer returns, where each is called on what the one before it returned.
 
     Args:
-      layers: Linen or NNX layers, and plain functions between them. The same layer twice shares its parameters.
-
-    Returns:
-      For NNX layers an NNX module that holds them; else a Linen module, whose parameters are named as in
-      `nn.Sequential` ("layers_0"), or by a layer's own name if it has one.
-
-    Raises:
-      ValueError: there are no layers.
-      TypeError: an item can be no layer, or Linen and NNX layers are mixed.
+      layers: bound Linen layers or NNX layers, and plain functions between them.
+      inputs: one batch.
+      training: whether the call is part of training.
     """
-    if not layers:
-        raise ValueError("A stack needs at least one layer. Received: an empty list.")
-    for index, layer in enumerate(layers):
-        if isinstance(layer, type):
-            raise TypeError(f"Layer {index} must be an instance. Received: the class {layer.__name__}. "
-                            f"Call it: {layer.__name__}(...).")
-        if not callable(layer):
-            raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: a value of type "
-                            f"{type(layer).__name__}.")
-    has_nnx = any(isinstance(layer, nnx.Module) for layer in layers)
-    if has_nnx and any(isinstance(layer, nn.Module) for layer in layers):
-        raise TypeError("A stack must have either Linen or NNX layers. Received: both. Use layers of one kind.")
-    return _NNXStack(layers) if has_nnx else _LinenStack(tuple(layers))
-
-
-def _call_in_turn(layers: Sequence[Callable[..., Any]], inputs: Any, training: bool) -> Any:
     for index, layer in enumerate(layers):
         args, kwargs = call_arguments(layer, inputs, training)
-        if isinstance(layer, (nn.Module, nnx.Module)):
+        if isinstance(layer, nn.Module) or is_nnx_module(layer):
             inputs = layer(*args, **kwargs)
         else:
             inputs = call_function(f"layers_{index}", layer, args, kwargs)
     return inputs
+
+
+def linen_stack(layers: Sequence[Callable[..., Any]]) -> nn.Module:
+    """Returns a Linen module that applies `layers` one after another.
+
+    Its parameters are named as in `nn.Sequential` ("layers_0"), or by a layer's own name if it has one.
+    """
+    return _LinenStack(tuple(layers))
 
 
 class _LinenStack(nn.Module):
@@ -63,12 +49,4 @@ class _LinenStack(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Any, training: bool) -> Any:
-        return _call_in_turn(self.layers, inputs, training)
-
-
-class _NNXStack(nnx.Module):
-    def __init__(self, layers: Sequence[Callable[..., Any]]):
-        self.layers = nnx.List(layers)
-
-    def __call__(self, inputs: Any, training: bool) -> Any:
-        return _call_in_turn(list(self.layers), inputs, training)
+        return call_in_turn(self.layers, inputs, training)

@@ -1,0 +1,121 @@
+"""What is compared: cases of contestants that do the same work, and the ratios of their times that are reported.
+
+Light on purpose, as the parent of all workers imports it, and workers without JAX: neither JAX nor a peer's library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+# model -> shape of a row of inputs, number of classes
+_SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "mlp": ((784,), 10), "small_mlp": ((8,), 3), "cnn": ((28, 28, 1), 10), "mobilenet": ((96, 96, 3), 10),
+    "lm": ((64,), 256)}
+
+
+class Unavailable(Exception):
+    """A contestant cannot take part here, for the reason given; the others go on without it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model and data of noise, the same for all contestants of a case: adam, loss and accuracy.
+
+    Attributes:
+      model: "mlp" is 784-128-10, "small_mlp" 8-8-3, and "lm" a small transformer.
+      rows: of the data; a multiple of the batch size.
+      batch_size: over all replicas.
+      replicas: devices, real ones where there are accelerators and simulated ones elsewhere.
+    """
+
+    model: str
+    rows: int
+    batch_size: int
+    replicas: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch."""
+        return self.rows // self.batch_size
+
+    @property
+    def classes(self) -> int:
+        """How many outputs the model has."""
+        return _SHAPES[self.model][1]
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns inputs and labels."""
+        rng, (shape, classes) = np.random.default_rng(0), _SHAPES[self.model]
+        if self.model == "lm":
+            tokens = rng.integers(0, classes, (self.rows, shape[0] + 1)).astype(np.int32)
+            return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+        return (rng.standard_normal((self.rows, *shape), np.float32),
+                rng.integers(0, classes, self.rows).astype(np.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """Who takes part in a case.
+
+    Attributes:
+      loop: "module:function". The function takes the workload and `options`, and returns what runs a number of epochs
+        and waits for the last one: one function, or a dict of several, of which the fastest in a trial counts. It
+        returns the number of steps that it took, or of calls. A dict of the figures of a round is taken as it is.
+      epochs: of a round.
+    """
+
+    loop: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    epochs: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The ratio of two contestants' figures.
+
+    Attributes:
+      bar: what the median should not exceed.
+      less: subtracted from our figure before.
+    """
+
+    ours: str
+    theirs: str
+    bar: float | None = None
+    less: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Contestants that take turns.
+
+    Attributes:
+      title: of its section.
+      text: what is measured.
+      unit: of a figure: "us" and "ms" per step, "s" or "MB".
+      scale: of the epochs of a round where the devices are accelerators.
+      wakes: whether an epoch that does not count goes before each turn, as a process that has slept is slow at first.
+    """
+
+    title: str
+    text: str
+    workload: Workload
+    contestants: Mapping[str, Contestant]
+    comparisons: tuple[Comparison, ...]
+    unit: str = "us"
+    rounds: int = 7
+    scale: int = 1
+    wakes: bool = False
+
+
+def all_cases() -> dict[str, Case]:
+    """Returns the cases of all files `cases_*.py`, in the order of the report."""
+    topics = ("mlp", "big", "input", "evaluate", "replicas", "start")
+    found = {path.stem for path in pathlib.Path(__file__).parent.glob("cases_*.py")}
+    assert found == {f"cases_{topic}" for topic in topics}, found
+    return {name: case for topic in topics for name, case in importlib.import_module(f"cases_{topic}").CASES.items()}

@@ -1,0 +1,22 @@
+"""Steps that take much longer than their dispatch."""
+
+from cases import Case, Comparison, Contestant, Workload
+
+_CONTESTANTS = {
+    "fit": Contestant("loops_trainer:fit"),
+    "by hand": Contestant("loops_hand:fit"),
+    "Keras on JAX": Contestant("loops_keras:fit")}
+_RATIOS = (Comparison("fit", "by hand"), Comparison("fit", "Keras on JAX"))
+
+
+def _case(model: str, name: str, rows: int, batch_size: int, **options) -> Case:
+    workload = Workload(model, rows, batch_size)
+    return Case(f"Steps of {name}", f"`fit` of one epoch of {workload.steps} steps from arrays in host memory, batch "
+                f"{batch_size}, adam, accuracy.", workload, _CONTESTANTS, _RATIOS, unit="ms", scale=10, **options)
+
+
+CASES = {
+    "cnn": _case("cnn", "a CNN for MNIST", 64 * 20, 64),
+    "mobilenet": _case("mobilenet", "MobileNetV2 at 96x96", 16 * 3, 16, rounds=5),
+    "lm": _case("lm", "a transformer of 2 layers, width 128, 64 tokens", 16 * 10, 16),
+}

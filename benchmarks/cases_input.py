@@ -1,0 +1,33 @@
+"""Training from pipelines: slower than the step, and faster."""
+
+from cases import Case, Comparison, Contestant, Workload
+
+_TEXT = "`fit` over {what}, against {peers}."
+
+
+def _case(title: str, what: str, source: str, workload: Workload, slow: bool, **options) -> Case:
+    epochs = 2 if slow else 1
+    peers = {"pipeline": "drain", "by hand": "by_hand"} if slow else {"by hand": "by_hand", "step": "step"}
+    texts = {"pipeline": "the pipeline drained alone", "by hand": "a loop by hand over it",
+             "step": "the step alone, on a batch that is on the device"}
+    return Case(
+        title, _TEXT.format(what=what, peers=" and ".join(texts[name] for name in peers)), workload,
+        {"fit": Contestant("loops_input:fit", {"source": source}, epochs),
+         **{name: Contestant(f"loops_input:{loop}", {"source": source}, epochs) for name, loop in peers.items()}},
+        tuple(Comparison("fit", name, 1.03 if name == "pipeline" else None) for name in peers), **options)
+
+
+CASES = {
+    "input_slow_generator": _case(
+        "A generator slower than the step", "a generator that waits 2 ms for each batch of 32 rows, for 784-128-10",
+        "waiting", Workload("mlp", 32 * 300, 32), slow=True),
+    "input_slow_grain": _case(
+        "A Grain pipeline slower than the step", "a Grain pipeline, shuffled, mapped and batched in the process (for "
+        "784-128-10, batch 32)", "grain", Workload("mlp", 32 * 300, 32), slow=True),
+    "input_fast_generator": _case(
+        "A generator faster than the step", "a generator that indexes arrays, for 784-128-10, batch 32", "indexing",
+        Workload("mlp", 32 * 1000, 32), slow=False),
+    "input_fast_grain": _case(
+        "A Grain pipeline faster than the step", "a Grain pipeline, shuffled, mapped and batched in the process (for a "
+        "CNN, batch 64)", "grain", Workload("cnn", 64 * 20, 64), slow=False, unit="ms", scale=10),
+}

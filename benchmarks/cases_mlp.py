@@ -1,0 +1,52 @@
+"""Steps that take less time than their dispatch, with and without callbacks."""
+
+from cases import Case, Comparison, Contestant, Workload
+
+PEERS = {
+    "by hand": "loops_hand:fit", "epoch in one call": "loops_hand:one_call", "Keras on JAX": "loops_keras:fit",
+    "TF-Keras": "loops_tf:fit", "NNX loop": "loops_nnx:fit"}
+
+
+def _contestants(epochs: int, slow: int) -> dict[str, Contestant]:
+    """Returns `fit` and its peers, the slow ones of which have fewer epochs in a round."""
+    few = {"Keras on JAX", "TF-Keras", "NNX loop"}
+    return {
+        "fit": Contestant("loops_trainer:fit", epochs=epochs),
+        "fit, bar": Contestant("loops_trainer:fit", {"callbacks": ("bar",)}, epochs),
+        "fit, NNX": Contestant("loops_trainer:fit", {"module": "nnx"}, epochs),
+        **{name: Contestant(loop, epochs=slow if name in few else epochs) for name, loop in PEERS.items()}}
+
+
+_RATIOS = (
+    *(Comparison("fit", name) for name in PEERS), Comparison("fit, bar", "by hand"), Comparison("fit, bar", "fit"),
+    Comparison("fit, NNX", "NNX loop"), Comparison("fit, NNX", "fit"))
+_TEXT = ("One `fit` of {epochs} epochs from arrays in host memory in each round, {rows:,} rows of noise, batch 32, "
+         "adam, accuracy. What a contestant uploads counts. Keras, TF-Keras and the NNX loop run {slow} of the epochs; "
+         "all times are per step. Keras and TF-Keras have the better `steps_per_execution` of 1 and 32.")
+
+CASES = {
+    "mlp": Case(
+        "Steps of 784-128-10", _TEXT.format(epochs=5, rows=60_000, slow=1) + " A callback is one that is called for "
+        "every batch and reads no logs (2 epochs); loggers are the bar, CSVLogger and TensorBoard together; with data "
+        "on the host, `data_on_device=False` (2 epochs).",
+        Workload("mlp", 60_000, 32),
+        _contestants(epochs=5, slow=1) | {
+            "fit, callback": Contestant("loops_trainer:fit", {"callbacks": ("batch",)}, 2),
+            "fit, loggers": Contestant("loops_trainer:fit", {"callbacks": ("bar", "csv", "tensorboard")}, 5),
+            "fit, data on the host": Contestant("loops_trainer:fit", {"data_on_device": False}, 2)},
+        (*_RATIOS, Comparison("fit, callback", "by hand", 1.1), Comparison("fit, loggers", "fit", 1.03),
+         Comparison("fit, data on the host", "by hand")), rounds=5),
+    "small_mlp": Case(
+        "Steps of 8-8-3", _TEXT.format(epochs=5, rows=32_000, slow=1) + " Before each turn there is an epoch that does "
+        "not count.", Workload("small_mlp", 32_000, 32), _contestants(epochs=5, slow=1), _RATIOS, wakes=True),
+    "small_mlp_replicas": Case(
+        "Steps of 8-8-3 on 2 replicas", "`fit` of one epoch under MirroredStrategy, 32,000 rows of noise, batch 32 "
+        "over both replicas, adam, accuracy. Keras has `DataParallel` and the better `steps_per_execution` of 1 and "
+        "32; the loop by hand has `jax.shard_map` and averages the gradients as a tree or as one vector, whichever is "
+        "faster. Where devices are simulated it queues two steps at most, as more of them can lock each other.",
+        Workload("small_mlp", 32_000, 32, replicas=2), {
+            "fit": Contestant("loops_trainer:fit"),
+            "by hand": Contestant("loops_hand:replicated"),
+            "Keras on JAX": Contestant("loops_keras:fit")},
+        (Comparison("fit", "by hand"), Comparison("fit", "Keras on JAX"))),
+}

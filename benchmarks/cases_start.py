@@ -1,0 +1,32 @@
+"""What is paid once: importing, the first step, memory."""
+
+from cases import Case, Comparison, Contestant, Workload
+
+_WORKLOAD = Workload("mlp", 60_000, 32)
+_DATA_MB = _WORKLOAD.rows * (784 + 1) * 4 / 1e6
+
+
+def _case(title: str, text: str, figure: str, comparison: Comparison, **options) -> Case:
+    return Case(title, text, _WORKLOAD, {
+        name: Contestant("loops_start:fresh", {"figure": figure, "who": who})
+        for name, who in ((comparison.ours, "trainer"), (comparison.theirs, "by_hand"))},
+        (comparison,), rounds=5, **options)
+
+
+CASES = {
+    "import": _case(
+        "Time to import", "`import trainer` against `import jax, flax, optax`, each in a process of its own.",
+        "import_time", Comparison("import trainer", "import jax, flax, optax", 1.1), unit="s"),
+    "first_step": _case(
+        "Time to the first step", "From the making of the model (784-128-10) to the end of its first train step, "
+        "against a jitted init and step by hand, each in a process of its own. Imports are done before.",
+        "first_step", Comparison("fit", "by hand", 1.15), unit="s"),
+    "memory": _case(
+        "Host memory", "The largest resident set of a process that trains 784-128-10 for one epoch on 60,000 rows in "
+        f"host memory. In the ratio, ours is less the {_DATA_MB:.0f} MB of the data.",
+        "host_memory", Comparison("fit", "by hand", 1.05, less=_DATA_MB), unit="MB"),
+    "device_memory": _case(
+        "Device memory", "The most that was allocated on the device while 784-128-10 trained for one epoch on 60,000 "
+        f"rows. In the ratio, ours is less the {_DATA_MB:.0f} MB of the data. Simulated devices do not tell.",
+        "device_memory", Comparison("fit", "by hand", 1.05, less=_DATA_MB), unit="MB"),
+}

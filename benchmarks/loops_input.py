@@ -1,0 +1,88 @@
+"""Pipelines, and loops over them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from cases import Workload
+from loops_hand import new_step, orders, train
+from loops_trainer import new_model
+
+WAIT_SECS = 0.002
+
+
+def _waiting(workload: Workload, epochs: int, x, y) -> Iterator:
+    batch = x[:workload.batch_size], y[:workload.batch_size]
+    for _ in range(epochs * workload.steps):
+        time.sleep(WAIT_SECS)
+        yield batch
+
+
+def _indexing(workload: Workload, epochs: int, x, y) -> Iterator:
+    for order in orders(workload, epochs):
+        for rows in order:
+            yield x[rows], y[rows]
+
+
+def _grain(workload: Workload, epochs: int, x, y):
+    import grain
+
+    # In the caller's thread: what Grain's own threads would do ahead counts for none of the contestants.
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    rows = grain.MapDataset.range(workload.rows).shuffle(seed=0).repeat(epochs)
+    return rows.map(lambda row: (x[row], y[row])).batch(workload.batch_size).to_iter_dataset(options)
+
+
+_SOURCES: dict[str, Callable] = {"waiting": _waiting, "indexing": _indexing, "grain": _grain}
+
+
+def _pipeline(workload: Workload, source: str) -> Callable[[int], Iterator]:
+    """Returns what makes a pipeline of so many epochs."""
+    data = workload.data()
+    return lambda epochs: _SOURCES[source](workload, epochs, *data)
+
+
+def drain(workload: Workload, source: str) -> Callable[[int], int]:
+    """Reads the pipeline."""
+    pipeline = _pipeline(workload, source)
+    return lambda epochs: sum(1 for _ in pipeline(epochs))
+
+
+def fit(workload: Workload, source: str) -> Callable[[int], int]:
+    """Calls `fit` once over the pipeline."""
+    pipeline, model = _pipeline(workload, source), new_model(workload)
+
+    def run(epochs):
+        model.fit(pipeline(epochs), verbose=0)
+        return epochs * workload.steps
+
+    return run
+
+
+def by_hand(workload: Workload, source: str) -> Callable[[int], int]:
+    """Calls the jitted step with each batch of the pipeline."""
+    pipeline = _pipeline(workload, source)
+    step, state = new_step(workload, workload.data()[0])
+    jitted, carry = jax.jit(step, donate_argnums=0), [state]
+
+    def run(epochs):
+        carry[0], count = train(jitted, carry[0], pipeline(epochs))
+        return count
+
+    return run
+
+
+def step(workload: Workload, source: str) -> Callable[[int], int]:
+    """Calls the jitted step with the same batch, on the device, again and again."""
+    x, y = (array[:workload.batch_size] for array in workload.data())
+    step, state = new_step(workload, np.asarray(x))
+    jitted, carry, batch = jax.jit(step, donate_argnums=0), [state], jax.device_put((x, y))
+
+    def run(epochs):
+        carry[0], count = train(jitted, carry[0], (batch for _ in range(epochs * workload.steps)))
+        return count
+
+    return run

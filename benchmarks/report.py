@@ -1,0 +1,108 @@
+"""The results as Markdown, JSON and a chart."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+from typing import Any
+
+from cases import Case
+from measuring import Ratio, table, write_section
+from workers import Machine, Outcome
+
+_FOLDER = pathlib.Path(__file__).parent
+JSON, CHART = _FOLDER / "results.json", _FOLDER / "results.svg"
+_SCALES = {"us": 1e6, "ms": 1e3, "s": 1.0, "MB": 1.0}
+
+
+def figures(rounds: list[dict[str, float]], unit: str) -> list[float]:
+    """Returns one figure per round: what was measured, or else the time of a step."""
+    return [entry["figure"] if "figure" in entry else entry["seconds"] / entry["steps"] * _SCALES[unit]
+            for entry in rounds]
+
+
+def compared(case: Case, outcome: Outcome) -> list[dict[str, Any]]:
+    """Returns an entry for each comparison whose contestants both finished a round."""
+    entries = []
+    for comparison in case.comparisons:
+        ours, theirs = (figures(outcome.rounds.get(name, []), case.unit)
+                        for name in (comparison.ours, comparison.theirs))
+        if not ours or not theirs:
+            continue
+        rounds = min(len(ours), len(theirs))  # one of them may have failed halfway
+        ratio = Ratio.of([figure - comparison.less for figure in ours[:rounds]], theirs[:rounds])
+        entries.append({
+            "ours": comparison.ours, "theirs": comparison.theirs, "median": ratio.median, "least": ratio.of_rounds[0],
+            "most": ratio.of_rounds[-1], "rounds": rounds, "bar": comparison.bar,
+            "met": None if comparison.bar is None else ratio.median <= comparison.bar})
+    return entries
+
+
+def write(name: str, case: Case, machine: Machine, outcome: Outcome) -> None:
+    """Writes what a case gave into `RESULTS.md`, `results.json` and the chart."""
+    entries = compared(case, outcome)
+    stored = _stored()
+    stored[name] = {"title": case.title, "machine": machine.text, "unit": case.unit, "comparisons": entries,
+                    "rounds": outcome.rounds, "notes": outcome.notes}
+    JSON.write_text(json.dumps(stored, indent=1) + "\n")
+    write_section(case.title, _section(name, case, outcome, entries), machine.text)
+    _draw(stored)
+
+
+def show(name: str, case: Case, machine: Machine, outcome: Outcome) -> None:
+    """Prints what a case gave."""
+    print(f"## {case.title}\n\n{_section(name, case, outcome, compared(case, outcome))}")
+
+
+def _stored() -> dict[str, Any]:
+    return json.loads(JSON.read_text()) if JSON.exists() else {}
+
+
+def _section(name: str, case: Case, outcome: Outcome, entries: list[dict[str, Any]]) -> str:
+    unit = case.unit if case.unit in ("s", "MB") else f"{case.unit}/step"
+    medians = {who: _spread(figures(rounds, case.unit)) for who, rounds in outcome.rounds.items()}
+    ratios = [[f"{entry['ours']} / {entry['theirs']}",
+               f"{entry['median']:.2f} ({entry['least']:.2f} to {entry['most']:.2f})",
+               "" if entry["bar"] is None else entry["bar"],
+               {None: "", True: "yes", False: "**no**"}[entry["met"]]] for entry in entries]
+    absent = [f"{who}: {note}" for who, note in outcome.notes.items() if who not in medians]
+    rounds = max((len(entries) for entries in outcome.rounds.values()), default=0)
+    parts = [
+        f"{case.text} {rounds} rounds in turn after a warm-up: `python benchmarks/run.py {name}`.\n",
+        table(["contestant", f"{unit}, median (least to most)", "note"],
+              [[who, median, outcome.notes.get(who, "")] for who, median in medians.items()]),
+        table(["ratio", "median (least to most)", "bar", "met"], ratios) if ratios else "",
+        "".join(f"- {text}\n" for text in absent)]
+    return "\n".join(part for part in parts if part)
+
+
+def _spread(values: list[float]) -> str:
+    digits = 0 if max(values) >= 100 else 1 if max(values) >= 10 else 2
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def _draw(stored: dict[str, Any]) -> None:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        print("No chart: matplotlib is not installed.")
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "results", "font.size": 8})
+    from matplotlib import pyplot
+
+    rows = [(f"{case['title']}: {entry['ours']} / {entry['theirs']}", entry)
+            for case in stored.values() for entry in case["comparisons"]]
+    figure, axes = pyplot.subplots(figsize=(10, 0.22 * len(rows) + 1.2), layout="constrained")
+    for place, (_, entry) in enumerate(rows):
+        color = {None: "tab:gray", True: "tab:green", False: "tab:red"}[entry["met"]]
+        axes.barh(place, entry["median"], color=color, alpha=0.6, height=0.7)
+        axes.hlines(place, entry["least"], entry["most"], color="black", linewidth=0.8)
+        if entry["bar"] is not None:
+            axes.vlines(entry["bar"], place - 0.4, place + 0.4, color="black", linewidth=2)
+    axes.axvline(1, color="black", linewidth=0.5, linestyle=":")
+    axes.set(xlim=(0, 2), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)), yticklabels=[text for text, _ in rows],
+             xlabel="ratio: median, least to most; below 1 is better. A thick mark is a bar, green where it is met.")
+    figure.savefig(CHART, metadata={"Date": None})
+    pyplot.close(figure)

@@ -1,0 +1,68 @@
+"""NNX's layers of batch normalization, made to take their statistics over the real rows of the whole global batch.
+
+Owns how the statistics of `batch_norm.py` get into the layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import canonicalize_dtype
+
+from trainer.modules.batch_norm import batch_statistics, feature_axes, moved_average
+
+
+class _ReplicaBatchNorm(nnx.BatchNorm):
+    """Takes the place of `nnx.BatchNorm` in private clones; `policy` is set on each instance."""
+
+    policy: str
+
+    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *,
+                 mask: jax.Array | None = None) -> jax.Array:
+        if self.use_running_average if use_running_average is None else use_running_average:
+            return super().__call__(x, use_running_average=True)
+        scale = None if self.scale is None else self.scale[...]
+        bias = None if self.bias is None else self.bias[...]
+        x, _, _, scale, bias = self.promote_dtype((x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype)
+        mean, var = batch_statistics(x, self.axis, dtype=jnp.promote_types(self.dtype or x.dtype, jnp.float32),
+                                     use_fast_variance=self.use_fast_variance, mask=mask, policy=self.policy)
+        self.mean[...] = moved_average(self.mean[...], mean, self.momentum)
+        self.var[...] = moved_average(self.var[...], var, self.momentum)
+
+        features = feature_axes(self.axis, x.ndim)
+        shape = [size if index in features else 1 for index, size in enumerate(x.shape)]
+        factor = jax.lax.rsqrt(var + self.epsilon)
+        outputs = x - mean.reshape(shape)
+        outputs *= (factor if scale is None else factor * scale).reshape(shape)
+        if bias is not None:
+            outputs += bias.reshape(shape)
+        given = [value for value in (x, scale, bias) if value is not None]
+        return outputs.astype(canonicalize_dtype(*given, dtype=self.dtype))
+
+
+def replace_nnx_batch_norms(module: nnx.Module) -> None:
+    """Makes each `nnx.BatchNorm` in a private clone take its statistics over replicas, by a policy to be set.
+
+    A subclass that overrides `__call__` keeps it: what it reaches by `super()` is replaced.
+    """
+    for _, layer in list(nnx.iter_modules(module)):
+        if isinstance(layer, nnx.BatchNorm):
+            object.__setattr__(layer, "__class__", _replica_class(type(layer)))
+
+
+def set_nnx_policy(module: nnx.Module, policy: str) -> None:
+    """Sets whose rows the layers replaced by `replace_nnx_batch_norms` take their statistics over."""
+    for _, layer in list(nnx.iter_modules(module)):
+        if isinstance(layer, _ReplicaBatchNorm):
+            layer.policy = policy
+
+
+@functools.cache
+def _replica_class(layer_class: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
+    # One class per class: NNX compares graph definitions by it.
+    bases = (_ReplicaBatchNorm,) if layer_class is nnx.BatchNorm else (layer_class, _ReplicaBatchNorm)
+    return types.new_class(layer_class.__name__, bases)

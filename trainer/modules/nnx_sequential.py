@@ -1,0 +1,26 @@
+"""A list of NNX layers and plain functions as one module.
+
+Owns the stack that holds the layers; `sequential.py` has how they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import nnx
+
+from trainer.modules.sequential import call_in_turn
+
+
+def nnx_stack(layers: Sequence[Callable[..., Any]]) -> nnx.Module:
+    """Returns an NNX module that holds `layers` and applies them one after another."""
+    return _NNXStack(layers)
+
+
+class _NNXStack(nnx.Module):
+    def __init__(self, layers: Sequence[Callable[..., Any]]):
+        self.layers = nnx.List(layers)
+
+    def __call__(self, inputs: Any, training: bool) -> Any:
+        return call_in_turn(list(self.layers), inputs, training)
