@@ -173,7 +173,7 @@ class Callback:
         """Returns the number of the batch, `batch` or a later one, that the next execution must not go beyond.
 
         `on_execution_end` is then called right after that batch. None, the default, leaves it to the loop how many
-        batches it runs at once. Called ahead of the execution, maybe in another thread, once or more for each epoch.
+        batches it runs at once.
 
         Args:
           phase: "train", "test" or "predict".

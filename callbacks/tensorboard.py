@@ -182,7 +182,6 @@ class TensorBoard(Callback):
     def next_look(self, phase, batch):
         if phase != "train" or not isinstance(self.update_freq, int):
             return None
-        # In terms of the epoch alone: it may be called ahead, when fewer batches were counted.
         return batch + -(self._batches_before_epoch + batch + 1) % self.update_freq
 
     def _set_batch_hooks(self) -> None:

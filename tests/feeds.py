@@ -21,7 +21,7 @@ def column(batch):
 def rows_of(group):
     """Returns the row numbers of each batch of a group."""
     x = group.data[0] if isinstance(group.data, tuple) else group.data
-    return (x[:, :, 0] / 4).astype(int).tolist()
+    return (x[:group.count, :, 0] / 4).astype(int).tolist()
 
 
 def pairs(count=3, rows=4):

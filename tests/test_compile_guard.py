@@ -67,7 +67,15 @@ def test_a_shorter_last_batch_another_run_and_what_was_compiled_before_are_expec
     for _ in range(2):
         model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), validation_batch_size=16, verbose=0)
     model.fit(x, y, batch_size=7, verbose=0)
-    model.fit(batches([8, 6, 7, 2]), verbose=0)  # 6 and 2 rows: padded, they are what the first runs compiled
+
+    class OfManySizes:
+        def __len__(self):
+            return 4
+
+        def __iter__(self):
+            return batches([8, 6, 7, 2])  # what the runs above compiled
+
+    model.fit(OfManySizes(), verbose=0)
 
 
 def test_an_unknown_mode_is_refused():

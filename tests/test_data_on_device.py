@@ -151,10 +151,10 @@ def test_gathering_from_whole_copies_needs_no_collective():
     phase = model._phases["train"]
     numbers = np.zeros((4, BATCH), np.int32)
     streamed = under.place_group(Group((x[numbers], y[numbers].astype(np.int32)), 4, BATCH, 0))
-    resident = under.place_group(Group(numbers, 4, BATCH, 0), 4, under.place_arrays(HostArrays((x, y))))
-    kinds = []
+    resident = under.place_group(Group(numbers, 4, BATCH, 0), under.place_arrays(HostArrays((x, y))))
+    zero, kinds = under.place_number(0), []
     for placed in (streamed, resident):
-        lowered = phase._execute.lower(model.state, phase.empty_logs, placed.data, placed.mask, placed.device_count)
+        lowered = phase._execute.lower(model.state, phase.empty_logs, placed.data, placed.mask, zero, zero)
         kinds.append([(found.kind, found.bytes) for found in collectives(lowered.compile().as_text())])
     assert kinds[0] == kinds[1]
     assert kinds[0], "the gradients are summed"

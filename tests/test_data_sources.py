@@ -76,7 +76,7 @@ def test_groups_of_an_iterable_keep_every_batch_and_are_as_large_as_they_can_be(
     start = data.draw(st.integers(0, len(sizes) - 1))
     with Reader(adapt(map(np.copy, values)), group_size=group) as reader:
         groups = list(reader.read(0, start))
-    assert [int(batch[0, 0]) for found in groups for batch in found.data] == list(range(start, len(sizes)))
+    assert [int(batch[0, 0]) for found in groups for batch in found.data[:found.count]] == list(range(start, len(sizes)))
     assert [found.rows for found in groups for _ in range(found.count)] == sizes[start:]
     for found, following in itertools.pairwise(groups):
         assert found.count <= group
@@ -91,7 +91,21 @@ def test_a_pipeline_that_reuses_its_buffer_does_not_change_batches_already_read(
             yield buffer
 
     groups = list(Reader(adapt(reuses()), group_size=3).read(0))
-    assert [group.data[:, 0, 0].tolist() for group in groups] == [[0, 1, 2], [3, 4]]
+    assert [group.data[:group.count, 0, 0].tolist() for group in groups] == [[0, 1, 2], [3, 4]]
+
+
+def test_a_group_that_somebody_waits_for_ends_with_the_next_batch():
+    urgent = iter([False, True, False, False, True, True, False])
+    groups = list(Reader(adapt(pairs(7)), group_size=4).read(0, is_urgent=lambda: next(urgent)))
+    assert [group.count for group in groups] == [2, 3, 1, 1]
+    assert [rows for group in groups for rows in rows_of(group)] == [column(batch) for batch in pairs(7)]
+
+
+def test_all_groups_of_a_run_have_the_same_room_whatever_their_count():
+    for length, room in ((1, 2), (3, 4), (10, 8), (40, 8)):
+        groups = list(Reader(adapt(np.zeros((length, 1)), batch_size=1), group_size=8).read(0))
+        assert {group.data.shape for group in groups} == {(room, 1, 1)}
+    assert next(Reader(adapt(pairs()), group_size=8).read(0)).data[0].shape[0] == 8
 
 
 def test_group_size_may_change_between_epochs():

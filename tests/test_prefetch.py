@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.data import Reader, adapt, prefetch
+from trainer.data import Demand, Reader, adapt, prefetch
 from trainer.data.arrays import canonical_dtype
 
 
@@ -168,3 +168,24 @@ def test_the_thread_has_the_callers_jax_settings():
 def test_a_depth_that_is_no_positive_integer_is_refused(depth):
     with pytest.raises(ValueError, match="depth"):
         prefetch(iter([]), identity, depth)
+
+
+def test_it_is_urgent_once_the_consumer_has_waited_for_longer_than_its_patience():
+    demand = Demand(patience_secs=0.05)
+    seen = []
+
+    def slow():
+        for number in range(4):
+            time.sleep(0.02)
+            seen.append(demand.is_urgent())
+            time.sleep(0.06)
+            seen.append(demand.is_urgent())
+            yield number
+
+    assert not demand.is_urgent()
+    with prefetch(slow(), lambda number: number, depth=1, demand=demand) as ready:
+        assert next(ready) == 0
+        time.sleep(0.3)  # the next one is made ahead, and nobody waits for it
+        assert [next(ready), next(ready)] == [1, 2]
+    assert seen[:4] == [False, True, False, False]
+    assert not demand.is_urgent()

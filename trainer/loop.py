@@ -21,7 +21,8 @@ import numpy as np
 
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
-from trainer.data import Group, Reader, prefetch
+from trainer.data import Demand, Group, Reader, prefetch
+from trainer.data.batches import GroupBuffer
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.logs import RunningLog
@@ -143,13 +144,16 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     callbacks.on_predict_begin()
     ahead: collections.deque[tuple[PlacedGroup, Any]] = collections.deque()
     per_batch = callbacks.wants_batch_hooks("predict")
-    with _placed(model, feed, callbacks, per_batch, epoch=0) as groups:
+    with _placed(model, feed, epoch=0) as groups:
         for group in groups:
-            if per_batch:
-                callbacks.on_predict_batch_begin(group.first, {})
-            outputs = feed.phase(model.current_state, group=group)
+            state = model.current_state
+            outputs = feed.phase.executable(state, group=group)(state)
+            # Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
+            for index in range(group.count if per_batch else 0):
+                callbacks.on_predict_batch_begin(group.first + index, {})
+                callbacks.on_predict_batch_end(group.first + index, _output_logs(group, outputs, index))
             ahead.append((group, outputs))
-            _after_execution("predict", callbacks, per_batch, group, _output_logs(group, outputs))
+            callbacks.on_execution_end("predict", group.first + group.count - 1, _output_logs(group, outputs))
             if len(ahead) > MAX_IN_FLIGHT:
                 yield from _on_host(*ahead.popleft())
             if model.stop_predicting:
@@ -159,13 +163,12 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     callbacks.on_predict_end()
 
 
-def run_on_batch(model: Trainee, kind: str, batch: Any, group: Group) -> dict[str, Any]:
-    """Runs one batch outside of any epoch; returns its logs, fetched."""
+def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
+    """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
     model.timing = Timing()
-    phase = model.prepared_phase(kind, batch)
-    phase.begin_run(model.timing)
-    placed = model.strategy.place_group(group, phase.stack_size(group.rows, group.count, capacity=1))
-    return phase.fetch_results(_execute(model, kind, phase, placed, phase.empty_logs))
+    feed = _begin(model, kind, reader, passes=1)
+    group = model.strategy.place_group(next(iter(reader.read(0))))
+    return feed.phase.fetch_results(_execute(model, feed, group, 0, 1, feed.phase.empty_logs))
 
 
 def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> None:
@@ -175,23 +178,20 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> Non
     """
     model.timing = Timing()
     feed = _begin(model, kind, reader, passes, data_on_device=kind == "train")
-    phase, is_resident = feed.phase, feed.arrays is not None
-    running = () if kind == "predict" else (phase.empty_logs,)
-    reader.group_size = phase.steps_per_execution
-    count = reader.num_batches
-    if reader.arrays is None or count is None:
-        stack = jax.tree.map(lambda leaf: leaf[None], reader.peek())
-        groups = [Group(stack, 1, jax.tree.leaves(stack)[0].shape[1], 0)]
+    running = () if kind == "predict" else (feed.phase.empty_logs,)
+    if reader.arrays is None or reader.num_batches == 1:
+        # A stream is expected to fill its groups, and so is what the one batch is a sample of.
+        buffer = GroupBuffer(reader.group_size)
+        buffer.add(reader.peek(), 0)
+        groups = [buffer.take()]
     else:
-        groups = [next(reader.read(0, start, is_resident)) for start in sorted({0, count - 1})]
+        starts = sorted({0, reader.num_batches - 1})
+        groups = [next(reader.read(0, start, feed.arrays is not None)) for start in starts]
     for group in groups:
-        # A stream is expected to fill its groups.
-        size = group.count if reader.arrays is not None else phase.steps_per_execution
-        stack_size = phase.stack_size(group.rows, size, reader.group_size, is_resident)
-        placed = model.strategy.place_group(group, stack_size, feed.arrays)
-        phase.executable(model.current_state, *running, group=placed)
+        placed = model.strategy.place_group(group, feed.arrays)
+        feed.phase.executable(model.current_state, *running, group=placed)
     if running:
-        phase.fetch_results(phase.empty_logs)
+        feed.phase.fetch_results(feed.phase.empty_logs)
     model.timing.end()
 
 
@@ -221,6 +221,7 @@ def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_devic
     with timing.measure("compile"):
         phase = model.prepared_phase(kind, batch)
     phase.begin_run(timing)
+    reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)
         if arrays is not None and kind != "predict":
@@ -229,40 +230,62 @@ def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_devic
 
 
 def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int) -> Running:
-    kind, phase, timing = feed.kind, feed.phase, feed.timing
-    running = phase.empty_logs
+    kind, timing = feed.kind, feed.timing
+    running = feed.phase.empty_logs
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
-    with _placed(model, feed, callbacks, per_batch, epoch) as groups:
-        while True:
-            with timing.measure("data"):
-                group = next(groups, None)
-            if group is None:
-                break
+    with _placed(model, feed, epoch) as groups:
+        for group, start, stop in _executions(feed, groups, callbacks, per_batch):
+            first, last = group.first + start, group.first + stop - 1
             if per_batch:
                 with timing.measure("callbacks"):
-                    getattr(callbacks, f"on_{kind}_batch_begin")(group.first, {})
-            running = _execute(model, kind, phase, group, running)
-            if kind == "train":
-                timing.rows += group.rows * group.count
+                    getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
+            running = _execute(model, feed, group, start, stop, running)
             in_flight.extend(jax.tree.leaves(running)[:1])
             if len(in_flight) > MAX_IN_FLIGHT:
                 with timing.measure("device"):
                     in_flight.popleft().block_until_ready()
             with timing.measure("callbacks"):
-                _after_execution(kind, callbacks, per_batch, group, _lazy_logs(feed, running))
+                logs = _lazy_logs(feed, running)
+                if per_batch:
+                    getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
+                callbacks.on_execution_end(kind, last, logs)
             if model.stop_training if kind == "train" else model.stop_evaluating:
                 break
     return running
 
 
-def _execute(model: Trainee, kind: str, phase: CompiledPhase, group: PlacedGroup, running: Running) -> Running:
-    if kind == "test":
-        return phase(model.current_state, running, group=group)
-    executable = phase.executable(model.current_state, running, group=group)
+def _executions(
+    feed: _Feed, groups: Iterator[PlacedGroup], callbacks: CallbackList, per_batch: bool
+) -> Iterator[tuple[PlacedGroup, int, int]]:
+    """Yields `(group, start, stop)`: which batches of which group to execute at once.
+
+    That is a whole group, unless a callback wants to see each batch or looks at one in the middle.
+    """
+    looks = callbacks.wants("next_look")
+    while True:
+        with feed.timing.measure("data"):
+            group = next(groups, None)
+        if group is None:
+            return
+        start = 0
+        while start < group.count:
+            stop = start + 1 if per_batch else group.count
+            look = callbacks.next_look(feed.kind, group.first + start) if looks else None
+            if look is not None:
+                stop = min(stop, look - group.first + 1)
+            yield group, start, stop
+            start = stop
+
+
+def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
+    executable = feed.phase.executable(model.current_state, running, group=group, start=start, stop=stop)
+    if feed.kind == "test":
+        return executable(model.current_state, running)
     with _interrupts_deferred():
         state, running = executable(model.take_state(), running)
         model.keep_state(state)
+    feed.timing.rows += group.rows * (stop - start)
     return running
 
 
@@ -287,39 +310,31 @@ def _interrupts_deferred() -> Iterator[None]:
             handler(*received[0])
 
 
-def _placed(
-    model: Trainee, feed: _Feed, callbacks: CallbackList, per_batch: bool, epoch: int
-) -> contextlib.AbstractContextManager[Iterator[PlacedGroup]]:
-    """Returns one epoch's groups, placed ahead by a thread that ends with the `with` block."""
-    reader, phase, arrays = feed.reader, feed.phase, feed.arrays
-    # A callback that wants to see each batch gets executions of one step; the others cost nothing.
-    reader.group_size = 1 if per_batch else phase.steps_per_execution
-    reader.next_cut = functools.partial(callbacks.next_look, feed.kind) if callbacks.wants("next_look") else None
-    is_resident = arrays is not None
+@contextlib.contextmanager
+def _placed(model: Trainee, feed: _Feed, epoch: int) -> Iterator[Iterator[PlacedGroup]]:
+    """Gives one epoch's groups on the devices; where whole batches are sent there, a thread is ahead of the block."""
+    if feed.arrays is not None:
+        # Row numbers are placed in no time: a thread would only compete for the interpreter.
+        with contextlib.closing(feed.reader.read(epoch, row_numbers=True)) as groups:
+            yield (model.strategy.place_group(group, feed.arrays) for group in groups)
+        return
 
     def place(group: Group) -> PlacedGroup:
-        # Those of arrays on the devices were checked all at once.
-        if feed.kind != "predict" and not is_resident:
-            model.check_labels(group.data)
-        stack_size = phase.stack_size(group.rows, group.count, reader.group_size, is_resident)
-        return model.strategy.place_group(group, stack_size, arrays)
+        if feed.kind != "predict":
+            model.check_labels(jax.tree.map(lambda leaf: leaf[:group.count], group.data))
+        return model.strategy.place_group(group)
 
-    return prefetch(reader.read(epoch, row_numbers=is_resident), place)
-
-
-def _after_execution(kind: str, callbacks: CallbackList, per_batch: bool, group: PlacedGroup, logs: LazyLogs) -> None:
-    last = group.first + group.count - 1
-    if per_batch:
-        getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
-    callbacks.on_execution_end(kind, last, logs)
+    demand = Demand()
+    with prefetch(feed.reader.read(epoch, is_urgent=demand.is_urgent), place, demand=demand) as placed:
+        yield placed
 
 
 def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:
     return LazyLogs(feed.phase.log_names, functools.partial(feed.phase.fetch_results, running))
 
 
-def _output_logs(group: PlacedGroup, outputs: Any) -> LazyLogs:
-    return LazyLogs(("outputs",), lambda: {"outputs": list(_on_host(group, outputs))[-1]})
+def _output_logs(group: PlacedGroup, outputs: Any, index: int = -1) -> LazyLogs:
+    return LazyLogs(("outputs",), lambda: {"outputs": list(_on_host(group, outputs))[index]})
 
 
 def _on_host(group: PlacedGroup, outputs: Any) -> Iterator[Any]:

@@ -270,8 +270,7 @@ class Model(CompiledModel):
         self._require_compiled(f"{kind}_on_batch")
         source = adapt(x, y, sample_weight, batch_size=_rows(x), class_weight=class_weight)
         with Reader(source, 1) as reader:
-            batch, group = reader.peek(), next(iter(reader.read(0)))
-        logs = loop.run_on_batch(self, kind, batch, group)
+            logs = loop.run_on_batch(self, kind, reader)
         return logs if return_dict else _as_list(logs)
 
     def __call__(self, x: Any, training: bool = False) -> Any:

@@ -81,7 +81,6 @@ class CompiledPhase:
         self._guard = CompileGuard(compile_guard, f"{kind} step")
         self._timing = Timing()
         self._traced: set[Any] = set()
-        self._stack_sizes: dict[tuple[int, int], int] = {}
         self._results: Any = None  # a compiled function, likewise
         self.steps_per_execution = 1
         self.empty_logs: dict[str, logs.RunningLog] = {}
@@ -144,7 +143,8 @@ class CompiledPhase:
         running = () if self._kind == "predict" else (self.empty_logs,)
         shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
                               state, self._strategy.state_shardings(state))
-        return self._execute.lower(shapes, *running, group.data, group.mask, group.device_count)
+        bounds = [self._strategy.place_number(number) for number in (0, 1)]
+        return self._execute.lower(shapes, *running, group.data, group.mask, *bounds)
 
     def fetch_results(self, running: Mapping[str, logs.RunningLog]) -> dict[str, Any]:
         """Returns the values of running logs on the host: floats, or numpy arrays where a metric has several values.
@@ -160,31 +160,10 @@ class CompiledPhase:
         self._timing = timing
         self._guard.begin_run()
 
-    def stack_size(self, rows: int, count: int, capacity: int, resident: bool = False) -> int:
-        """Returns how many batches a group is padded to, so that groups of one kind share one shape.
-
-        Args:
-          rows: the rows of its batches.
-          count: how many batches it holds.
-          capacity: how many it could hold. Groups of another capacity are padded apart: single batches, which a
-            per-batch callback asks for, are not padded to the size of fused groups.
-          resident: whether the group holds numbers of rows only, so that padding costs nothing.
-        """
-        if resident:
-            return self.steps_per_execution
-        # At least two where steps are fused: XLA turns the slicing of a stack of one into something else, which may
-        # round differently, and the bits of a step must not depend on the group that it is in.
-        least = 2 if self.steps_per_execution > 1 else 1
-        size = max(count, least, self._stack_sizes.get((rows, capacity), 0))
-        self._stack_sizes[rows, capacity] = size
-        return size
-
-    def __call__(self, state: Any, *running: Any, group: PlacedGroup) -> Any:
-        """Runs the batches of `group`: `executable(...)(state, *running)`."""
-        return self.executable(state, *running, group=group)(state, *running)
-
-    def executable(self, state: Any, *running: Any, group: PlacedGroup) -> Callable[..., Any]:
-        """Returns the function `(state, *running)` that runs the batches of `group`.
+    def executable(
+        self, state: Any, *running: Any, group: PlacedGroup, start: int = 0, stop: int | None = None
+    ) -> Callable[..., Any]:
+        """Returns the function `(state, *running)` that runs the batches from `start` to `stop` of `group`, or all.
 
         It returns what `step.train_group`, `test_group` or `predict_group` do. Compiles, if there was no group of these
         shapes before. Train steps donate the state that they are given: its buffers are gone afterwards.
@@ -193,7 +172,8 @@ class CompiledPhase:
           RuntimeError: if it has to compile and the guard forbids it.
         """
         assert self._execute is not None, "prepare() comes first"
-        rest = group.data, group.mask, group.device_count
+        place = self._strategy.place_number
+        rest = group.data, group.mask, place(start), place(group.count if stop is None else stop)
         execute = self._execute
         if not self._eager:
             leaves, structure = jax.tree.flatten((group.data, group.mask))

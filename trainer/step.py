@@ -107,35 +107,36 @@ def predict_one_batch(
 
 def train_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: dict[str, RunningLog], data: Any,
-    mask: jax.Array | None, count: jax.Array,
+    mask: jax.Array | None, start: jax.Array, stop: jax.Array,
 ) -> tuple[TrainState, dict[str, RunningLog]]:
-    """Returns the state and the running logs after `count` train steps on the first batches of `data`."""
+    """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`."""
 
     def body(index: Any, carry: tuple[TrainState, dict[str, RunningLog]]) -> tuple[TrainState, dict[str, RunningLog]]:
         state, running = carry
         state, logs, rows = one_batch(state, batch_at(data, index), mask)
         return state, add_step(running, logs, rows)
 
-    return _repeat(body, fused, count, (state, running))
+    return _repeat(body, fused, start, stop, (state, running))
 
 
 def test_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: dict[str, RunningLog], data: Any,
-    mask: jax.Array | None, count: jax.Array,
+    mask: jax.Array | None, start: jax.Array, stop: jax.Array,
 ) -> dict[str, RunningLog]:
-    """Returns the running logs after evaluating the first `count` batches of `data`."""
+    """Returns the running logs after evaluating the batches from `start` to `stop` of `data`."""
 
     def body(index: Any, running: dict[str, RunningLog]) -> dict[str, RunningLog]:
         logs, rows = one_batch(state, batch_at(data, index), mask)
         return add_step(running, logs, rows)
 
-    return _repeat(body, fused, count, running)
+    return _repeat(body, fused, start, stop, running)
 
 
 def predict_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: jax.Array | None, count: jax.Array
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: jax.Array | None, start: jax.Array,
+    stop: jax.Array,
 ) -> Any:
-    """Returns the outputs for each batch of `data`, stacked; those from number `count` on are not defined."""
+    """Returns the outputs for each batch of `data`, stacked; only those from `start` to `stop` are defined."""
     if not fused:
         return jax.tree.map(lambda leaf: leaf[None], one_batch(state, batch_at(data, 0), mask))
     stack = stack_length(data)
@@ -147,13 +148,13 @@ def predict_group(
         return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, index, 0),
                             outputs, batch_outputs)
 
-    return _repeat(body, True, count, outputs)
+    return _repeat(body, True, start, stop, outputs)
 
 
-def _repeat(body: Callable[[Any, Any], Any], fused: bool, count: jax.Array, carry: Any) -> Any:
-    # The trip count is dynamic on purpose: one executable serves groups of any length, and gives the same bits
+def _repeat(body: Callable[[Any, Any], Any], fused: bool, start: jax.Array, stop: jax.Array, carry: Any) -> Any:
+    # The bounds are dynamic on purpose: one executable serves groups of any length, and gives the same bits
     # however the steps are cut into groups. An unrolled or scanned loop does not.
-    return lax.fori_loop(0, count, body, carry) if fused else body(0, carry)
+    return lax.fori_loop(start, stop, body, carry) if fused else body(0, carry)
 
 
 def _without_state(returned: Any) -> Any:

@@ -9,7 +9,7 @@ from trainer.data.arrays import DataError, split_validation
 from trainer.data.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.dataset import Dataset
 from trainer.data.host_arrays import HostArrays
-from trainer.data.prefetch import Prefetcher, prefetch
+from trainer.data.prefetch import Demand, Prefetcher, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches
 from trainer.data.sources import Source
@@ -18,6 +18,7 @@ __all__ = [
     "Batch",
     "DataError",
     "Dataset",
+    "Demand",
     "Group",
     "HostArrays",
     "Prefetcher",

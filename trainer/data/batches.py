@@ -108,8 +108,9 @@ class Group:
     """Consecutive batches of equally many rows, stacked.
 
     Attributes:
-      data: the tree of a batch, with leaves of shape `(count, rows, ...)` that share no memory with the user's arrays;
-        or, where it was asked for, the numbers of the rows, int32 of shape `(count, rows)`.
+      data: the tree of a batch, with leaves of shape `(room, rows, ...)` that share no memory with the user's arrays;
+        or, where it was asked for, the numbers of the rows, int32 of shape `(room, rows)`. What comes after the first
+        `count` batches is undefined: the room is there so that groups of any count have one shape.
       count: how many batches.
       rows: how many rows each has.
       first: the number of the first batch in its epoch, from 0.
@@ -135,6 +136,11 @@ class GroupBuffer:
         self._structure: jax.tree_util.PyTreeDef | None = None
         self._first = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further batch fits."""
+        return self.count == self._capacity
+
     def fits(self, batch: Batch) -> bool:
         """Returns whether `batch`, of the same structure, has the shapes and dtypes of those already here."""
         if self.count == 0:
@@ -155,7 +161,7 @@ class GroupBuffer:
 
     def take(self) -> Group:
         """Returns the batches so far, at least one, and empties the buffer, which keeps no reference to them."""
-        stacked = [buffer[: self.count] for buffer in self._buffers]
-        group = Group(jax.tree.unflatten(self._structure, stacked), self.count, stacked[0].shape[1], self._first)
+        group = Group(
+            jax.tree.unflatten(self._structure, self._buffers), self.count, self._buffers[0].shape[1], self._first)
         self.count, self._buffers = 0, []
         return group

@@ -32,6 +32,6 @@ class HostArrays:
         self.rows: int = leaves[0].shape[0]
         self.nbytes = sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in leaves)
 
-    def gather(self, index: np.ndarray) -> Any:
-        """Returns the rows at `index` of every array: owned leaves of shape `(*index.shape, ...)`."""
-        return jax.tree.map(lambda array: gather_rows(array, index), self.tree)
+    def gather(self, index: np.ndarray, room: int | None = None) -> Any:
+        """Returns the rows at `index` of every array, owned; see `gather_rows`."""
+        return jax.tree.map(lambda array: gather_rows(array, index, room), self.tree)

@@ -5,9 +5,11 @@ Owns the thread, its order, its errors and its end. It must not know what a plac
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -23,7 +25,35 @@ T = TypeVar("T")
 _JOIN_TIMEOUT_SECS = 2.0
 
 
-def prefetch(groups: Iterator[S], place: Callable[[S], T], depth: int = 2) -> Prefetcher[T]:
+class Demand:
+    """Whether somebody waits for a value that is being made, written by one thread and read by another.
+
+    Args:
+      patience_secs: how long they may wait before it is urgent.
+    """
+
+    def __init__(self, patience_secs: float = 0.05):
+        self._patience_secs = patience_secs
+        self._waits_since: float | None = None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Notes that somebody waits while the block runs."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+
+    def is_urgent(self) -> bool:
+        """Returns whether somebody has waited for longer than their patience lasts."""
+        since = self._waits_since
+        return since is not None and time.monotonic() - since > self._patience_secs
+
+
+def prefetch(
+    groups: Iterator[S], place: Callable[[S], T], depth: int = 2, demand: Demand | None = None
+) -> Prefetcher[T]:
     """Returns an iterator over placed groups that a background thread keeps ready.
 
     Args:
@@ -32,6 +62,7 @@ def prefetch(groups: Iterator[S], place: Callable[[S], T], depth: int = 2) -> Pr
       place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, with the
         caller's context variables, default device and `jax_enable_x64`.
       depth: how many placed groups are ready at most, besides the one in use.
+      demand: is told when the consumer waits.
 
     Raises:
       ValueError: `depth` is not a positive integer.
@@ -41,7 +72,7 @@ def prefetch(groups: Iterator[S], place: Callable[[S], T], depth: int = 2) -> Pr
       ...     list(ready)
       [10, 20, 30]
     """
-    return Prefetcher(groups, place, depth)
+    return Prefetcher(groups, place, depth, demand)
 
 
 class Prefetcher(Generic[T]):
@@ -50,11 +81,14 @@ class Prefetcher(Generic[T]):
     What the thread raises is raised in the consumer in its place, after the groups before it.
     """
 
-    def __init__(self, groups: Iterator[S], place: Callable[[S], T], depth: int = 2):
+    def __init__(
+        self, groups: Iterator[S], place: Callable[[S], T], depth: int = 2, demand: Demand | None = None
+    ):
         check_positive_int("depth", depth)
         # JAX declares the attributes of its configuration at run time.
         config: Any = jax.config
         self._channel = _Channel(depth)
+        self._demand = demand or Demand()
         # The thread holds the channel and not the prefetcher, so that one that is dropped without `close` ends it too.
         self._stop = weakref.finalize(self, self._channel.stop)
         self._thread = threading.Thread(
@@ -71,7 +105,8 @@ class Prefetcher(Generic[T]):
     def __next__(self) -> T:
         if not self._stop.alive:
             raise StopIteration
-        value, error = self._channel.ready.get()
+        with self._demand.waiting():
+            value, error = self._channel.ready.get()
         if error is None:
             self._channel.free.put(None)
             return value

@@ -38,8 +38,6 @@ class Reader:
 
     Attributes:
       group_size: see above.
-      next_cut: None, or a function: given the number of a group's first batch, it returns the number of the batch that
-        the group must not go beyond, or None; may be assigned between epochs.
       exhausted: a one-shot source ran out before its epoch was over; there will be no further batches.
 
     Raises:
@@ -55,7 +53,6 @@ class Reader:
         self._source = source
         self._steps = steps_per_epoch
         self.group_size = check_positive_int("group_size", group_size)
-        self.next_cut: Callable[[int], int | None] | None = None
         self.exhausted = False
         self._stream: _Stream | None = None
         self._spec: BatchSpec | None = None
@@ -69,6 +66,17 @@ class Reader:
         return num_batches if is_finite(num_batches) else None
 
     @property
+    def room(self) -> int:
+        """How many batches the stack of a group has room for: the same for all groups of a run.
+
+        A power of two, so that data of many lengths have stacks of few shapes, unless it is `group_size`.
+        """
+        # Two at least: XLA turns the slicing of a stack of one into something else, which may round differently, and
+        # the bits of a step must not depend on the group that it is in.
+        enough = 2 ** max(((self.num_batches or self.group_size) - 1).bit_length(), 1)
+        return min(enough, self.group_size)
+
+    @property
     def is_single_pass(self) -> bool:
         """Whether one epoch reads all that there will ever be."""
         return self._source.is_one_shot and self._steps is None
@@ -79,16 +87,19 @@ class Reader:
         source = self._source
         return source.dataset.arrays if isinstance(source, DatasetSource) and not source.dataset.is_mapped else None
 
-    def read(self, epoch: int, start: int = 0, row_numbers: bool = False) -> Iterator[Group]:
+    def read(
+        self, epoch: int, start: int = 0, row_numbers: bool = False, is_urgent: Callable[[], bool] = lambda: False
+    ) -> Iterator[Group]:
         """Yields one epoch's batches in order, in groups of batches with equally many rows.
 
-        A group ends when `group_size` or `next_cut` is reached, before a batch of other rows or dtypes, and with the
-        epoch. Groups share no memory with the user's arrays.
+        A group ends when `group_size` is reached, before a batch of other rows or dtypes, with the epoch, and when it
+        is urgent. Groups share no memory with the user's arrays.
 
         Args:
           epoch: which epoch, from 0.
           start: how many batches at its beginning to leave out. Arrays skip them; other data are read and dropped.
           row_numbers: yield the numbers of the rows in `arrays`, which there must be, instead of the rows.
+          is_urgent: called after each batch of a pipeline; returns whether a group should not wait for more batches.
 
         Raises:
           ValueError: a batch is unlike the first one of the run, is inconsistent in itself, or there is none at all.
@@ -97,7 +108,7 @@ class Reader:
         """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
             return self._read_arrays(self._source.dataset, epoch, start, row_numbers)
-        return self._read_stream(epoch, start)
+        return self._read_stream(epoch, start, is_urgent)
 
     def peek(self) -> Batch:
         """Returns the first batch of epoch 0, or of a one-shot source the next one, as a copy and without losing it.
@@ -140,19 +151,21 @@ class Reader:
         if self._steps is not None:
             dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
             stop = first + self._steps
-        position, group_size = first + start, self.group_size
+        position, group_size, room = first + start, self.group_size, self.room
         while position < stop:
-            end = first + self._group_end(position - first, group_size)
-            index = dataset.index_block(pass_index, position, clip(end, stop))
+            index = dataset.index_block(pass_index, position, clip(position + group_size, stop))
             count, rows = index.shape
-            data = index.astype(np.int32) if row_numbers else dataset.gather(index)
+            if row_numbers:
+                data = np.zeros((room, rows), np.int32)
+                data[:count] = index
+            else:
+                data = dataset.gather(index, room)
             yield Group(data, count, rows, position - first)
             position += count
 
-    def _read_stream(self, epoch: int, start: int) -> Iterator[Group]:
+    def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Iterator[Group]:
         stream = self._seek(epoch, start)
-        number, buffer = start, GroupBuffer(self.group_size)
-        end = self._group_end(number, self.group_size)
+        number, buffer = start, GroupBuffer(self.room)
         try:
             while self._steps is None or number < self._steps:
                 batch = self._next_batch(stream, number)
@@ -160,12 +173,10 @@ class Reader:
                     break
                 if not buffer.fits(batch):
                     yield buffer.take()
-                    end = self._group_end(number, self.group_size)
                 buffer.add(batch, number)
                 number += 1
-                if number == end:
+                if buffer.is_full or is_urgent():
                     yield buffer.take()
-                    end = self._group_end(number, self.group_size)
         except (DataError, RuntimeError):
             # The batches before the faulty one come first, as they would have one by one.
             if buffer.count:
@@ -178,11 +189,6 @@ class Reader:
             yield buffer.take()
         if number < (self._steps or 1):
             self._report_end(stream)
-
-    def _group_end(self, number: int, group_size: int) -> int:
-        """Returns the number after that of the last batch of a group that may be as large as possible."""
-        cut = None if self.next_cut is None else self.next_cut(number)
-        return number + group_size if cut is None else min(number + group_size, cut + 1)
 
     def _look_ahead(self) -> tuple[_Stream, Batch | None]:
         """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""

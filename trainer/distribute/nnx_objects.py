@@ -15,6 +15,7 @@ from flax import nnx
 
 from trainer.replica import ReplicaContext
 
+
 def split_objects(objects: Iterable[Any]) -> tuple[ObjectStructure, Any]:
     """Returns the structure of NNX objects, shared variables included, and their values, a tree."""
     graphdef, values = nnx.split(list(objects))

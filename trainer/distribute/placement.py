@@ -23,15 +23,13 @@ class PlacedGroup:
     Attributes:
       data: a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`.
       mask: float32 of shape `(rows,)`, 0.0 for rows that pad; None if there are none.
-      device_count: `count` as an int32 scalar on the devices.
-      count: how many batches are real.
+      count: how many batches, from the first on, are real.
       rows: how many rows of each batch are real.
       first: the number in its epoch of the first batch.
     """
 
     data: Any
     mask: jax.Array | None
-    device_count: jax.Array
     count: int
     rows: int
     first: int
@@ -40,6 +38,19 @@ class PlacedGroup:
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:
     """Returns `array` with `axis` grown to `size` by repeating its entries from the first on."""
     return np.take(array, np.arange(size) % array.shape[axis], axis=axis)
+
+
+def pad_stack(stack: np.ndarray, count: int, rows: int) -> np.ndarray:
+    """Returns stacked batches with their rows padded.
+
+    Args:
+      stack: shape `(room, fewer rows, ...)`, of which the first `count` batches are defined.
+      count: see above.
+      rows: how many rows the batches of the result have.
+    """
+    padded = aligned_empty((stack.shape[0], rows, *stack.shape[2:]), stack.dtype)
+    padded[:count] = pad_rows(stack[:count], rows, axis=1)
+    return padded
 
 
 def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> Any:

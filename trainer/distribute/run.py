@@ -1,8 +1,8 @@
 """Running a user's function once per replica.
 
 Owns which arguments and results are mirrored (the same on all replicas) and which are per-replica. State objects are
-mirrored: a TrainState, and NNX modules and optimizers, which are updated in place. So are plain arguments. What replicas
-make of an NNX object is the business of `nnx_objects.py`.
+mirrored: a TrainState, and NNX modules and optimizers, which are updated in place. So are plain arguments.
+What replicas make of an NNX object is the business of `nnx_objects.py`.
 """
 
 from __future__ import annotations

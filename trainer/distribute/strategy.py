@@ -24,7 +24,7 @@ from trainer.distribute.devices import default_devices, memory_bytes
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.explain import StateReport, report
 from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
-from trainer.distribute.placement import DATA_FRACTION, REPLICA_AXIS, PlacedGroup, pad_rows, place_arrays
+from trainer.distribute.placement import DATA_FRACTION, REPLICA_AXIS, PlacedGroup, pad_stack, place_arrays
 from trainer.distribute.run import ReplicaRunner
 from trainer.distribute.sharded_state import specs_of
 from trainer.paths import named_leaves
@@ -61,7 +61,7 @@ class Strategy:
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
         self._rows_sharding = NamedSharding(mesh, self.rows_spec)
-        self._counts: dict[int, jax.Array] = {}
+        self._numbers: dict[int, jax.Array] = {}
         self._placed_arrays: weakref.WeakKeyDictionary[HostArrays, Any] = weakref.WeakKeyDictionary()
         self._runner = ReplicaRunner(self)
 
@@ -200,35 +200,35 @@ class Strategy:
                 self._placed_arrays[arrays] = place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync)
         return self.placed_arrays(arrays)
 
-    def place_group(self, group: Group, stack_size: int | None = None, arrays: Any = None) -> PlacedGroup:
+    def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
 
         A batch whose rows do not divide by the number of replicas is padded with repeats of its own rows, and gets a
-        mask. A group shorter than `stack_size` is padded with unused batches, so that all groups have one shape.
+        mask.
 
         Args:
           group: the batches; with `arrays`, the numbers of their rows in these.
-          stack_size: the number of batches to pad to.
           arrays: what `place_arrays` returned.
         """
         rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
         data, mask = group.data, None
         if rows != group.rows:
-            data = jax.tree.map(lambda leaf: pad_rows(leaf, rows, axis=1), data)
+            data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
             mask = jax.device_put((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
-        if stack_size is not None and stack_size > group.count:
-            data = jax.tree.map(lambda leaf: pad_rows(leaf, stack_size, axis=0), data)
-        if group.count not in self._counts:
-            self._counts[group.count] = jax.device_put(np.int32(group.count), self.logs_sharding)
         data = jax.device_put(data, self._batch_sharding)
         return PlacedGroup(
             data=data if arrays is None else ResidentBatches(arrays, data),
             mask=mask,
-            device_count=self._counts[group.count],
             count=group.count,
             rows=group.rows,
             first=group.first,
         )
+
+    def place_number(self, number: int) -> jax.Array:
+        """Returns a small int as an int32 scalar on each device, placed once."""
+        if number not in self._numbers:
+            self._numbers[number] = jax.device_put(np.int32(number), self._whole)
+        return self._numbers[number]
 
     # --- loops of one's own ----------------------------------------------------------------------------------------
 
