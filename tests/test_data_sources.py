@@ -76,7 +76,8 @@ def test_groups_of_an_iterable_keep_every_batch_and_are_as_large_as_they_can_be(
     start = data.draw(st.integers(0, len(sizes) - 1))
     with Reader(adapt(map(np.copy, values)), group_size=group) as reader:
         groups = list(reader.read(0, start))
-    assert [int(batch[0, 0]) for found in groups for batch in found.data[:found.count]] == list(range(start, len(sizes)))
+    numbers = [int(batch[0, 0]) for found in groups for batch in found.data[:found.count]]
+    assert numbers == list(range(start, len(sizes)))
     assert [found.rows for found in groups for _ in range(found.count)] == sizes[start:]
     for found, following in itertools.pairwise(groups):
         assert found.count <= group
