@@ -12,6 +12,7 @@ import trainer
 from tests.hlo import collectives
 from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer.data import Dataset, Group, HostArrays
+from trainer.data.arrays import aligned_empty, is_aligned
 from trainer.distribute import placement, strategy
 
 ROWS, BATCH = 53, 8  # an uneven last batch of five rows
@@ -126,9 +127,14 @@ def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
     assert not any(array.shape == shape for array in jax.live_arrays())
 
 
-def test_the_copy_on_the_device_is_not_the_users_array():
-    x = np.ones((64, 6), np.float32)
-    placed = mirrored(2).place_arrays(HostArrays(x))
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_copy_on_the_device_is_not_the_users_array(aligned, replicas):
+    memory = aligned_empty((65, 6), np.float32)
+    x = memory[:64] if aligned else memory.reshape(-1)[1:385].reshape(64, 6)
+    x[:] = 1
+    assert is_aligned(x) == aligned
+    placed = mirrored(replicas).place_arrays(HostArrays(x))
     x[:] = 2
     assert np.asarray(placed).max() == 1
 

@@ -256,3 +256,5 @@ def test_named_nnx_modules_must_not_share_variables():
     shared = NNXNet(nnx.Rngs(0))
     with pytest.raises(ValueError, match="'a' and 'b' share a variable"):
         as_functional({"a": shared, "b": shared})
+    with pytest.raises(ValueError, match="'a' and 'b' share a variable"):
+        as_functional({"a": {"inner": shared}, "b": shared})

@@ -174,3 +174,23 @@ def results(running: Mapping[str, RunningLog]) -> OrderedDict[str, Any]:
         value = log.result()
         values.update(value if isinstance(value, Mapping) else {name: value})
     return values
+
+
+def packed(running: Any) -> dict[str, jax.Array]:
+    """Returns the arrays of running logs joined to one vector for each dtype: each array costs an execution time."""
+    vectors: dict[str, list[jax.Array]] = {}
+    for leaf in jax.tree.leaves(running):
+        vectors.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
+    return {dtype: jnp.concatenate(parts) for dtype, parts in vectors.items()}
+
+
+def unpacked(vectors: Mapping[str, jax.Array], like: Any) -> Any:
+    """Returns what `packed` was given, whose tree and shapes are those of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    starts, found = dict.fromkeys(vectors, 0), []
+    for leaf in leaves:
+        name = leaf.dtype.name
+        stop = starts[name] + leaf.size
+        found.append(vectors[name][starts[name]:stop].reshape(leaf.shape))
+        starts[name] = stop
+    return jax.tree.unflatten(structure, found)

@@ -11,8 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import signal
-import threading
 from collections.abc import Container, Iterator
 from typing import Any, Protocol
 
@@ -25,13 +23,13 @@ from trainer.data import Demand, Group, Reader, prefetch
 from trainer.data.batches import GroupBuffer
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
-from trainer.logs import RunningLog
+from trainer.interrupts import Interrupts
 from trainer.phase import CompiledPhase
 from trainer.timing import Timing
 
 MAX_IN_FLIGHT = 2
 
-Running = dict[str, RunningLog]
+Running = Any  # the running logs of a phase, as it packs them
 
 
 class Trainee(Protocol):
@@ -168,7 +166,9 @@ def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
     model.timing = Timing()
     feed = _begin(model, kind, reader, passes=1)
     group = model.strategy.place_group(next(iter(reader.read(0))))
-    return feed.phase.fetch_results(_execute(model, feed, group, 0, 1, feed.phase.empty_logs))
+    with feed.interrupts:
+        running = _execute(model, feed, group, 0, 1, feed.phase.empty_logs)
+    return feed.phase.fetch_results(running)
 
 
 def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> None:
@@ -205,6 +205,7 @@ class _Feed:
       reader: yields the batches.
       arrays: the reader's arrays on the devices, where batches are gathered from them.
       timing: the clock of the run.
+      interrupts: holds off Ctrl-C.
     """
 
     kind: str
@@ -212,6 +213,7 @@ class _Feed:
     reader: Reader
     arrays: Any | None
     timing: Timing
+    interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
 
 
 def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device: bool = False) -> _Feed:
@@ -234,7 +236,7 @@ def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int)
     running = feed.phase.empty_logs
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
-    with _placed(model, feed, epoch) as groups:
+    with feed.interrupts, _placed(model, feed, epoch) as groups:
         for group, start, stop in _executions(feed, groups, callbacks, per_batch):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
@@ -282,32 +284,12 @@ def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: 
     executable = feed.phase.executable(model.current_state, running, group=group, start=start, stop=stop)
     if feed.kind == "test":
         return executable(model.current_state, running)
-    with _interrupts_deferred():
+    # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
+    with feed.interrupts.deferred:
         state, running = executable(model.take_state(), running)
         model.keep_state(state)
     feed.timing.rows += group.rows * (stop - start)
     return running
-
-
-@contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Lets Ctrl-C take effect only after the block.
-
-    Between a step, which donates the old state, and the storing of the new one, it would leave the model without any.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    # Python calls handlers in the main thread only, and only there may they be set.
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    received: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if received:
-            handler(*received[0])
 
 
 @contextlib.contextmanager

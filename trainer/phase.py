@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -83,15 +83,16 @@ class CompiledPhase:
         self._traced: set[Any] = set()
         self._results: Any = None  # a compiled function, likewise
         self.steps_per_execution = 1
-        self.empty_logs: dict[str, logs.RunningLog] = {}
+        self.empty_logs: dict[str, jax.Array] = {}
+        self._log_shapes: Any = None
         self.log_names: tuple[str, ...] = ()
 
     def prepare(self, state: Any, batch: Any) -> None:
         """Traces a step on the shapes of a host batch, so that data it cannot take are refused before it compiles.
 
-        The first time, it also sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps)
-        and `log_names`. How many steps "auto" fuses follows from the cost of the program, never from a clock, so a
-        resumed run decides alike. An eager step runs instead, as its code need not be traceable.
+        The first time, it also sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps,
+        packed) and `log_names`. How many steps "auto" fuses follows from the cost of the program, never from a clock,
+        so a resumed run decides alike. An eager step runs instead, as its code need not be traceable.
         """
         leaves, structure = jax.tree.flatten(batch)
         spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -111,9 +112,10 @@ class CompiledPhase:
     def _learn(self, shapes: Any, cost: Callable[[], Any] | None, state: Any, group: PlacedGroup) -> None:
         if self._kind != "predict":
             empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
-            self.empty_logs = jax.device_put(empty, self._strategy.logs_sharding)
-            self.log_names = tuple(jax.eval_shape(logs.results, self.empty_logs))
-            self._results = compiling(logs.results, self.empty_logs)
+            self._log_shapes = jax.eval_shape(lambda: empty)
+            self.empty_logs = jax.device_put(logs.packed(empty), self._strategy.logs_sharding)
+            self.log_names = tuple(jax.eval_shape(logs.results, empty))
+            self._results = compiling(lambda running: logs.results(self._unpacked(running)), self.empty_logs)
         if self._requested == "auto":
             assert cost is not None, "an eager step is not fused"
             self._requested = self._affordable_steps((cost() or {}).get("flops"), group)
@@ -146,10 +148,10 @@ class CompiledPhase:
         bounds = [self._strategy.place_number(number) for number in (0, 1)]
         return self._execute.lower(shapes, *running, group.data, group.mask, *bounds)
 
-    def fetch_results(self, running: Mapping[str, logs.RunningLog]) -> dict[str, Any]:
-        """Returns the values of running logs on the host: floats, or numpy arrays where a metric has several values.
+    def fetch_results(self, running: Any) -> dict[str, Any]:
+        """Returns the values of running logs, as an execution returned them, on the host.
 
-        Waits for the steps that the logs are of.
+        They are floats, or numpy arrays where a metric has several values. Waits for the steps that the logs are of.
         """
         with self._timing.measure("device"):
             values = jax.device_get(self._results(running))
@@ -174,13 +176,9 @@ class CompiledPhase:
         assert self._execute is not None, "prepare() comes first"
         place = self._strategy.place_number
         rest = group.data, group.mask, place(start), place(group.count if stop is None else stop)
-        execute = self._execute
-        if not self._eager:
-            leaves, structure = jax.tree.flatten((group.data, group.mask))
-            spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-            if spec not in self._executables:
-                self._executables[spec] = self._compiled(group, (state, *running, *rest))
-            execute = self._executables[spec]
+        execute = self._execute if self._eager else self._executables.get(group.spec)
+        if execute is None:
+            execute = self._executables[group.spec] = self._compiled(group, (state, *running, *rest))
         return lambda state, *running: execute(state, *running, *rest)
 
     def text(self) -> str | None:
@@ -199,7 +197,11 @@ class CompiledPhase:
         state_shardings = strategy.state_shardings(state)
 
         def execute(state: Any, *rest: Any) -> Any:
-            return run(self._opened(state), *rest)
+            state = self._opened(state)
+            if self._kind == "predict":
+                return run(state, *rest)
+            returned = run(state, self._unpacked(rest[0]), *rest[1:])
+            return (returned[0], logs.packed(returned[1])) if self._kind == "train" else logs.packed(returned)
 
         def execute_eagerly(state: Any, *rest: Any) -> Any:
             returned = execute(state, *rest)
@@ -229,6 +231,9 @@ class CompiledPhase:
     def _one_step(self, state: Any, data: Any, mask: Any) -> Any:
         batch = jax.tree.map(lambda leaf: leaf[0], data)
         return self._one_batch(self._opened(state), batch, mask)
+
+    def _unpacked(self, running: Any) -> Any:
+        return logs.unpacked(running, self._log_shapes)
 
     def _opened(self, state: Any) -> Any:
         state = self._strategy.on_devices(state)

@@ -60,6 +60,11 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start:start + size].view(dtype).reshape(shape)
 
 
+def is_aligned(array: np.ndarray) -> bool:
+    """Returns whether JAX's CPU devices can use the array's memory as it is."""
+    return array.ctypes.data % _ALIGNMENT == 0
+
+
 def is_array_tree(value: Any) -> bool:
     """Returns whether `value` is an array, a list of numbers, or a tree with such leaves (and at least one)."""
     leaves = jax.tree.leaves(value, is_leaf=is_leaf)

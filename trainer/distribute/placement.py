@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from trainer.data import HostArrays
-from trainer.data.arrays import aligned_empty, canonical_dtype
+from trainer.data.arrays import aligned_empty, canonical_dtype, is_aligned
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
@@ -33,6 +34,12 @@ class PlacedGroup:
     count: int
     rows: int
     first: int
+
+    @functools.cached_property
+    def spec(self) -> Any:
+        """What groups that one executable can run have in common: their structure, shapes and dtypes; hashable."""
+        leaves, structure = jax.tree.flatten((self.data, self.mask))
+        return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:
@@ -61,10 +68,16 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
       sharding: where each goes.
       multiple: what their rows are padded to a multiple of; the padding is never read.
     """
+    devices = list(sharding.device_set)
+    on_cpu = devices[0].platform == "cpu"
+
     def placed(array: np.ndarray) -> jax.Array:
-        rows = -(-array.shape[0] // multiple) * multiple
-        # On CPU the copy is what the devices then use, all of them the same; elsewhere it is dropped again.
-        copy = aligned_empty((rows, *array.shape[1:]), canonical_dtype(array.dtype))
+        rows, dtype = -(-array.shape[0] // multiple) * multiple, canonical_dtype(array.dtype)
+        # A CPU device would use aligned memory as it is, and several devices copy what is not once for each of them.
+        jax_copies = not on_cpu or (len(devices) == 1 and not is_aligned(array))
+        if jax_copies and (rows, dtype) == (array.shape[0], array.dtype):
+            return jax.device_put(array, sharding)
+        copy = aligned_empty((rows, *array.shape[1:]), dtype)
         copy[:array.shape[0]] = array
         copy[array.shape[0]:] = 0
         return jax.device_put(copy, sharding)

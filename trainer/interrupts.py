@@ -1,0 +1,68 @@
+"""Ctrl-C, held off while it would do harm.
+
+Owns the signal handler of a run. What is protected, and why, is the business of whoever runs it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import TracebackType
+from typing import Any
+
+
+class Interrupts:
+    """Lets Ctrl-C take effect only outside of certain blocks, as long as this context is open.
+
+    The handler is set once and not for each block, because setting it takes longer than a small step.
+
+    Example:
+      >>> with Interrupts() as interrupts:
+      ...     with interrupts.deferred:
+      ...         pass
+    """
+
+    def __init__(self) -> None:
+        self.deferred = _Deferred()
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        handler = signal.getsignal(signal.SIGINT)
+        # Python calls handlers in the main thread only, and only there may they be set.
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            self._before = self.deferred.handler = handler
+            signal.signal(signal.SIGINT, self.deferred.handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Somebody may have set another handler in the meantime, which is then theirs to keep.
+        if self._before is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
+            signal.signal(signal.SIGINT, self._before)
+
+
+class _Deferred:
+    """A block in which signals wait."""
+
+    def __init__(self) -> None:
+        self.handler: Any = None
+        self._is_inside = False
+        self._received: tuple[Any, ...] | None = None
+
+    def handle(self, *signal_and_frame: Any) -> None:
+        if self._is_inside:
+            self._received = signal_and_frame
+        else:
+            self.handler(*signal_and_frame)
+
+    def __enter__(self) -> None:
+        self._is_inside = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_inside = False
+        received, self._received = self._received, None
+        if received is not None:
+            self.handler(*received)
