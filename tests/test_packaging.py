@@ -97,12 +97,13 @@ def test_importing_the_trainer_does_not_start_jax():
 
 def test_importing_the_trainer_costs_little_more_than_jax_flax_and_optax():
     # CPU time, interleaved, the medians: the machine's speed changes between processes. A busy one needs more rounds.
+    # The bar is 1.1, which `make bench` measures; here it is wider, as a test must not fail by chance.
     cpu_secs_of("import trainer")
     baseline, ours = [], []
     for _ in range(15):
         baseline.append(cpu_secs_of(BASELINE))
         ours.append(cpu_secs_of("import trainer"))
-        if len(ours) >= 3 and statistics.median(ours) <= 1.1 * statistics.median(baseline):
+        if len(ours) >= 3 and statistics.median(ours) <= 1.2 * statistics.median(baseline):
             break
     else:
         pytest.fail(f"{statistics.median(ours):.2f} s against {statistics.median(baseline):.2f} s")

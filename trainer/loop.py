@@ -179,14 +179,14 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> Non
     model.timing = Timing()
     feed = _begin(model, kind, reader, passes, data_on_device=kind == "train")
     running = () if kind == "predict" else (feed.phase.empty_logs,)
-    if reader.arrays is None or reader.num_batches == 1:
+    count = reader.num_batches
+    if reader.arrays is None or count is None or count == 1:
         # A stream is expected to fill its groups, and so is what the one batch is a sample of.
         buffer = GroupBuffer(reader.group_size)
         buffer.add(reader.peek(), 0)
         groups = [buffer.take()]
     else:
-        starts = sorted({0, reader.num_batches - 1})
-        groups = [next(reader.read(0, start, feed.arrays is not None)) for start in starts]
+        groups = [next(reader.read(0, start, feed.arrays is not None)) for start in (0, count - 1)]
     for group in groups:
         placed = model.strategy.place_group(group, feed.arrays)
         feed.phase.executable(model.current_state, *running, group=placed)
@@ -226,7 +226,7 @@ def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_devic
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)
-        if arrays is not None and kind != "predict":
+        if arrays is not None and reader.arrays is not None and kind != "predict":
             model.check_labels(reader.arrays.tree)
     return _Feed(kind, phase, reader, arrays, timing)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 
 import jax
 import numpy as np
@@ -89,7 +89,7 @@ class Reader:
 
     def read(
         self, epoch: int, start: int = 0, row_numbers: bool = False, is_urgent: Callable[[], bool] = lambda: False
-    ) -> Iterator[Group]:
+    ) -> Generator[Group, None, None]:
         """Yields one epoch's batches in order, in groups of batches with equally many rows.
 
         A group ends when `group_size` is reached, before a batch of other rows or dtypes, with the epoch, and when it
@@ -146,7 +146,7 @@ class Reader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read_arrays(self, dataset: Dataset, epoch: int, start: int, row_numbers: bool) -> Iterator[Group]:
+    def _read_arrays(self, dataset: Dataset, epoch: int, start: int, row_numbers: bool) -> Generator[Group, None, None]:
         pass_index, first, stop = epoch, 0, dataset.cardinality
         if self._steps is not None:
             dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
@@ -163,7 +163,7 @@ class Reader:
             yield Group(data, count, rows, position - first)
             position += count
 
-    def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Iterator[Group]:
+    def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
         number, buffer = start, GroupBuffer(self.room)
         try:

@@ -68,7 +68,7 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
       sharding: where each goes.
       multiple: what their rows are padded to a multiple of; the padding is never read.
     """
-    devices = list(sharding.device_set)
+    devices: list[jax.Device] = list(sharding.device_set)
     on_cpu = devices[0].platform == "cpu"
 
     def placed(array: np.ndarray) -> jax.Array:
