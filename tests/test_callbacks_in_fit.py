@@ -12,10 +12,19 @@ from tests.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer import callbacks as cb
 
 
+@pytest.fixture(autouse=True, params=["auto", 1, 3], ids=lambda steps: f"{steps}_steps")
+def fusing(request, monkeypatch):
+    """How many steps every model of these tests fuses: as many as the trainer likes, none, and so many."""
+    monkeypatch.setitem(globals(), "STEPS_PER_EXECUTION", request.param)
+
+
+STEPS_PER_EXECUTION = "auto"
+
+
 def make_model(optimizer="sgd"):
     with mirrored(2).scope():
         model = trainer.Model(LinenMLP(), seed=1)
-        model.compile(optimizer, logits_loss(), metrics=["accuracy"])
+        model.compile(optimizer, logits_loss(), metrics=["accuracy"], steps_per_execution=STEPS_PER_EXECUTION)
     return model
 
 
@@ -150,9 +159,10 @@ def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
         arguments = data or (batches.map(lambda x, y: (x, y)),)
         model.fit(*arguments, batch_size=8 if data else None, shuffle=False, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
-    assert [batch for batch, _ in some.seen] == [2, 3, 8, 10] * 2
+    ends = {"auto": [2, 3, 8, 10], 3: [2, 3, 5, 8, 10], 1: list(range(11))}[STEPS_PER_EXECUTION]
+    assert [batch for batch, _ in some.seen] == ends * 2
     assert set(some.seen) <= set(every.seen)
-    assert none.seen == some.seen[:4]
+    assert none.seen == some.seen[:len(ends)]
     for other in weights[1:]:
         for mine, theirs in zip(weights[0], other, strict=True):
             np.testing.assert_array_equal(mine, theirs)

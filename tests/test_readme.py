@@ -57,8 +57,16 @@ def test_the_big_step_is_one_update():
     assert run(BLOCKS[5])["model"].optimizer.iterations == 1
 
 
+def test_what_was_compiled_ahead_is_not_compiled_again(capsys):
+    names = run(BLOCKS[6])
+    assert names["secs"] > 0
+    timing = names["history"].timing
+    assert timing["compile"] < 0.2 * names["secs"]
+    assert str(timing) in capsys.readouterr().out
+
+
 def test_every_python_block_is_run():
-    assert len(BLOCKS) == README.count("```python") == 6
+    assert len(BLOCKS) == README.count("```python") == 7
 
 
 def test_strategies_are_listed():
