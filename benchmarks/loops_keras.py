@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 os.environ["KERAS_BACKEND"] = "jax"  # read by the import of Keras
 
@@ -54,7 +54,9 @@ def new_model(workload: Workload, steps_per_execution: int) -> keras.Model:
     return model
 
 
-def _candidates(workload: Workload, call: Callable) -> dict[str, Callable[[int], int]]:
+def _candidates(
+    workload: Workload, call: Callable, counts: Sequence[int] = STEPS_PER_EXECUTION
+) -> dict[str, Callable[[int], int]]:
     data = workload.data()
     if workload.replicas > 1:
         keras.distribution.set_distribution(keras.distribution.DataParallel())
@@ -68,14 +70,19 @@ def _candidates(workload: Workload, call: Callable) -> dict[str, Callable[[int],
 
         return run
 
-    return {f"steps_per_execution={count}": candidate(count) for count in STEPS_PER_EXECUTION
+    return {f"steps_per_execution={count}": candidate(count) for count in counts
             if count <= workload.steps}
 
 
-def fit(workload: Workload) -> dict[str, Callable[[int], int]]:
+def fit(workload: Workload, counts: Sequence[int] = STEPS_PER_EXECUTION) -> dict[str, Callable[[int], int]]:
     """Calls `fit` once for all epochs."""
     return _candidates(workload, lambda model, x, y, epochs: model.fit(
-        x, y, batch_size=workload.batch_size, epochs=epochs, verbose=0))
+        x, y, batch_size=workload.batch_size, epochs=epochs, verbose=0), counts)
+
+
+def fit_by_default(workload: Workload) -> dict[str, Callable[[int], int]]:
+    """Calls `fit` once for all epochs, with Keras's default of one step per execution."""
+    return fit(workload, counts=(1,))
 
 
 def evaluate(workload: Workload) -> dict[str, Callable[[int], int]]:
