@@ -29,26 +29,20 @@ def canonical_dtype(dtype: np.dtype) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
 
 
-def gather_rows(array: np.ndarray, index: np.ndarray, room: int | None = None) -> np.ndarray:
-    """Returns `array[index]` along the first axis: an owned copy in its canonical dtype.
+def gather_rows(array: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:
+    """Writes `array[index]`, along the first axis, into `out`.
 
     Args:
       array: shape `(length, ...)`.
-      index: integers of shape `(count, ...)`.
-      room: how many entries the result has room for, by default `count`.
-
-    Returns:
-      An array of shape `(room, *index.shape[1:], *array.shape[1:])`, of which all after `count` is undefined.
+      index: integers of any shape, below `length`.
+      out: shape `(*index.shape, ...)`, of the array's dtype or another.
     """
-    gathered = aligned_empty((room or len(index), *index.shape[1:], *array.shape[1:]), canonical_dtype(array.dtype))
-    rows = gathered[:len(index)]
     # `take` is several times faster for short rows, but would first make a contiguous copy of the whole array.
-    if array.flags.c_contiguous and array.flags.aligned and rows.dtype == array.dtype:
+    if array.flags.c_contiguous and array.flags.aligned and out.dtype == array.dtype:
         # Any mode but "raise" writes into `out` directly.
-        array.take(index, axis=0, out=rows, mode="clip")
+        array.take(index, axis=0, out=out, mode="clip")
     else:
-        rows[...] = array[index]
-    return gathered
+        out[...] = array[index]
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import DataError, aligned_empty, as_arrays, canonical_dtype, check_rows, leaf_names
+from trainer.data.arrays import DataError, as_arrays, canonical_dtype, check_rows, leaf_names
+from trainer.data.buffers import BufferPool
 from trainer.errors import describe
 
 Batch = Any
@@ -90,6 +91,16 @@ class BatchSpec:
         leaves, structure = jax.tree.flatten(batch)
         return cls(structure, tuple(leaf.shape for leaf in leaves), tuple(leaf.dtype for leaf in leaves))
 
+    def is_kept_by(self, element: Any) -> bool:
+        """Returns whether an element is a batch of this structure and dtypes, and these shapes except for the rows."""
+        leaves, structure = jax.tree.flatten(element)
+        if structure != self.structure or type(leaves[0]) is not np.ndarray or not leaves[0].ndim or not len(leaves[0]):
+            return False
+        rows = len(leaves[0])
+        # Subclasses, such as masked arrays, are for `as_batch` to look at.
+        return all(type(leaf) is np.ndarray and leaf.dtype == dtype and leaf.shape == (rows, *shape[1:])
+                   for leaf, shape, dtype in zip(leaves, self.shapes, self.dtypes, strict=True))
+
     def check(self, batch: Batch) -> None:
         """Raises DataError unless `batch` has this structure, these shapes except for the rows, and these kinds."""
         leaves, structure = jax.tree.flatten(batch)
@@ -101,6 +112,24 @@ class BatchSpec:
                 raise DataError(f"`{leaf_names(batch)[position]}` is not like that of the first batch. "
                                 f"Received: shape {leaf.shape} and dtype {leaf.dtype}. "
                                 f"Expected: shape {shape} and dtype {dtype}; only the first dimension may differ.")
+
+
+class BatchConverter:
+    """Turns the elements of a pipeline into batches, quickly for those that are like the one before.
+
+    What a slow pipeline does next waits for this, so every microsecond counts.
+    """
+
+    def __init__(self) -> None:
+        self._spec: BatchSpec | None = None
+
+    def __call__(self, element: Any) -> Batch:
+        """Returns what `as_batch` returns, and raises what it raises."""
+        if self._spec is not None and self._spec.is_kept_by(element):
+            return element
+        batch = as_batch(element)
+        self._spec = BatchSpec.of(batch)
+        return batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +156,13 @@ class GroupBuffer:
 
     Args:
       capacity: how many batches fit.
+      pool: where the memory comes from.
     """
 
-    def __init__(self, capacity: int):
+    def __init__(self, capacity: int, pool: BufferPool | None = None):
         self.count = 0
         self._capacity = capacity
+        self._pool = pool or BufferPool()
         self._buffers: list[np.ndarray] = []
         self._structure: jax.tree_util.PyTreeDef | None = None
         self._first = 0
@@ -153,7 +184,7 @@ class GroupBuffer:
         leaves, structure = jax.tree.flatten(batch)
         if self.count == 0:
             self._structure = structure
-            self._buffers = [aligned_empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
+            self._buffers = [self._pool.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
             self._first = number
         for leaf, buffer in zip(leaves, self._buffers, strict=True):
             buffer[self.count] = leaf

@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.data.arrays import as_arrays, check_positive_int, check_rows
 from trainer.data.batches import Batch, as_batch
+from trainer.data.buffers import BufferPool
 from trainer.data.host_arrays import HostArrays
 from trainer.data.order import Count, Order, clip, is_finite
 
@@ -226,12 +227,13 @@ class Dataset:
                 parts.append(index)
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def gather(self, index: np.ndarray, room: int | None = None) -> Batch:
+    def gather(self, index: np.ndarray, room: int | None = None, pool: BufferPool | None = None) -> Batch:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`.
 
-        With a `room`, the first axis is that long, and undefined after the length of `index`.
+        With a `room`, the first axis is that long, and undefined after the length of `index`. The memory comes from
+        `pool`.
         """
-        return self._arrays.gather(index, room)
+        return self._arrays.gather(index, room, pool or BufferPool())
 
     def require_batched(self) -> Batching:
         """Returns how rows make batches.

@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.data.arrays import DataError, check_positive_int
 from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer
+from trainer.data.buffers import BufferPool
 from trainer.data.dataset import Dataset
 from trainer.data.host_arrays import HostArrays
 from trainer.data.order import clip, is_finite
@@ -56,6 +57,7 @@ class Reader:
         self.exhausted = False
         self._stream: _Stream | None = None
         self._spec: BatchSpec | None = None
+        self._pool = BufferPool()
 
     @property
     def num_batches(self) -> int | None:
@@ -159,13 +161,13 @@ class Reader:
                 data = np.zeros((room, rows), np.int32)
                 data[:count] = index
             else:
-                data = dataset.gather(index, room)
+                data = dataset.gather(index, room, self._pool)
             yield Group(data, count, rows, position - first)
             position += count
 
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
-        number, buffer = start, GroupBuffer(self.room)
+        number, buffer = start, GroupBuffer(self.room, self._pool)
         try:
             while self._steps is None or number < self._steps:
                 batch = self._next_batch(stream, number)
@@ -226,7 +228,8 @@ class Reader:
             batch = stream.next()
             if batch is not None:
                 self._spec = self._spec or BatchSpec.of(batch)
-                self._spec.check(batch)
+                if not self._spec.is_kept_by(batch):
+                    self._spec.check(batch)
             return batch
         except DataError as error:
             raise DataError(f"The data cannot be used at batch {number}: {error}") from error

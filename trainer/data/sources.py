@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainer.data.arrays import DataError
-from trainer.data.batches import Batch, as_batch, unpack_x_y_sample_weight
+from trainer.data.batches import Batch, BatchConverter, unpack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
 from trainer.data.order import Count, is_finite
@@ -75,10 +75,10 @@ class IterableSource:
         self.is_one_shot = hasattr(iterable, "__next__")
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
-        iterator = iter(self._iterable)
+        iterator, convert = iter(self._iterable), BatchConverter()
         try:
             for element in itertools.islice(iterator, start, None):
-                yield as_batch(element)
+                yield convert(element)
         finally:
             # The user's own iterator stays theirs to continue; one that this pass opened ends with it.
             if not self.is_one_shot and hasattr(iterator, "close"):
@@ -105,8 +105,9 @@ class IndexedSource:
         self._seed = seed
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+        convert = BatchConverter()
         for index in self._indices(pass_index, start):
-            yield as_batch(self._items[index])
+            yield convert(self._items[index])
         if hasattr(self._items, "on_epoch_end"):
             self._items.on_epoch_end()
 

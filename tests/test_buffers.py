@@ -1,0 +1,62 @@
+"""Memory of batches is used again, but never while anything can still see it."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import numpy as np
+
+from trainer.data import Reader, adapt
+from trainer.data.buffers import BufferPool
+
+
+def test_memory_is_used_again_once_no_view_of_it_is_left():
+    pool = BufferPool()
+    array = pool.empty((4, 8), np.float32)
+    address = array.ctypes.data
+    row = array[1]
+    del array
+    other = pool.empty((8, 4), np.int32)
+    assert other.ctypes.data != address, "a row of it is still in use"
+    del row
+    assert pool.empty((16, 2), np.float32).ctypes.data == address
+
+
+def test_memory_that_a_device_works_on_is_not_used_again():
+    pool = BufferPool()
+    array = pool.empty((64, 64), np.float32)
+    array[:] = 1
+    address = array.ctypes.data
+    placed = jax.device_put(array, jax.devices()[0])
+    assert placed.unsafe_buffer_pointer() == address, "JAX uses the memory itself, or this tests nothing"
+    del array
+    for _ in range(3):
+        pool.empty((64, 64), np.float32)[:] = 2
+    assert float(placed.min()) == 1
+    result = placed + 1  # may still run when the last reference goes
+    del placed
+    for _ in range(3):
+        pool.empty((64, 64), np.float32)[:] = 3
+    assert float(result.min()) == float(result.max()) == 2
+    gc.collect()
+
+
+def test_a_reader_needs_no_new_memory_for_each_group():
+    reader = Reader(adapt(_batches()), group_size=2)
+    addresses, values = set(), []
+    for group in reader.read(0):
+        addresses.add(group.data.ctypes.data)
+        values += group.data[:group.count, 0, 0].tolist()
+        del group
+    assert values == list(range(12))
+    assert len(addresses) <= 2
+
+
+def test_groups_that_are_kept_stay_as_they_are():
+    groups = list(Reader(adapt(_batches()), group_size=2).read(0))
+    assert [value for group in groups for value in group.data[:group.count, 0, 0].tolist()] == list(range(12))
+
+
+def _batches():
+    return (np.full((4, 2), number, np.float32) for number in range(12))
