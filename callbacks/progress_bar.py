@@ -27,8 +27,8 @@ class ProgressBar(Callback):
     """Prints the progress and the logs of every epoch, of `evaluate`, and of `predict`.
 
     In a terminal, with `verbose=1`, a bar is drawn while batches run, with the steps, the remaining time and the logs
-    so far; its last state stays. How long compiling took is shown with the epoch that it delayed, and a line at the
-    end of `fit` says where the time went. With `verbose=2`, and wherever the output is no terminal (a pipe, a
+    of a moment ago; its last state stays. How long compiling took is shown with the epoch that it delayed, and a line
+    at the end of `fit` says where the time went. With `verbose=2`, and wherever the output is no terminal (a pipe, a
     notebook, CI), there is one line for each epoch, in standard output. A validation inside `fit` has no bar; its logs
     are in the epoch's line.
 
@@ -59,6 +59,7 @@ class ProgressBar(Callback):
         self._pace = Pace()
         self._compiled_secs = 0.0  # that were shown already
         self._line: TerminalLine | None = None
+        self._logs: Mapping[str, Any] = {}  # of the last execution
         self._drawn_at = float("-inf")
 
     def set_params(self, params: Mapping[str, Any]) -> None:
@@ -110,8 +111,11 @@ class ProgressBar(Callback):
             return
         self._pace.reach(batch + 1)
         self._has_executed = True
+        logs = {} if phase == "predict" else logs or {}
+        # Those of the execution before, if there was one: the device may still be busy with this one.
+        shown, self._logs = self._logs or logs, logs
         if self._line is not None and time.perf_counter() - self._drawn_at >= _REDRAW_SECS:
-            texts = log_texts({} if phase == "predict" else logs or {})
+            texts = log_texts(shown)
             self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *texts])
 
     def _begin_unless_inside(self, phase: str, title: str) -> None:
@@ -129,6 +133,7 @@ class ProgressBar(Callback):
     def _begin(self, title: str) -> None:
         self._title = title
         self._pace = Pace()
+        self._logs = {}
         console = self._terminal() if self._verbose == 1 else None
         self._line = None if console is None else TerminalLine(console)
         if self._line is not None:

@@ -138,6 +138,23 @@ def test_a_callback_that_raises_leaves_no_thread_and_a_model_that_goes_on():
     assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
 
 
+def test_predict_ends_with_the_batch_at_which_a_callback_stops_it():
+    class Stops(trainer.callbacks.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_predict_batch_end(self, batch, logs=None):
+            self.seen.append(batch)
+            self.model.stop_predicting = batch == 2
+
+    x, _, _ = classification(40)
+    model = make_model()
+    whole = model.predict(x, batch_size=8, verbose=0)
+    stops = Stops()
+    np.testing.assert_array_equal(model.predict(x, batch_size=8, callbacks=[stops], verbose=0), whole[:24])
+    assert stops.seen == [0, 1, 2]
+
+
 def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
     class Looks(trainer.callbacks.Callback):
         def __init__(self, batches):

@@ -140,7 +140,11 @@ def test_the_bar_follows_the_batches(clock, screen):
     assert shown(screen) == [f"Epoch 1/1 {bar} 1/10 - ETA 4:30 - 30s/step - loss: 0.5000"]
     clock.now += 2
     callbacks.on_execution_end("train", 2, {"loss": 0.25})
-    assert shown(screen) == [f"Epoch 1/1 {bar} 3/10 - ETA 7s - 1s/step - loss: 0.2500"]
+    # The logs are those of an execution that is done by now.
+    assert shown(screen) == [f"Epoch 1/1 {bar} 3/10 - ETA 7s - 1s/step - loss: 0.5000"]
+    clock.now += 1
+    callbacks.on_execution_end("train", 3, {"loss": 0.125})
+    assert shown(screen) == [f"Epoch 1/1 {bar} 4/10 - ETA 6s - 1s/step - loss: 0.2500"]
     callbacks.on_epoch_end(0, {"loss": 0.2})
     screen.truncate(0)
     callbacks.on_epoch_begin(1)

@@ -40,6 +40,7 @@ class CompiledModel(BuiltModel):
         super().__init__(module, seed=seed, name=name)
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self.timing = Timing()
+        self.timing.end()
         self._trainable = True
         self._is_compiled = False
         self._loss, self._metrics = CompiledLoss(None), CompiledMetrics()

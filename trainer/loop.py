@@ -87,46 +87,45 @@ def fit(
                          "validations are due. Pass data that can be iterated anew, or `validation_steps`: each "
                          "validation then takes the next batches.")
     model.stop_training = False
-    timing = model.timing = Timing()
-    # All epochs count, not those that are left: a resumed run decides alike.
-    train = _begin(model, "train", reader, passes=epochs, data_on_device=True)
-    test = None if validation is None else _begin(model, "test", validation, passes=validations)
-    validation_names = test.phase.log_names if test else ()
-    callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
-    logs: Any = {}
-    with timing.measure("callbacks"):
-        callbacks.on_train_begin()
-    for epoch in range(initial_epoch, epochs):
-        if reader.ran_out():
-            break
+    with _timed(model) as timing:
+        # All epochs count, not those that are left: a resumed run decides alike.
+        train = _begin(model, "train", reader, passes=epochs, data_on_device=True)
+        test = None if validation is None else _begin(model, "test", validation, passes=validations)
+        validation_names = test.phase.log_names if test else ()
+        callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
+        logs: Any = {}
         with timing.measure("callbacks"):
-            callbacks.on_epoch_begin(epoch)
-        logs = _lazy_logs(train, _run_epoch(model, train, callbacks, epoch))
-        if test is not None and _is_due(epoch, validation_freq):
-            test.reader.peek()  # a generator may have nothing left
-            for name, value in _evaluate(model, test, callbacks).items():
-                logs[f"val_{name}"] = value
+            callbacks.on_train_begin()
+        for epoch in range(initial_epoch, epochs):
+            if reader.ran_out():
+                break
+            with timing.measure("callbacks"):
+                callbacks.on_epoch_begin(epoch)
+            logs = _lazy_logs(train, _run_epoch(model, train, callbacks, epoch))
+            if test is not None and _is_due(epoch, validation_freq):
+                test.reader.peek()  # a generator may have nothing left
+                for name, value in _evaluate(model, test, callbacks).items():
+                    logs[f"val_{name}"] = value
+            with timing.measure("callbacks"):
+                callbacks.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
         with timing.measure("callbacks"):
-            callbacks.on_epoch_end(epoch, logs)
-        if model.stop_training:
-            break
-    with timing.measure("callbacks"):
-        callbacks.on_train_end(logs)
-    timing.end()
+            callbacks.on_train_end(logs)
 
 
 def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
     """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
-    model.timing = Timing()
-    return _evaluate(model, _begin(model, "test", reader, passes=1), callbacks)
+    with _timed(model):
+        return _evaluate(model, _begin(model, "test", reader, passes=1), callbacks)
 
 
 def _evaluate(model: Trainee, feed: _Feed, callbacks: CallbackList) -> dict[str, Any]:
     model.stop_evaluating = False
-    with model.timing.measure("callbacks"):
+    with feed.timing.measure("callbacks"):
         callbacks.on_test_begin()
     logs = _lazy_logs(feed, _run_epoch(model, feed, callbacks, epoch=0))
-    with model.timing.measure("callbacks"):
+    with feed.timing.measure("callbacks"):
         callbacks.on_test_end(logs)
         return dict(logs)
 
@@ -137,38 +136,47 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
     """
     model.stop_predicting = False
-    model.timing = Timing()
-    feed = _begin(model, "predict", reader, passes=1)
-    callbacks.on_predict_begin()
-    ahead: collections.deque[tuple[PlacedGroup, Any]] = collections.deque()
-    per_batch = callbacks.wants_batch_hooks("predict")
-    with _placed(model, feed, epoch=0) as groups:
-        for group in groups:
-            state = model.current_state
-            outputs = feed.phase.executable(state, group=group)(state)
-            # Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
-            for index in range(group.count if per_batch else 0):
-                callbacks.on_predict_batch_begin(group.first + index, {})
-                callbacks.on_predict_batch_end(group.first + index, _output_logs(group, outputs, index))
-            ahead.append((group, outputs))
-            callbacks.on_execution_end("predict", group.first + group.count - 1, _output_logs(group, outputs))
-            if len(ahead) > MAX_IN_FLIGHT:
-                yield from _on_host(*ahead.popleft())
-            if model.stop_predicting:
-                break
-    while ahead:
-        yield from _on_host(*ahead.popleft())
-    callbacks.on_predict_end()
+    with _timed(model):
+        feed = _begin(model, "predict", reader, passes=1)
+        callbacks.on_predict_begin()
+        ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
+        per_batch = callbacks.wants_batch_hooks("predict")
+        with _placed(model, feed, epoch=0) as groups:
+            for group in groups:
+                state, count = model.current_state, group.count
+                outputs = feed.phase.executable(state, group=group)(state)
+                # Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
+                if per_batch:
+                    count = _call_for_each_batch(model, callbacks, group, outputs)
+                ahead.append((group, outputs, count))
+                callbacks.on_execution_end("predict", group.first + count - 1, _output_logs(group, outputs, count - 1))
+                if len(ahead) > MAX_IN_FLIGHT:
+                    yield from _on_host(*ahead.popleft())
+                if model.stop_predicting:
+                    break
+        while ahead:
+            yield from _on_host(*ahead.popleft())
+        callbacks.on_predict_end()
+
+
+def _call_for_each_batch(model: Trainee, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
+    """Calls the hooks of prediction for the batches of a group; returns how many before `stop_predicting`."""
+    for index in range(group.count):
+        callbacks.on_predict_batch_begin(group.first + index, {})
+        callbacks.on_predict_batch_end(group.first + index, _output_logs(group, outputs, index))
+        if model.stop_predicting:
+            return index + 1
+    return group.count
 
 
 def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
     """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
-    model.timing = Timing()
-    feed = _begin(model, kind, reader, passes=1)
-    group = model.strategy.place_group(next(iter(reader.read(0))))
-    with feed.interrupts:
-        running = _execute(model, feed, group, 0, 1, feed.phase.empty_logs)
-    return feed.phase.fetch_results(running)
+    with _timed(model):
+        feed = _begin(model, kind, reader, passes=1)
+        group = model.strategy.place_group(next(reader.read(0)))
+        with feed.interrupts:
+            running = _execute(model, feed, group, 0, 1, feed.phase.empty_logs)
+        return feed.phase.fetch_results(running)
 
 
 def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> None:
@@ -176,23 +184,35 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> Non
 
     That is for full batches and, of data whose length is known, for a shorter last one.
     """
-    model.timing = Timing()
-    feed = _begin(model, kind, reader, passes, data_on_device=kind == "train")
-    running = () if kind == "predict" else (feed.phase.empty_logs,)
-    count = reader.num_batches
-    if reader.arrays is None or count is None or count == 1:
-        # A stream is expected to fill its groups, and so is what the one batch is a sample of.
-        buffer = GroupBuffer(reader.group_size)
-        buffer.add(reader.peek(), 0)
-        groups = [buffer.take()]
-    else:
-        groups = [next(reader.read(0, start, feed.arrays is not None)) for start in (0, count - 1)]
-    for group in groups:
-        placed = model.strategy.place_group(group, feed.arrays)
-        feed.phase.executable(model.current_state, *running, group=placed)
-    if running:
-        feed.phase.fetch_results(feed.phase.empty_logs)
-    model.timing.end()
+    with _timed(model):
+        feed = _begin(model, kind, reader, passes, data_on_device=kind == "train")
+        running = () if kind == "predict" else (feed.phase.empty_logs,)
+        count = reader.num_batches
+        if reader.arrays is None or count is None or count == 1:
+            # A stream is expected to fill its groups, and so is what the one batch is a sample of.
+            buffer = GroupBuffer(reader.group_size)
+            buffer.add(reader.peek(), 0)
+            groups = [buffer.take()]
+        else:
+            groups = [next(reader.read(0, start, feed.arrays is not None)) for start in (0, count - 1)]
+        for group in groups:
+            placed = model.strategy.place_group(group, feed.arrays)
+            feed.phase.executable(model.current_state, *running, group=placed)
+        if running:
+            feed.phase.fetch_results(feed.phase.empty_logs)
+
+
+@contextlib.contextmanager
+def _timed(model: Trainee) -> Iterator[Timing]:
+    """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
+    outer, timing = model.timing, Timing()
+    model.timing = timing
+    try:
+        yield timing
+    finally:
+        timing.end()
+        if outer.is_running:
+            model.timing = outer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +242,8 @@ def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_devic
         batch = reader.peek()
     with timing.measure("compile"):
         phase = model.prepared_phase(kind, batch)
-    phase.begin_run(timing)
+    phase.begin_run()
+    phase.timing = timing
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)
@@ -233,6 +254,7 @@ def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_devic
 
 def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int) -> Running:
     kind, timing = feed.kind, feed.timing
+    feed.phase.timing = timing  # a callback may have run the phase, with another clock, in the meantime
     running = feed.phase.empty_logs
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
@@ -315,13 +337,13 @@ def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:
     return LazyLogs(feed.phase.log_names, functools.partial(feed.phase.fetch_results, running))
 
 
-def _output_logs(group: PlacedGroup, outputs: Any, index: int = -1) -> LazyLogs:
-    return LazyLogs(("outputs",), lambda: {"outputs": list(_on_host(group, outputs))[index]})
+def _output_logs(group: PlacedGroup, outputs: Any, index: int) -> LazyLogs:
+    return LazyLogs(("outputs",), lambda: {"outputs": list(_on_host(group, outputs, index + 1))[index]})
 
 
-def _on_host(group: PlacedGroup, outputs: Any) -> Iterator[Any]:
+def _on_host(group: PlacedGroup, outputs: Any, count: int) -> Iterator[Any]:
     outputs = jax.device_get(outputs)
-    for index in range(group.count):
+    for index in range(count):
         yield jax.tree.map(lambda leaf, at=index: leaf[at, : group.rows], outputs)
 
 

@@ -62,6 +62,12 @@ class CompiledPhase:
       steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
       eager: whether the step runs uncompiled, operation by operation, as one replica.
       compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
+
+    Attributes:
+      timing: the clock that compiling and waiting count for; assigned by whoever runs the phase.
+      steps_per_execution: see above, decided by `prepare`.
+      empty_logs: the running logs of an epoch without steps, packed.
+      log_names: the names of the logs.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class CompiledPhase:
         self._execute: Any = None  # a function, once `prepare` has seen a batch
         self._executables: dict[Any, Any] = {}  # that function compiled, by the shapes of a group
         self._guard = CompileGuard(compile_guard, f"{kind} step")
-        self._timing = Timing()
+        self.timing = Timing()
         self._traced: set[Any] = set()
         self._results: Any = None  # a compiled function, likewise
         self.steps_per_execution = 1
@@ -90,9 +96,9 @@ class CompiledPhase:
     def prepare(self, state: Any, batch: Any) -> None:
         """Traces a step on the shapes of a host batch, so that data it cannot take are refused before it compiles.
 
-        The first time, it also sets `steps_per_execution`, `empty_logs` (the running logs of an epoch without steps,
-        packed) and `log_names`. How many steps "auto" fuses follows from the cost of the program, never from a clock,
-        so a resumed run decides alike. An eager step runs instead, as its code need not be traceable.
+        The first time, it also sets `steps_per_execution`, `empty_logs` and `log_names`. How many steps "auto" fuses
+        follows from the cost of the program, never from a clock, so a resumed run decides alike. An eager step runs
+        instead, as its code need not be traceable.
         """
         leaves, structure = jax.tree.flatten(batch)
         spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -153,13 +159,12 @@ class CompiledPhase:
 
         They are floats, or numpy arrays where a metric has several values. Waits for the steps that the logs are of.
         """
-        with self._timing.measure("device"):
+        with self.timing.measure("device"):
             values = jax.device_get(self._results(running))
         return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}
 
-    def begin_run(self, timing: Timing) -> None:
-        """Notes that a run begins, whose compilations count for `timing` and are watched from anew."""
-        self._timing = timing
+    def begin_run(self) -> None:
+        """Notes that a run begins, whose compilations are watched from anew."""
         self._guard.begin_run()
 
     def executable(
@@ -189,7 +194,7 @@ class CompiledPhase:
         batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
         self._guard.check(jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
-        with self._timing.measure("compile"):
+        with self.timing.measure("compile"):
             return self._execute.lower(*arguments).compile()
 
     def _execution(self, run: Callable[..., Any], state: Any) -> Callable[..., Any]:

@@ -46,6 +46,11 @@ class Timing:
         """Returns the seconds of a category so far, without a measurement that is still open."""
         return self._secs[category]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the run goes on."""
+        return self._end is None
+
     def end(self) -> None:
         """Stops the clock: the run is over."""
         self._end = time.perf_counter()
