@@ -176,7 +176,7 @@ class Callback:
         batches it runs at once.
 
         Args:
-          phase: "train", "test" or "predict".
+          phase: "train" or "test".
           batch: the number of the first batch of the execution, counted from 0 in the epoch.
         """
         return None

@@ -6,6 +6,7 @@ Owns the order of calls, and the knowledge of which hooks anybody listens to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 from trainer.callbacks.callback import Callback
@@ -91,8 +92,16 @@ class CallbackList(Callback):
         return any(map(self.wants, _BATCH_HOOKS[phase]))
 
     def next_look(self, phase, batch):
-        looks = [callback.next_look(phase, batch) for callback in self.callbacks]
-        return min((look for look in looks if look is not None), default=None)
+        looks = []
+        for callback in self.callbacks:
+            look = callback.next_look(phase, batch)
+            if look is None:
+                continue
+            if not isinstance(look, Integral) or isinstance(look, bool) or look < batch:
+                raise ValueError(f"`{type(callback).__name__}.next_look` must return the number of a batch, {batch} or "
+                                 f"a later one, or None. Received: {look!r}.")
+            looks.append(int(look))
+        return min(looks, default=None)
 
     def check_monitors(self, available: Iterable[str]) -> None:
         """Lets the callbacks that monitor a log refuse one that will not exist.

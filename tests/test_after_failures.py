@@ -91,3 +91,35 @@ def test_arrays_of_the_optimizer_stay_valid_while_training_goes_on():
     model.fit(x, y, verbose=0)
     for array, value in zip(held, before, strict=True):
         np.testing.assert_array_equal(array, value)
+
+
+@pytest.mark.usefixtures("default_interrupts")
+def test_an_interrupt_reaches_a_handler_that_a_callback_put_before_the_present_one():
+    received = []
+
+    def chain(batch, logs):
+        if not received:
+            present = signal.getsignal(signal.SIGINT)
+            signal.signal(signal.SIGINT, lambda *arguments: received.append(batch) or present(*arguments))
+            received.append("set")
+
+    def interrupt(epoch, logs):
+        if epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    x, y, _ = classification(16)
+    callbacks = trainer.callbacks.LambdaCallback(on_train_batch_end=chain, on_epoch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compiled().fit(x, y, epochs=3, verbose=0, callbacks=[callbacks])
+    assert received == ["set", 0]
+
+
+def test_steps_without_logs_are_not_queued_without_end():
+    class Silent(trainer.Model):
+        def train_step(self, state, batch):
+            return {}, super().train_step(state, batch)[1]
+
+    x, y, _ = classification(16)
+    model = compiled(Silent)
+    assert model.fit(x, y, epochs=2, verbose=0).history == {}
+    assert model._phases["train"].empty_logs, "there is something to wait for"

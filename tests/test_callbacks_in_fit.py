@@ -183,3 +183,14 @@ def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
     for other in weights[1:]:
         for mine, theirs in zip(weights[0], other, strict=True):
             np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("look", [-1, 0, True, 1.5, "1"])
+def test_a_look_that_is_no_later_batch_is_refused(look):
+    class Looks(trainer.callbacks.Callback):
+        def next_look(self, phase, batch):
+            return look
+
+    x, y, _ = classification(32)
+    with pytest.raises(ValueError, match=r"`Looks.next_look` must return the number of a batch, \d or a later one"):
+        make_model().fit(x, y, batch_size=8, callbacks=[Looks()], verbose=0)

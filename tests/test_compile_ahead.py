@@ -57,7 +57,7 @@ def test_fit_after_it_compiles_nothing_and_trains_alike(way):
 
 def test_evaluate_and_predict_compile_ahead_too():
     model = make_model()
-    model.compile_ahead((x, y), batch_size=8, phases=("test", "predict"))
+    model.compile_ahead((x, y), batch_size=8, epochs=1, phases=("test", "predict"))
     make_model().evaluate(x, y, batch_size=8, verbose=0)
     with count_compilations() as compiled:
         model.evaluate(x, y, batch_size=8, verbose=0)
@@ -65,8 +65,47 @@ def test_evaluate_and_predict_compile_ahead_too():
     assert not compiled
 
 
+def test_the_validation_of_a_later_fit_compiles_ahead_too():
+    model = make_model()
+    model.compile_ahead((x, y), batch_size=8, phases=("train", "test"))
+    with count_compilations() as compiled:
+        model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y), verbose=0)
+    assert not compiled
+
+
+@pytest.mark.parametrize("data", [
+    lambda: Dataset.from_arrays((x, y)).batch(32),
+    lambda: Dataset.from_arrays((x[:16], y[:16])).batch(8).map(lambda x, y: (x, y)),
+], ids=["one batch", "mapped"])
+def test_datasets_of_known_length_compile_ahead(data):
+    model, dataset = make_model(), data()
+    model.compile_ahead(dataset)
+    with count_compilations() as compiled:
+        model.fit(dataset, epochs=2, verbose=0)
+    assert not compiled
+
+
+def test_endless_data_and_data_forced_onto_the_device_compile_ahead():
+    endless = Dataset.from_arrays((x, y)).repeat().batch(8)
+    model = make_model()
+    model.compile_ahead(endless)
+    with count_compilations() as compiled:
+        model.fit(endless, epochs=2, steps_per_epoch=200, verbose=0)
+    assert not compiled
+    with mirrored(2).scope():
+        forced = trainer.Model(LinenMLP())
+        forced.compile("sgd", logits_loss(), data_on_device=True)
+    assert forced.compile_ahead((x, y)) > 0
+
+
 def test_what_cannot_be_compiled_for_is_refused():
     model = make_model()
+    with pytest.raises(ValueError, match="`sample` is empty"):
+        model.compile_ahead(())
+    with pytest.raises(ValueError, match="`epochs` must be at least 1"):
+        model.compile_ahead((x, y), epochs=0)
+    with pytest.raises(TypeError, match="phases"):
+        model.compile_ahead((x, y), phases=None)
     with pytest.raises(ValueError, match="Unknown phase 'fit'"):
         model.compile_ahead((x, y), phases=("fit",))
     with pytest.raises(ValueError, match="`sample` must be data that can be read anew"):
@@ -88,6 +127,11 @@ model = trainer.Sequential([nn.Dense(3), nn.Dense(1)])
 model.compile("sgd", "mse")
 x = np.linspace(0, 1, 40, dtype=np.float32).reshape(10, 4)
 history = model.fit(x, x[:, :1], batch_size=4, verbose=0).history
+count = len(list(folder.iterdir()))
+other = trainer.enable_compilation_cache(sys.argv[1] + "-other")
+model.compile("adam", "mse")
+model.fit(x, x[:, :1], batch_size=4, verbose=0)
+assert len(list(folder.iterdir())) == count and any(other.iterdir()), "the folder that was set last is used"
 print(events.count("/jax/compilation_cache/cache_hits"), events.count("/jax/compilation_cache/cache_misses"),
       history["loss"][0].hex())
 """
@@ -109,6 +153,13 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError, match="`folder` must be writable"):
         trainer.enable_compilation_cache(tmp_path)
+
+
+def test_a_folder_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="`folder` is empty"):
+        trainer.enable_compilation_cache("")
+    with pytest.raises(TypeError, match="folder"):
+        trainer.enable_compilation_cache(5)
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):

@@ -30,26 +30,26 @@ def test_a_batch_of_a_third_size_is_reported_with_its_number_and_what_changed():
         make_model().fit(batches(GROWING), verbose=0)
     assert len(caught) == 2
     first, second = (str(warning.message) for warning in caught)
-    assert first.startswith("The train step compiles for the third time, for batch 2: `x` was float32[6, 6] and is "
-                            "float32[7, 6], `y` was int32[6] and is int32[7].")
+    assert first.startswith("The train step compiles again (time 3 in this run) for batch 2: `x` was float32[6, 6] "
+                            "and is float32[7, 6], `y` was int32[6] and is int32[7].")
     assert "compile_guard='off'" in first
-    assert second.startswith("The train step compiles for the 4th time, for batch 3: `x` was float32[7, 6]")
+    assert second.startswith("The train step compiles again (time 4 in this run) for batch 3: `x` was float32[7, 6]")
 
 
 def test_a_larger_batch_is_reported_at_once():
-    message = "second time, for batch 1: `x` was float32\\[4, 6\\] and is float32\\[8, 6\\]"
+    message = r"\(time 2 in this run\) for batch 1: `x` was float32\[4, 6\] and is float32\[8, 6\]"
     with pytest.warns(RuntimeWarning, match=message):
         make_model().fit(batches([4, 8]), verbose=0)
 
 
 def test_evaluate_is_watched_too():
-    with pytest.warns(RuntimeWarning, match="The test step compiles for the third time"):
+    with pytest.warns(RuntimeWarning, match=r"The test step compiles again \(time 3 in this run\)"):
         make_model().evaluate(batches([8, 7, 6]), verbose=0)
 
 
 def test_in_the_mode_error_nothing_compiles_and_the_weights_of_the_last_step_stay():
     model = make_model(compile_guard="error")
-    with pytest.raises(RuntimeError, match="third time, for batch 2"):
+    with pytest.raises(RuntimeError, match=r"time 3 in this run\) for batch 2"):
         model.fit(batches(GROWING), verbose=0)
     assert len(model._phases["train"]._executables) == 2
     assert int(model.state.step) == 2
@@ -81,3 +81,20 @@ def test_a_shorter_last_batch_another_run_and_what_was_compiled_before_are_expec
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="compile_guard"):
         make_model(compile_guard="loud")
+
+
+@pytest.mark.parametrize("mode", ["warn", "off"])
+def test_an_evaluation_by_a_callback_is_a_run_of_its_own(mode):
+    x, y, weights = classification(16)
+    model = make_model(compile_guard=mode)
+    once = []
+
+    def evaluate(batch, logs):
+        if not once:
+            once.append(model.evaluate(x, y, batch_size=4, verbose=0))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(x, y, batch_size=8, epochs=2, validation_data=(x, y, weights), verbose=0,
+                  callbacks=trainer.callbacks.LambdaCallback(on_train_batch_end=evaluate))
+    assert once

@@ -160,7 +160,7 @@ def test_gathering_from_whole_copies_needs_no_collective():
     resident = under.place_group(Group(numbers, 4, BATCH, 0), under.place_arrays(HostArrays((x, y))))
     zero, kinds = under.place_number(0), []
     for placed in (streamed, resident):
-        lowered = phase._execute.lower(model.state, phase.empty_logs, placed.data, placed.mask, zero, zero)
+        lowered = phase._execution(True).lower(model.state, phase.empty_logs, placed.data, placed.mask, zero, zero)
         kinds.append([(found.kind, found.bytes) for found in collectives(lowered.compile().as_text())])
     assert kinds[0] == kinds[1]
     assert kinds[0], "the gradients are summed"
@@ -188,3 +188,10 @@ def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
     with pytest.raises(ValueError, match="label 7"):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert not model._phases["train"]._executables
+
+
+def test_a_label_that_is_never_read_does_no_harm():
+    x, y, _ = classification(64)
+    y[60] = 7
+    dataset = Dataset.from_arrays((x, y)).take(48).batch(8)
+    assert compiled_model().fit(dataset, epochs=2, verbose=0).epoch == [0, 1]

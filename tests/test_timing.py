@@ -112,3 +112,25 @@ def test_it_is_there_when_fit_was_interrupted():
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y, verbose=0, callbacks=trainer.callbacks.LambdaCallback(on_train_batch_end=stop))
     assert model.history.timing["compile"] > 0
+
+
+def test_a_fit_by_a_callback_or_beside_a_prediction_has_its_own_history_and_clock():
+    x, y, _ = classification(32)
+    inner = []
+
+    def fit(epoch, logs):
+        inner.append(model.fit(x, y, batch_size=8, verbose=0))
+
+    with mirrored(1).scope():
+        model = trainer.Model(LinenMLP())
+        model.compile("sgd", logits_loss())
+    outer = model.fit(x, y, batch_size=8, epochs=3, verbose=0,
+                      callbacks=trainer.callbacks.LambdaCallback(on_epoch_end=fit))
+    assert outer.epoch == [0, 1, 2]
+    assert model.history is outer
+    assert all(history.epoch == [0] for history in inner)
+    assert sum(history.timing["total"] for history in inner) < outer.timing["total"]
+    predictions = model.predict_iter(x, batch_size=8)
+    next(predictions)
+    assert model.fit(x, y, batch_size=8, verbose=0).timing["rows_per_sec"] > 0
+    predictions.close()

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from trainer import errors
 
 
 def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib.Path:
@@ -26,6 +30,8 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
 
     Raises:
       OSError: if the folder cannot be made or written to.
+      TypeError: if `folder` is not a path.
+      ValueError: if `folder` is empty.
 
     Example:
       >>> trainer.enable_compilation_cache("/tmp/cache")  # doctest: +SKIP
@@ -33,6 +39,10 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
 
     Source: https://docs.jax.dev/en/latest/persistent_compilation_cache.html
     """
+    if folder is not None and not isinstance(folder, (str, os.PathLike)):
+        raise errors.wrong_type("folder", folder, "a path, or None for the user's cache folder")
+    if folder is not None and not os.fspath(folder):
+        raise ValueError("`folder` is empty. Give a path, or None for the user's cache folder.")
     caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     path = pathlib.Path(folder) if folder is not None else pathlib.Path(caches) / "trainer-jax"
     path = path.expanduser().absolute()
@@ -40,6 +50,9 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     if not os.access(path, os.W_OK | os.X_OK):
         # JAX would only warn, at every compilation.
         raise PermissionError(f"`folder` must be writable. Received: {str(path)!r}.")
+    config: Any = jax.config  # which declares its attributes at run time
+    if config.jax_compilation_cache_dir != str(path):
+        compilation_cache.reset_cache()  # else the folder that was used first stays in use
     jax.config.update("jax_compilation_cache_dir", str(path))
     # By default JAX leaves out what compiles in less than a second: most of a small model's programs.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -17,7 +17,7 @@ MODES = ("warn", "error", "off")
 
 
 class CompileGuard:
-    """Reports compilations of a step that its data did not need.
+    """Reports compilations of a step, in one run, that its data did not need.
 
     A run (one `fit`, `evaluate` or `predict`) may compile for its first batches, and once more for a last batch of
     fewer rows. Batches of ever other shapes compile ever again, which costs seconds each and goes unnoticed otherwise.
@@ -32,10 +32,6 @@ class CompileGuard:
         self._step = step
         self._compiled: list[Any] = []
 
-    def begin_run(self) -> None:
-        """Notes that another run begins."""
-        self._compiled = []
-
     def check(self, batch: Any, number: int) -> None:
         """Notes that the step is about to compile; reports it, if that was not to be expected.
 
@@ -46,13 +42,15 @@ class CompileGuard:
         Raises:
           RuntimeError: for an unexpected compilation, in the mode "error".
         """
+        if self._mode == "off":
+            return
         before = self._compiled
         self._compiled = [*before, batch]
         is_first_tail = len(before) == 1 and _is_shorter(batch, before[0])
         # Batches of a known shape may be stacked in another number, which is not the user's doing.
-        if self._mode == "off" or not before or batch in before or is_first_tail:
+        if not before or batch in before or is_first_tail:
             return
-        message = (f"The {self._step} compiles for the {_ordinal(len(before) + 1)} time, for batch {number}: "
+        message = (f"The {self._step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
                    f"{_difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
                    "many rows (the last one of an epoch may have fewer), or allow it with "
                    "`compile(compile_guard='off')`.")
@@ -69,11 +67,15 @@ def check_mode(mode: Any) -> str:
 
 
 def _is_shorter(batch: Any, than: Any) -> bool:
+    if not _have_same_structure(batch, than):
+        return False
     pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(than), strict=True))
     return all(mine.dtype == other.dtype and mine.shape[0] < other.shape[0] for mine, other in pairs)
 
 
 def _difference(before: Any, after: Any) -> str:
+    if not _have_same_structure(before, after):
+        return f"the batch was {errors.describe(before)} and is {errors.describe(after)}"
     names = leaf_names(after)
     pairs = zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     changes = [f"`{name}` was {old.dtype.name}{list(old.shape)} and is {new.dtype.name}{list(new.shape)}"
@@ -81,5 +83,6 @@ def _difference(before: Any, after: Any) -> str:
     return ", ".join(changes)
 
 
-def _ordinal(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")
+def _have_same_structure(one: Any, other: Any) -> bool:
+    structure: Any = jax.tree.structure(one)
+    return structure == jax.tree.structure(other)

@@ -51,7 +51,7 @@ class CompileOptions:
         checks.check_count("microbatches", microbatches, 1)
         if not isinstance(remat, bool):
             raise errors.wrong_type("remat", remat, "True or False")
-        if data_on_device not in (True, False, "auto"):
+        if not isinstance(data_on_device, bool) and data_on_device != "auto":
             raise ValueError(f"`data_on_device` must be True, False or 'auto'. Received: {data_on_device!r}.")
         return cls(
             steps_per_execution=steps_per_execution,

@@ -100,9 +100,9 @@ class CompiledModel(BuiltModel):
             regular expressions over whole segments of paths such as "encoder/Dense_0/kernel".
           data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
             batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
-            of a device's memory: each device holds all of them, or else its share of them if that fits. For `fit`
-            with arrays they are placed once per `fit`, for a `Dataset` once as long as it exists. True does so
-            whatever their size.
+            of a device's memory: each device holds all of them, or else its share of them if that fits. Each dataset
+            counts on its own. For `fit` with arrays they are placed once per `fit`, for a `Dataset` once as long as it
+            exists. True does so with what `fit` trains on, whatever its size.
           compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
             "error" or "off".
 

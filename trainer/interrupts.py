@@ -27,6 +27,8 @@ class Interrupts:
         self._before: Any = None
 
     def __enter__(self) -> Interrupts:
+        # Another one each time: a callback may have kept the last one's handler, to call it from its own.
+        self.deferred = _Deferred()
         handler = signal.getsignal(signal.SIGINT)
         # Python calls handlers in the main thread only, and only there may they be set.
         if threading.current_thread() is threading.main_thread() and callable(handler):

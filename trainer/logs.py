@@ -176,9 +176,15 @@ def results(running: Mapping[str, RunningLog]) -> OrderedDict[str, Any]:
     return values
 
 
+_FIRST = "float32"  # the dtype of a vector that is always there, of which the first number means nothing
+
+
 def packed(running: Any) -> dict[str, jax.Array]:
-    """Returns the arrays of running logs joined to one vector for each dtype: each array costs an execution time."""
-    vectors: dict[str, list[jax.Array]] = {}
+    """Returns the arrays of running logs joined to one vector for each dtype: each array costs an execution time.
+
+    There is one even without logs, so that one can wait for the execution that it comes from.
+    """
+    vectors: dict[str, list[jax.Array]] = {_FIRST: [jnp.zeros(1, _FIRST)]}
     for leaf in jax.tree.leaves(running):
         vectors.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
     return {dtype: jnp.concatenate(parts) for dtype, parts in vectors.items()}
@@ -187,7 +193,7 @@ def packed(running: Any) -> dict[str, jax.Array]:
 def unpacked(vectors: Mapping[str, jax.Array], like: Any) -> Any:
     """Returns what `packed` was given, whose tree and shapes are those of `like`."""
     leaves, structure = jax.tree.flatten(like)
-    starts, found = dict.fromkeys(vectors, 0), []
+    starts, found = {name: int(name == _FIRST) for name in vectors}, []
     for leaf in leaves:
         name = leaf.dtype.name
         stop = starts[name] + leaf.size

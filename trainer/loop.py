@@ -1,7 +1,8 @@
 """The only host loop: fit, evaluate and predict are phases of it.
 
-It never waits for a step: logs stay on the device until somebody reads them, batches are placed ahead by a thread,
-and at most `MAX_IN_FLIGHT` executions are queued, which bounds the memory of their batches and outputs.
+It does not wait for the step that it has just begun: logs stay on the device until somebody reads them, and batches are
+placed ahead, by a thread where that takes time. At most `MAX_IN_FLIGHT` executions are queued, which bounds the memory
+of their batches and outputs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Container, Iterator
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ import numpy as np
 
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
+from trainer.compile_guard import CompileGuard
 from trainer.data import Demand, Group, Reader, prefetch
 from trainer.data.batches import GroupBuffer
 from trainer.distribute import Strategy
@@ -69,6 +70,7 @@ def fit(
     initial_epoch: int = 0,
     validation: Reader | None = None,
     validation_freq: Any = 1,
+    timing: Timing | None = None,
 ) -> None:
     """Trains for `epochs - initial_epoch` epochs.
 
@@ -80,6 +82,7 @@ def fit(
       initial_epoch: the number of the first epoch.
       validation: batches to evaluate at the end of an epoch.
       validation_freq: evaluate every so many epochs, or in the epochs listed (counted from 1).
+      timing: the clock to use.
     """
     validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
     if validation is not None and validation.is_single_pass and validations > 1:
@@ -87,7 +90,7 @@ def fit(
                          "validations are due. Pass data that can be iterated anew, or `validation_steps`: each "
                          "validation then takes the next batches.")
     model.stop_training = False
-    with _timed(model) as timing:
+    with _timed(model, timing) as timing:
         # All epochs count, not those that are left: a resumed run decides alike.
         train = _begin(model, "train", reader, passes=epochs, data_on_device=True)
         test = None if validation is None else _begin(model, "test", validation, passes=validations)
@@ -136,37 +139,46 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
     """
     model.stop_predicting = False
-    with _timed(model):
+    with _timed(model) as timing:
         feed = _begin(model, "predict", reader, passes=1)
-        callbacks.on_predict_begin()
+        with timing.measure("callbacks"):
+            callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
-        per_batch = callbacks.wants_batch_hooks("predict")
         with _placed(model, feed, epoch=0) as groups:
             for group in groups:
-                state, count = model.current_state, group.count
-                outputs = feed.phase.executable(state, group=group)(state)
-                # Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
-                if per_batch:
-                    count = _call_for_each_batch(model, callbacks, group, outputs)
+                state = model.current_state
+                outputs = feed.phase.executable(state, group=group, guard=feed.guard, timing=timing)(state)
+                with timing.measure("callbacks"):
+                    count = _call_after_prediction(model, callbacks, group, outputs)
                 ahead.append((group, outputs, count))
-                callbacks.on_execution_end("predict", group.first + count - 1, _output_logs(group, outputs, count - 1))
                 if len(ahead) > MAX_IN_FLIGHT:
-                    yield from _on_host(*ahead.popleft())
+                    yield from _on_host(*ahead.popleft(), timing)
                 if model.stop_predicting:
                     break
         while ahead:
-            yield from _on_host(*ahead.popleft())
-        callbacks.on_predict_end()
+            yield from _on_host(*ahead.popleft(), timing)
+        with timing.measure("callbacks"):
+            callbacks.on_predict_end()
 
 
-def _call_for_each_batch(model: Trainee, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
-    """Calls the hooks of prediction for the batches of a group; returns how many before `stop_predicting`."""
-    for index in range(group.count):
-        callbacks.on_predict_batch_begin(group.first + index, {})
-        callbacks.on_predict_batch_end(group.first + index, _output_logs(group, outputs, index))
-        if model.stop_predicting:
-            return index + 1
-    return group.count
+def _call_after_prediction(model: Trainee, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
+    """Calls the hooks for a group; returns how many of its batches came before `stop_predicting`.
+
+    Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
+    """
+    def logs(index: int) -> LazyLogs:
+        return LazyLogs(("outputs",), lambda: {"outputs": _batch_on_host(group, jax.device_get(outputs), index)})
+
+    count = group.count
+    if callbacks.wants_batch_hooks("predict"):
+        for index in range(group.count):
+            callbacks.on_predict_batch_begin(group.first + index, {})
+            callbacks.on_predict_batch_end(group.first + index, logs(index))
+            if model.stop_predicting:
+                count = index + 1
+                break
+    callbacks.on_execution_end("predict", group.first + count - 1, logs(count - 1))
+    return count
 
 
 def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
@@ -179,34 +191,40 @@ def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
         return feed.phase.fetch_results(running)
 
 
-def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int) -> None:
-    """Compiles a phase for the batches of `reader` as a run of `passes` epochs would, running nothing.
+def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sample: bool) -> None:
+    """Compiles a phase for the batches of `reader` as a run that reads them `passes` times would, running nothing.
 
-    That is for full batches and, of data whose length is known, for a shorter last one.
+    That is for full batches and, of arrays, for a shorter last one.
+
+    Args:
+      model: the model.
+      kind: "train", "test" or "predict".
+      reader: the batches.
+      passes: how often they will be read.
+      is_sample: whether there is one batch that stands for a stream of such batches.
     """
-    with _timed(model):
-        feed = _begin(model, kind, reader, passes, data_on_device=kind == "train")
+    with _timed(model) as timing:
+        feed = _begin(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
         running = () if kind == "predict" else (feed.phase.empty_logs,)
-        count = reader.num_batches
-        if reader.arrays is None or count is None or count == 1:
-            # A stream is expected to fill its groups, and so is what the one batch is a sample of.
-            buffer = GroupBuffer(reader.group_size)
+        if reader.arrays is not None and reader.num_batches is not None and not is_sample:
+            starts = sorted({0, reader.num_batches - 1})
+            groups = [next(reader.read(0, start, feed.arrays is not None)) for start in starts]
+        else:
+            buffer = GroupBuffer(reader.group_size if is_sample else reader.room)
             buffer.add(reader.peek(), 0)
             groups = [buffer.take()]
-        else:
-            groups = [next(reader.read(0, start, feed.arrays is not None)) for start in (0, count - 1)]
         for group in groups:
             placed = model.strategy.place_group(group, feed.arrays)
-            feed.phase.executable(model.current_state, *running, group=placed)
+            feed.phase.executable(model.current_state, *running, group=placed, guard=feed.guard, timing=timing)
         if running:
             feed.phase.fetch_results(feed.phase.empty_logs)
 
 
 @contextlib.contextmanager
-def _timed(model: Trainee) -> Iterator[Timing]:
+def _timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
     """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
-    outer, timing = model.timing, Timing()
-    model.timing = timing
+    outer = model.timing
+    timing = model.timing = timing or Timing()
     try:
         yield timing
     finally:
@@ -224,6 +242,8 @@ class _Feed:
       phase: the compiled step.
       reader: yields the batches.
       arrays: the reader's arrays on the devices, where batches are gathered from them.
+      labels_are_checked: whether no label of the arrays on the devices is outside of the model's classes.
+      guard: watches the compilations of the run.
       timing: the clock of the run.
       interrupts: holds off Ctrl-C.
     """
@@ -232,6 +252,8 @@ class _Feed:
     phase: CompiledPhase
     reader: Reader
     arrays: Any | None
+    labels_are_checked: bool
+    guard: CompileGuard
     timing: Timing
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
 
@@ -242,19 +264,23 @@ def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_devic
         batch = reader.peek()
     with timing.measure("compile"):
         phase = model.prepared_phase(kind, batch)
-    phase.begin_run()
-    phase.timing = timing
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)
-        if arrays is not None and reader.arrays is not None and kind != "predict":
-            model.check_labels(reader.arrays.tree)
-    return _Feed(kind, phase, reader, arrays, timing)
+        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
+    return _Feed(kind, phase, reader, arrays, is_checked, phase.new_guard(), timing)
+
+
+def _has_good_labels(model: Trainee, reader: Reader) -> bool:
+    try:
+        model.check_labels(reader.arrays.tree if reader.arrays is not None else None)
+    except ValueError:
+        return False  # maybe in rows that are never read: each batch will be looked at
+    return True
 
 
 def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int) -> Running:
     kind, timing = feed.kind, feed.timing
-    feed.phase.timing = timing  # a callback may have run the phase, with another clock, in the meantime
     running = feed.phase.empty_logs
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
@@ -303,7 +329,8 @@ def _executions(
 
 
 def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
-    executable = feed.phase.executable(model.current_state, running, group=group, start=start, stop=stop)
+    executable = feed.phase.executable(
+        model.current_state, running, group=group, guard=feed.guard, timing=feed.timing, start=start, stop=stop)
     if feed.kind == "test":
         return executable(model.current_state, running)
     # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
@@ -317,34 +344,39 @@ def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: 
 @contextlib.contextmanager
 def _placed(model: Trainee, feed: _Feed, epoch: int) -> Iterator[Iterator[PlacedGroup]]:
     """Gives one epoch's groups on the devices; where whole batches are sent there, a thread is ahead of the block."""
+    def place(group: Group) -> PlacedGroup:
+        if not feed.labels_are_checked:
+            rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
+            model.check_labels(feed.reader.rows(rows) if feed.arrays is not None else rows)
+        return model.strategy.place_group(group, feed.arrays)
+
     if feed.arrays is not None:
         # Row numbers are placed in no time: a thread would only compete for the interpreter.
         with contextlib.closing(feed.reader.read(epoch, row_numbers=True)) as groups:
-            yield (model.strategy.place_group(group, feed.arrays) for group in groups)
+            yield map(place, groups)
         return
-
-    def place(group: Group) -> PlacedGroup:
-        if feed.kind != "predict":
-            model.check_labels(jax.tree.map(lambda leaf: leaf[:group.count], group.data))
-        return model.strategy.place_group(group)
-
     demand = Demand()
     with prefetch(feed.reader.read(epoch, is_urgent=demand.is_urgent), place, demand=demand) as placed:
         yield placed
 
 
 def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:
-    return LazyLogs(feed.phase.log_names, functools.partial(feed.phase.fetch_results, running))
+    def fetch() -> dict[str, Any]:
+        with feed.timing.measure("device"):
+            return feed.phase.fetch_results(running)
+
+    return LazyLogs(feed.phase.log_names, fetch)
 
 
-def _output_logs(group: PlacedGroup, outputs: Any, index: int) -> LazyLogs:
-    return LazyLogs(("outputs",), lambda: {"outputs": list(_on_host(group, outputs, index + 1))[index]})
-
-
-def _on_host(group: PlacedGroup, outputs: Any, count: int) -> Iterator[Any]:
-    outputs = jax.device_get(outputs)
+def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> Iterator[Any]:
+    with timing.measure("device"):
+        outputs = jax.device_get(outputs)
     for index in range(count):
-        yield jax.tree.map(lambda leaf, at=index: leaf[at, : group.rows], outputs)
+        yield _batch_on_host(group, outputs, index)
+
+
+def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
 
 
 def _is_due(epoch: int, validation_freq: Any) -> bool:

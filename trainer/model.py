@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_va
 from trainer.data.arrays import is_array_tree, is_leaf
 from trainer.data.batches import as_batch
 from trainer.modules import render_summary
+from trainer.phase import MAX_FUSED_STEPS
+from trainer.timing import Timing
 
 
 class Model(CompiledModel):
@@ -50,7 +53,6 @@ class Model(CompiledModel):
       ['loss']
     """
 
-
     history: History | None = None
 
     def fit(
@@ -76,7 +78,8 @@ class Model(CompiledModel):
 
         Args:
           x: inputs: an array, or a tuple or dict of arrays, rows first; or a `trainer.data.Dataset`, a generator, a
-            Grain dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`.
+            Grain dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`. Whether `fit` sees what
+            a callback writes into the arrays is not defined: they may be on the devices already.
           y: targets, if `x` is arrays.
           batch_size: rows of a batch over all replicas, if `x` is arrays; by default as many as make `steps_per_epoch`
             batches, or 32. The last batch of an epoch may be smaller, and counts for what it is.
@@ -125,14 +128,15 @@ class Model(CompiledModel):
                 _check_holds_steps(source, "validation_steps", validation_steps)
                 validation = readers.enter_context(Reader(source, validation_steps))
             callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
+            history = next(callback for callback in callback_list.callbacks if isinstance(callback, History))
+            timing = Timing()
             try:
-                loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq)
+                loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq, timing)
             finally:
                 self._absorb()
-                if self.history is not None:
-                    self.history.timing = self.timing.report()
-        assert self.history is not None, "the callback list has a History"
-        return self.history
+                history.timing = timing.report()
+                self.history = history  # a callback may have called `fit` too
+        return history
 
     def compile_ahead(
         self, sample: Any, batch_size: int | None = None, epochs: int = 2, phases: Sequence[str] = ("train",)
@@ -143,8 +147,9 @@ class Model(CompiledModel):
           sample: the data that will be given: a batched `Dataset` or another iterable of batches that can be iterated
             anew, or `(x, y)` or `(x, y, sample_weight)` of arrays; of `predict`, also `x` alone, unless it is a tuple.
           batch_size: rows of a batch, if `sample` is all rows of arrays; without it, the arrays are one batch.
-          epochs: of the later `fit`. Data that it reads more than once may be kept on the devices, for which the step
-            compiles differently; see `data_on_device` of `compile`.
+          epochs: how often the data will be read, such as the epochs of `fit`. What is read more than once may be kept
+            on the devices, for which steps compile differently; see `data_on_device` of `compile`. `predict`, and
+            `evaluate` outside of `fit`, read data once.
           phases: which steps: "train", "test" and "predict".
 
         Returns:
@@ -156,26 +161,34 @@ class Model(CompiledModel):
         Example:
           >>> model.compile_ahead((x, y), batch_size=64)  # doctest: +SKIP
         """
+        checks.check_count("epochs", epochs, 1)
+        phases = (phases,) if isinstance(phases, str) else phases
+        if not isinstance(phases, (tuple, list)):
+            raise errors.wrong_type("phases", phases, "a list of phases, such as ['train', 'test']")
         for kind in phases:
             if kind not in ("train", "test", "predict"):
                 raise errors.unknown_name("phase", str(kind), ("train", "test", "predict"))
             if kind != "predict":
                 self._require_compiled("compile_ahead")
+        if isinstance(sample, (tuple, list)) and not sample:
+            raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
         parts = sample if isinstance(sample, (tuple, list)) and is_array_tree(sample[0]) else (sample,)
         unpack_x_y_sample_weight(parts)  # Refuses other numbers of parts.
-        if batch_size is None and is_array_tree(parts[0]):
-            batch_size, epochs = _rows(parts[0]), 1
-        secs = 0.0
+        is_sample = batch_size is None and is_array_tree(parts[0])
+        if is_sample:
+            batch_size = _rows(parts[0])
+        begin = time.perf_counter()
         for kind in phases:
             # Of arrays, `predict` is given the inputs alone.
             source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size)
             if source.is_one_shot:
                 raise ValueError("`sample` must be data that can be read anew. Received: a generator, whose first "
                                  "batches `fit` would miss. Pass a batch of it.")
-            with Reader(source, 1 if source.num_batches == math.inf else None) as reader:
-                loop.compile_ahead(self, kind, reader, epochs if kind == "train" else 1)
-            secs += self.timing.report()["total"]
-        return secs
+            # Of endless data any number of steps will do that fills a group.
+            with Reader(source, MAX_FUSED_STEPS if source.num_batches == math.inf else None) as reader:
+                passes = 1 if is_sample or kind == "predict" else epochs
+                loop.compile_ahead(self, kind, reader, passes, is_sample)
+        return time.perf_counter() - begin
 
     def evaluate(
         self,

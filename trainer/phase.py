@@ -18,7 +18,7 @@ from trainer import logs, step
 from trainer.compile_guard import CompileGuard
 from trainer.compiled_step import compiled, compiling
 from trainer.data import Group
-from trainer.data.resident import batch_at
+from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.replica import ReplicaContext
@@ -43,7 +43,7 @@ class FusingLimits:
 
 _CPU_LIMITS = FusingLimits(step_flops=2e8, group_flops=4e9)
 _ACCELERATOR_LIMITS = FusingLimits(step_flops=2e11, group_flops=4e12)
-FUSED_BYTES = 16 * 2**20  # of stacked batches
+FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
 MAX_FUSED_STEPS = 256
 
 _ONE_BATCH: dict[str, Callable[..., Any]] = {
@@ -64,8 +64,7 @@ class CompiledPhase:
       compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
 
     Attributes:
-      timing: the clock that compiling and waiting count for; assigned by whoever runs the phase.
-      steps_per_execution: see above, decided by `prepare`.
+      steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
       empty_logs: the running logs of an epoch without steps, packed.
       log_names: the names of the logs.
     """
@@ -82,12 +81,12 @@ class CompiledPhase:
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
         # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
         self._one_batch = one_batch if eager else functools.partial(self._on_replicas, compiled(one_batch))
-        self._execute: Any = None  # a function, once `prepare` has seen a batch
-        self._executables: dict[Any, Any] = {}  # that function compiled, by the shapes of a group
-        self._guard = CompileGuard(compile_guard, f"{kind} step")
-        self.timing = Timing()
-        self._traced: set[Any] = set()
-        self._results: Any = None  # a compiled function, likewise
+        self._compile_guard = compile_guard
+        self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
+        self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
+        self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
+        self._results: Any = None  # a compiled function, once `prepare` has seen a batch
+        self._state_shardings: Any = None
         self.steps_per_execution = 1
         self.empty_logs: dict[str, jax.Array] = {}
         self._log_shapes: Any = None
@@ -96,45 +95,44 @@ class CompiledPhase:
     def prepare(self, state: Any, batch: Any) -> None:
         """Traces a step on the shapes of a host batch, so that data it cannot take are refused before it compiles.
 
-        The first time, it also sets `steps_per_execution`, `empty_logs` and `log_names`. How many steps "auto" fuses
-        follows from the cost of the program, never from a clock, so a resumed run decides alike. An eager step runs
-        instead, as its code need not be traceable.
+        It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. How many steps "auto" fuses
+        follows from the size of the batch and the cost of the program, never from a clock, so a resumed run decides
+        alike. An eager step runs instead, as its code need not be traceable.
         """
         leaves, structure = jax.tree.flatten(batch)
         spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if spec in self._traced:
-            return
-        stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
-        group = self._strategy.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
-        if self._eager:
-            shapes, cost = self._one_step(state, group.data, group.mask), None
-        else:
-            traced = compiled(self._one_step).trace(state, group.data, group.mask)
-            shapes, cost = traced.out_info, lambda: traced.lower().cost_analysis()
-        if self._execute is None:
-            self._learn(shapes, cost, state, group)
-        self._traced.add(spec)
+        if spec not in self._affordable:
+            stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
+            group = self._strategy.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
+            if self._eager:
+                shapes, cost = self._one_step(state, group.data, group.mask), None
+            else:
+                traced = compiled(self._one_step).trace(state, group.data, group.mask)
+                shapes, cost = traced.out_info, lambda: traced.lower().cost_analysis()
+            if self._state_shardings is None:
+                self._learn(shapes, state)
+            placed = (group.data, shapes) if self._kind == "predict" else group.data
+            self._affordable[spec] = (
+                self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
+        self.steps_per_execution = self._affordable[spec]
 
-    def _learn(self, shapes: Any, cost: Callable[[], Any] | None, state: Any, group: PlacedGroup) -> None:
+    def _learn(self, shapes: Any, state: Any) -> None:
+        self._state_shardings = self._strategy.state_shardings(state)
         if self._kind != "predict":
             empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
             self._log_shapes = jax.eval_shape(lambda: empty)
             self.empty_logs = jax.device_put(logs.packed(empty), self._strategy.logs_sharding)
             self.log_names = tuple(jax.eval_shape(logs.results, empty))
             self._results = compiling(lambda running: logs.results(self._unpacked(running)), self.empty_logs)
-        if self._requested == "auto":
-            assert cost is not None, "an eager step is not fused"
-            self._requested = self._affordable_steps((cost() or {}).get("flops"), group)
-        self.steps_per_execution = int(self._requested)
-        fused = self.steps_per_execution > 1
-        self._execute = self._execution(functools.partial(_GROUP[self._kind], self._one_batch, fused), state)
 
-    def _affordable_steps(self, flops: float | None, group: PlacedGroup) -> int:
+    def _affordable_steps(self, cost: Callable[[], Any] | None, stacked: Any) -> int:
+        assert cost is not None, "an eager step is not fused"
         on_cpu = self._strategy.mesh.devices.flat[0].platform == "cpu"
         limits = _CPU_LIMITS if on_cpu else _ACCELERATOR_LIMITS
+        flops = (cost() or {}).get("flops")
         if flops is None or flops > limits.step_flops:
             return 1
-        batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(group.data)) / group.count
+        batch_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))
         steps = min(limits.group_flops / max(flops, 1.0), FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS)
         return 2 ** (int(max(steps, 1.0)).bit_length() - 1)
 
@@ -145,79 +143,86 @@ class CompiledPhase:
           state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s, of which nothing is allocated.
           batch: a host batch, which `prepare` has seen.
         """
-        assert self._execute is not None, "prepare() comes first"
-        stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
+        room = min(self.steps_per_execution, 2)
+        stack = jax.tree.map(lambda leaf: np.stack([leaf] * room), batch)
         group = self._strategy.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
         running = () if self._kind == "predict" else (self.empty_logs,)
         shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
                               state, self._strategy.state_shardings(state))
         bounds = [self._strategy.place_number(number) for number in (0, 1)]
-        return self._execute.lower(shapes, *running, group.data, group.mask, *bounds)
+        return self._execution(room > 1).lower(shapes, *running, group.data, group.mask, *bounds)
 
     def fetch_results(self, running: Any) -> dict[str, Any]:
         """Returns the values of running logs, as an execution returned them, on the host.
 
         They are floats, or numpy arrays where a metric has several values. Waits for the steps that the logs are of.
         """
-        with self.timing.measure("device"):
-            values = jax.device_get(self._results(running))
+        values = jax.device_get(self._results(running))
         return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}
 
-    def begin_run(self) -> None:
-        """Notes that a run begins, whose compilations are watched from anew."""
-        self._guard.begin_run()
+    def new_guard(self) -> CompileGuard:
+        """Returns what watches over the compilations of one run."""
+        return CompileGuard(self._compile_guard, f"{self._kind} step")
 
     def executable(
-        self, state: Any, *running: Any, group: PlacedGroup, start: int = 0, stop: int | None = None
+        self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        stop: int | None = None,
     ) -> Callable[..., Any]:
         """Returns the function `(state, *running)` that runs the batches from `start` to `stop` of `group`, or all.
 
         It returns what `step.train_group`, `test_group` or `predict_group` do. Compiles, if there was no group of these
-        shapes before. Train steps donate the state that they are given: its buffers are gone afterwards.
+        shapes before, which `guard` is told of and `timing` measures. Train steps donate the state that they are given:
+        its buffers are gone afterwards.
 
         Raises:
           RuntimeError: if it has to compile and the guard forbids it.
         """
-        assert self._execute is not None, "prepare() comes first"
         place = self._strategy.place_number
         rest = group.data, group.mask, place(start), place(group.count if stop is None else stop)
-        execute = self._execute if self._eager else self._executables.get(group.spec)
+        fused = stack_length(group.data) > 1
+        execute = self._execution(fused) if self._eager else self._executables.get(group.spec)
         if execute is None:
-            execute = self._executables[group.spec] = self._compiled(group, (state, *running, *rest))
+            batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
+            guard.check(jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
+            with timing.measure("compile"):
+                execute = self._execution(fused).lower(state, *running, *rest).compile()
+            self._executables[group.spec] = execute
         return lambda state, *running: execute(state, *running, *rest)
 
     def text(self) -> str | None:
         """Returns the first program that was compiled, as XLA's text; None if there is none."""
         return next((executable.as_text() for executable in self._executables.values()), None)
 
-    def _compiled(self, group: PlacedGroup, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
-        self._guard.check(jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
-        with self.timing.measure("compile"):
-            return self._execute.lower(*arguments).compile()
+    def _execution(self, fused: bool) -> Any:
+        """Returns the function that runs a group, to be compiled unless it is eager."""
+        if fused not in self._executions:
+            run = functools.partial(_GROUP[self._kind], self._one_batch, fused)
+            self._executions[fused] = self._eager_execution(run) if self._eager else self._compiled_execution(run)
+        return self._executions[fused]
 
-    def _execution(self, run: Callable[..., Any], state: Any) -> Callable[..., Any]:
+    def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
+        state = self._opened(state)
+        if self._kind == "predict":
+            return run(state, *rest)
+        returned = run(state, self._unpacked(rest[0]), *rest[1:])
+        return (returned[0], logs.packed(returned[1])) if self._kind == "train" else logs.packed(returned)
+
+    def _eager_execution(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def execute(*arguments: Any) -> Any:
+            returned = self._execute(run, *arguments)
+            return (jax.device_put(returned[0], self._state_shardings), *returned[1:]) if self._kind == "train" else (
+                returned)
+
+        return execute
+
+    def _compiled_execution(self, run: Callable[..., Any]) -> Any:
         strategy = self._strategy
-        state_shardings = strategy.state_shardings(state)
-
-        def execute(state: Any, *rest: Any) -> Any:
-            state = self._opened(state)
-            if self._kind == "predict":
-                return run(state, *rest)
-            returned = run(state, self._unpacked(rest[0]), *rest[1:])
-            return (returned[0], logs.packed(returned[1])) if self._kind == "train" else logs.packed(returned)
-
-        def execute_eagerly(state: Any, *rest: Any) -> Any:
-            returned = execute(state, *rest)
-            return (jax.device_put(returned[0], state_shardings), *returned[1:]) if self._kind == "train" else returned
-
-        if self._eager:
-            return execute_eagerly
-        out_shardings = {"train": (state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
+        out_shardings = {"train": (self._state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
                          "predict": strategy.batch_sharding}
         # Running logs are not donated: a callback may read an earlier step's later.
-        return compiled(execute, out_shardings[self._kind], donate=(0,) if self._kind == "train" else ())
+        return compiled(functools.partial(self._execute, run), out_shardings[self._kind],
+                        donate=(0,) if self._kind == "train" else ())
 
     def _on_replicas(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
         """Returns what one batch gives, each replica computing its rows of it; part of a compiled execution."""

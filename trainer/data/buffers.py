@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer.data.arrays import aligned_empty
 
-_KEPT = 8  # free pieces of each size, more than a reader has on their way at once
+_KEPT_BYTES = 128 * 2**20  # of free memory, more than a reader has on its way at once
 
 
 class BufferPool:
@@ -31,29 +31,37 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        # A deque, as the last reference to an array may end in any thread.
+        # Deques, as the last reference to an array may end in any thread. The sum of their bytes need not be exact.
         self._free: dict[int, collections.deque[np.ndarray]] = {}
+        self._free_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Returns an uninitialised array, aligned as JAX's CPU devices like it."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
-        free = self._free.setdefault(size, collections.deque(maxlen=_KEPT))
-        try:
+        free = self._free.get(size)
+        if free:
             memory = free.pop()
-        except IndexError:
+            self._free_bytes -= size
+        else:
             memory = aligned_empty((size,), np.dtype(np.uint8))
         # All views of the array refer to the lease, and not past it to the memory, as it is no array itself.
-        return np.asarray(_Lease(memory, free)).view(dtype).reshape(shape)
+        return np.asarray(_Lease(memory, self)).view(dtype).reshape(shape)
+
+    def give_back(self, memory: np.ndarray) -> None:
+        """Takes memory that nothing refers to any more."""
+        if self._free_bytes + memory.size <= _KEPT_BYTES:
+            self._free_bytes += memory.size
+            self._free.setdefault(memory.size, collections.deque()).append(memory)
 
 
 class _Lease:
     """Refers to memory and gives it back at its own end."""
 
-    def __init__(self, memory: np.ndarray, free: collections.deque[np.ndarray]):
+    def __init__(self, memory: np.ndarray, pool: BufferPool):
         self._memory = memory
-        self._free = free
+        self._pool = pool
         self.__array_interface__ = memory.__array_interface__
 
     def __del__(self) -> None:
-        self._free.append(self._memory)
+        self._pool.give_back(self._memory)

@@ -89,6 +89,11 @@ class Reader:
         source = self._source
         return source.dataset.arrays if isinstance(source, DatasetSource) and not source.dataset.is_mapped else None
 
+    def rows(self, numbers: np.ndarray) -> Batch:
+        """Returns the rows of `arrays`, which there must be, at some numbers."""
+        assert self.arrays is not None, "there are no arrays"
+        return self.arrays.gather(numbers, None, self._pool)
+
     def read(
         self, epoch: int, start: int = 0, row_numbers: bool = False, is_urgent: Callable[[], bool] = lambda: False
     ) -> Generator[Group, None, None]:
