@@ -43,7 +43,7 @@ class TensorBoard(Callback):
         batch in this `fit`, counted from 1, for every batch whose number it divides; "batch" is 1. No more batches
         than that are then executed at once, and writing waits for the device.
       profile_batch: the number of the batch to profile, counted from 1 as above, or the first and the last as a pair
-        or as "first,last"; 0 profiles none. Until the last one has run, batches are executed one at a time.
+        or as "first,last"; 0 profiles none. Up to the end of the last one's epoch, batches are executed one at a time.
       embeddings_freq: after every so many epochs, write the vectors of all embeddings for TensorBoard's projector; 0
         writes none. An embedding is a two-dimensional parameter whose name is "embedding", as in Flax's `Embed`.
       embeddings_metadata: the path, relative to `log_dir`, of a file with a line for each entry of an embedding; or a

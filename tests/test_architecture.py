@@ -17,7 +17,8 @@ import pytest
 from tests import project_files
 
 # Lowest first: a module imports only from entries before its own, and from its own package.
-LAYERS = ("errors", "timing", "interrupts", "compilation_cache", "side_effects", "paths", "replica", "rng", "state",
+LAYERS = ("errors", "timing", "interrupts", "compilation_cache", "side_effects", "paths",
+          "weights_file", "replica", "rng", "state",
           "compiled_step", "modules", "precision",
           "losses", "metrics", "optimizers", "data", "distribute", "logs", "outputs", "compiled_loss",
           "compiled_metrics", "checks", "compile_guard", "compile_options", "update_rules", "step", "phase",
