@@ -21,6 +21,9 @@ CASES = {
     "input_slow_generator": _case(
         "A generator slower than the step", "a generator that waits 2 ms for each batch of 32 rows, for 784-128-10",
         "waiting", Workload("mlp", 32 * 300, 32), slow=True),
+    "input_slower_generator": _case(
+        "A generator much slower than the step", "a generator that waits 10 ms for each batch of 32 rows, for "
+        "784-128-10", "waiting long", Workload("mlp", 32 * 100, 32), slow=True),
     "input_slow_grain": _case(
         "A Grain pipeline slower than the step", "a Grain pipeline, shuffled, mapped and batched in the process (for "
         "784-128-10, batch 32)", "grain", Workload("mlp", 32 * 300, 32), slow=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,13 +12,13 @@ from cases import Workload
 from loops_hand import new_step, orders, train
 from loops_trainer import new_model
 
-WAIT_SECS = 0.002
+WAIT_SECS = {"waiting": 0.002, "waiting long": 0.01}
 
 
-def _waiting(workload: Workload, epochs: int, x, y) -> Iterator:
+def _waiting(workload: Workload, epochs: int, x, y, secs: float) -> Iterator:
     batch = x[:workload.batch_size], y[:workload.batch_size]
     for _ in range(epochs * workload.steps):
-        time.sleep(WAIT_SECS)
+        time.sleep(secs)
         yield batch
 
 
@@ -36,7 +37,9 @@ def _grain(workload: Workload, epochs: int, x, y):
     return rows.map(lambda row: (x[row], y[row])).batch(workload.batch_size).to_iter_dataset(options)
 
 
-_SOURCES: dict[str, Callable] = {"waiting": _waiting, "indexing": _indexing, "grain": _grain}
+_SOURCES: dict[str, Callable] = {
+    "indexing": _indexing, "grain": _grain,
+    **{name: functools.partial(_waiting, secs=secs) for name, secs in WAIT_SECS.items()}}
 
 
 def _pipeline(workload: Workload, source: str) -> Callable[[int], Iterator]:
