@@ -68,25 +68,21 @@ def fit(workload: Workload, callbacks: Sequence[str] = (), **options) -> Callabl
 
 def evaluate(workload: Workload) -> Callable[[int], int]:
     """Calls `evaluate` for each epoch."""
+    return _each_epoch(workload, lambda model, x, y: model.evaluate(x, y, batch_size=workload.batch_size, verbose=0))
+
+
+def predict(workload: Workload) -> Callable[[int], int]:
+    """Calls `predict` for each epoch."""
+    return _each_epoch(workload, lambda model, x, y: model.predict(x, batch_size=workload.batch_size, verbose=0))
+
+
+def _each_epoch(workload: Workload, call: Callable) -> Callable[[int], int]:
     x, y = workload.data()
     model = new_model(workload)
 
     def run(epochs):
         for _ in range(epochs):
-            model.evaluate(x, y, batch_size=workload.batch_size, verbose=0)
-        return epochs * workload.steps
-
-    return run
-
-
-def predict(workload: Workload) -> Callable[[int], int]:
-    """Calls `predict` for each epoch."""
-    x, _ = workload.data()
-    model = new_model(workload)
-
-    def run(epochs):
-        for _ in range(epochs):
-            model.predict(x, batch_size=workload.batch_size, verbose=0)
+            call(model, x, y)
         return epochs * workload.steps
 
     return run

@@ -84,8 +84,9 @@ class ProgressBar(Callback):
 
     def on_train_end(self, logs=None):
         self._outermost = None
-        if self._verbose == 1 and self._timing():
-            print(timing_text(self._timing()), flush=True)
+        timing = self._timing()
+        if self._verbose == 1 and timing:
+            print(timing_text(timing), flush=True)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._begin(f"Epoch {epoch + 1}/{self._epochs}")

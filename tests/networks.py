@@ -61,3 +61,11 @@ def mirrored(replicas):
 def logits_loss(**options):
     """Returns the sparse crossentropy of logits."""
     return trainer.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+def compiled_mlp(replicas=1, **options):
+    """Returns a `LinenMLP` compiled with SGD for classification; `options` are those of `compile`."""
+    with mirrored(replicas).scope():
+        model = trainer.Model(LinenMLP())
+        model.compile("sgd", logits_loss(), **options)
+    return model

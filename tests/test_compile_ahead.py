@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import trainer
-from tests.networks import LinenMLP, classification, logits_loss, mirrored
+from tests.networks import LinenMLP, classification, compiled_mlp, logits_loss, mirrored
 from tests.test_compilation import count_compilations
 from trainer.data import Dataset
 
@@ -92,9 +92,7 @@ def test_endless_data_and_data_forced_onto_the_device_compile_ahead():
     with count_compilations() as compiled:
         model.fit(endless, epochs=2, steps_per_epoch=200, verbose=0)
     assert not compiled
-    with mirrored(2).scope():
-        forced = trainer.Model(LinenMLP())
-        forced.compile("sgd", logits_loss(), data_on_device=True)
+    forced = compiled_mlp(2, data_on_device=True)
     assert forced.compile_ahead((x, y)) > 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import trainer
 from tests.hlo import collectives
-from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from tests.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss, mirrored
 from trainer.data import Dataset, Group, HostArrays
 from trainer.data.arrays import aligned_empty, is_aligned
 from trainer.distribute import placement, strategy
@@ -89,16 +89,9 @@ def placements(monkeypatch):
     return placed
 
 
-def compiled_model(**options):
-    with mirrored(2).scope():
-        model = trainer.Model(LinenMLP())
-        model.compile("sgd", logits_loss(), **options)
-    return model
-
-
 def test_what_is_read_once_is_not_placed(monkeypatch):
     x, y, _ = classification(ROWS)
-    model = compiled_model()
+    model = compiled_mlp(2)
     placed = placements(monkeypatch)
     model.fit(x, y, validation_data=(x, y), verbose=0)
     model.evaluate(x, y, verbose=0)
@@ -112,7 +105,7 @@ def test_what_is_read_once_is_not_placed(monkeypatch):
 
 def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
     x, y, _ = classification(ROWS)
-    model = compiled_model()
+    model = compiled_mlp(2)
     placed = placements(monkeypatch)
     dataset = Dataset.from_arrays((x, y)).shuffle(1).batch(BATCH)
     model.fit(dataset, epochs=2, verbose=0)
@@ -168,7 +161,7 @@ def test_gathering_from_whole_copies_needs_no_collective():
 
 def test_forcing_data_that_is_not_arrays_is_refused():
     x, y, _ = classification(16)
-    model = compiled_model(data_on_device=True)
+    model = compiled_mlp(2, data_on_device=True)
     with pytest.raises(ValueError, match="`data_on_device=True` needs data that batches are rows of"):
         model.fit(iter([(x, y)] * 4), verbose=0)
     with pytest.raises(ValueError, match="without `map`"):
@@ -178,13 +171,13 @@ def test_forcing_data_that_is_not_arrays_is_refused():
 
 def test_other_words_are_refused():
     with pytest.raises(ValueError, match=r"`data_on_device` must be True, False or 'auto'\. Received: 'gpu'"):
-        compiled_model(data_on_device="gpu")
+        compiled_mlp(2, data_on_device="gpu")
 
 
 def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
     x, y, _ = classification(64)
     y[60] = 7
-    model = compiled_model()
+    model = compiled_mlp(2)
     with pytest.raises(ValueError, match="label 7"):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert not model._phases["train"]._executables
@@ -194,4 +187,4 @@ def test_a_label_that_is_never_read_does_no_harm():
     x, y, _ = classification(64)
     y[60] = 7
     dataset = Dataset.from_arrays((x, y)).take(48).batch(8)
-    assert compiled_model().fit(dataset, epochs=2, verbose=0).epoch == [0, 1]
+    assert compiled_mlp(2).fit(dataset, epochs=2, verbose=0).epoch == [0, 1]

@@ -8,6 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from tests.clock import StandingClock
 from trainer.callbacks import CallbackList, LazyLogs, ProgressBar, pace, progress_bar
 
 LOGS = {"accuracy": 0.9, "loss": 0.1, "val_loss": 0.00012}
@@ -15,15 +16,7 @@ LOGS = {"accuracy": 0.9, "loss": 0.1, "val_loss": 0.00012}
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until told otherwise."""
-
-    class Clock:
-        now = 100.0
-
-        def perf_counter(self):
-            return self.now
-
-    clock = Clock()
+    clock = StandingClock()
     monkeypatch.setattr(pace, "time", clock)
     monkeypatch.setattr(progress_bar, "time", clock)
     return clock

@@ -158,6 +158,7 @@ def test_by_default_no_execution_reads_its_logs(tmp_path):
 
     board.on_execution_end("train", 3, LazyLogs(["loss"], fetch))
     board.on_train_end({})
+    assert board.state_dict()["_global_train_batch"] == 4, "the batches were counted all the same"
 
 
 def test_steps_per_second_are_batches_over_seconds(tmp_path, monkeypatch):

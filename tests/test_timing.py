@@ -9,21 +9,14 @@ import numpy as np
 import pytest
 
 import trainer
-from tests.networks import LinenMLP, classification, logits_loss, mirrored
+from tests.clock import StandingClock
+from tests.networks import classification, compiled_mlp
 from trainer import timing
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that stands still until told otherwise."""
-
-    class Clock:
-        now = 100.0
-
-        def perf_counter(self):
-            return self.now
-
-    clock = Clock()
+    clock = StandingClock()
     monkeypatch.setattr(timing, "time", clock)
     return clock
 
@@ -55,9 +48,7 @@ def run(callbacks=None, slow_data=0.0, **options):
                 time.sleep(slow_data)
                 yield x[start:start + 8], y[start:start + 8]
 
-    with mirrored(1).scope():
-        model = trainer.Model(LinenMLP())
-        model.compile("sgd", logits_loss())
+    model = compiled_mlp()
     return model, model.fit(Batches(), epochs=2, verbose=0, callbacks=callbacks, **options).timing
 
 
@@ -89,9 +80,7 @@ def test_an_evaluation_by_a_callback_leaves_the_clock_of_fit_alone():
         model.predict(x, verbose=0)
         inner.append(model.timing.report()["total"])
 
-    with mirrored(1).scope():
-        model = trainer.Model(LinenMLP())
-        model.compile("sgd", logits_loss())
+    model = compiled_mlp()
     callbacks = trainer.callbacks.LambdaCallback(on_epoch_end=evaluate)
     secs = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks).timing
     assert model.timing.report() == secs
@@ -105,9 +94,7 @@ def test_it_is_there_when_fit_was_interrupted():
     def stop(batch, logs):
         raise KeyboardInterrupt
 
-    with mirrored(1).scope():
-        model = trainer.Model(LinenMLP())
-        model.compile("sgd", logits_loss())
+    model = compiled_mlp()
     x, y, _ = classification(32)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y, verbose=0, callbacks=trainer.callbacks.LambdaCallback(on_train_batch_end=stop))
@@ -121,9 +108,7 @@ def test_a_fit_by_a_callback_or_beside_a_prediction_has_its_own_history_and_cloc
     def fit(epoch, logs):
         inner.append(model.fit(x, y, batch_size=8, verbose=0))
 
-    with mirrored(1).scope():
-        model = trainer.Model(LinenMLP())
-        model.compile("sgd", logits_loss())
+    model = compiled_mlp()
     outer = model.fit(x, y, batch_size=8, epochs=3, verbose=0,
                       callbacks=trainer.callbacks.LambdaCallback(on_epoch_end=fit))
     assert outer.epoch == [0, 1, 2]

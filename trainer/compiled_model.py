@@ -276,13 +276,13 @@ class CompiledModel(BuiltModel):
         Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
         """
         self._check_strategy()
-        if not self.built and not self._options.eager:
+        if self._options.eager and not self.built:
+            self._build(batch)  # an eager step needs weights, and not only their shapes
+        if self.built:
+            phase = self._traced_phase(kind, self._state, batch)
+        else:
             with self._building(batch) as shapes:
                 phase = self._traced_phase(kind, shapes, batch)
-        else:
-            if not self.built:
-                self._build(batch)
-            phase = self._traced_phase(kind, self._state, batch)
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
@@ -310,7 +310,7 @@ class CompiledModel(BuiltModel):
           requested: whether `data_on_device=True` is meant for these data: they are those to train on.
 
         Raises:
-          ValueError: if such data are not arrays, or their labels lie outside of the model's classes.
+          ValueError: if such data are not arrays.
         """
         wanted, arrays = self._options.data_on_device, reader.arrays
         if self._options.eager or wanted is False:

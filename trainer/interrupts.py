@@ -24,7 +24,6 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.deferred = _Deferred()
-        self._before: Any = None
 
     def __enter__(self) -> Interrupts:
         # Another one each time: a callback may have kept the last one's handler, to call it from its own.
@@ -32,7 +31,7 @@ class Interrupts:
         handler = signal.getsignal(signal.SIGINT)
         # Python calls handlers in the main thread only, and only there may they be set.
         if threading.current_thread() is threading.main_thread() and callable(handler):
-            self._before = self.deferred.handler = handler
+            self.deferred.handler = handler
             signal.signal(signal.SIGINT, self.deferred.handle)
         return self
 
@@ -40,8 +39,8 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # Somebody may have set another handler in the meantime, which is then theirs to keep.
-        if self._before is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
-            signal.signal(signal.SIGINT, self._before)
+        if self.deferred.handler is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
+            signal.signal(signal.SIGINT, self.deferred.handler)
 
 
 class _Deferred:

@@ -172,8 +172,7 @@ class Model(CompiledModel):
                 self._require_compiled("compile_ahead")
         if isinstance(sample, (tuple, list)) and not sample:
             raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
-        parts = sample if isinstance(sample, (tuple, list)) and is_array_tree(sample[0]) else (sample,)
-        unpack_x_y_sample_weight(parts)  # Refuses other numbers of parts.
+        parts = _array_parts(sample) or (sample,)
         is_sample = batch_size is None and is_array_tree(parts[0])
         if is_sample:
             batch_size = _rows(parts[0])
@@ -396,13 +395,19 @@ class Sequential(Model):
 
 def _adapt_validation(data: Any, batch_size: int | None, steps: int | None) -> Source:
     try:
-        if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]):
-            return adapt(data)
-        unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
-        return adapt(*data, batch_size=batch_size, steps=steps)
+        parts = _array_parts(data)
+        return adapt(data) if parts is None else adapt(*parts, batch_size=batch_size, steps=steps)
     except ValueError as error:
         raise ValueError(f"`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
                          f"{error}") from error
+
+
+def _array_parts(data: Any) -> Sequence[Any] | None:
+    """Returns data that are a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays; None for other data."""
+    if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]):
+        return None
+    unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
+    return data
 
 
 def _check_holds_steps(source: Source, argument: str, steps: int | None) -> None:

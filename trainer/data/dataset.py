@@ -227,13 +227,9 @@ class Dataset:
                 parts.append(index)
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def gather(self, index: np.ndarray, room: int | None = None, pool: BufferPool | None = None) -> Batch:
-        """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`.
-
-        With a `room`, the first axis is that long, and undefined after the length of `index`. The memory comes from
-        `pool`.
-        """
-        return self._arrays.gather(index, room, pool or BufferPool())
+    def gather(self, index: np.ndarray) -> Batch:
+        """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
+        return self._arrays.gather(index, None, BufferPool())
 
     def require_batched(self) -> Batching:
         """Returns how rows make batches.

@@ -166,7 +166,7 @@ class Reader:
                 data = np.zeros((room, rows), np.int32)
                 data[:count] = index
             else:
-                data = dataset.gather(index, room, self._pool)
+                data = dataset.arrays.gather(index, room, self._pool)
             yield Group(data, count, rows, position - first)
             position += count
 
@@ -233,8 +233,7 @@ class Reader:
             batch = stream.next()
             if batch is not None:
                 self._spec = self._spec or BatchSpec.of(batch)
-                if not self._spec.is_kept_by(batch):
-                    self._spec.check(batch)
+                self._spec.check(batch)
             return batch
         except DataError as error:
             raise DataError(f"The data cannot be used at batch {number}: {error}") from error
