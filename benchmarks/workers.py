@@ -50,7 +50,9 @@ class Machine:
 
     def environment(self, replicas: int) -> dict[str, str]:
         """Returns the environment of a worker that sees so many devices."""
+        # Without huge pages, two processes of one program differ by the pages that they happened to get.
         changed = {"BENCHMARK_PLATFORM": self.platform, "JAX_ENABLE_COMPILATION_CACHE": "false",
+                   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
                    "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                    "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
         if self.platform == "cpu":
