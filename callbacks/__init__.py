@@ -4,6 +4,7 @@ Owns the hooks (`Callback`), the calling of many as one (`CallbackList`), and th
 model they are given. Imports nothing of the trainer: `Run` says what a callback may use of a model.
 """
 
+from trainer.callbacks.backup_and_restore import BackupAndRestore
 from trainer.callbacks.callback import Callback, adds_logs
 from trainer.callbacks.callback_list import CallbackList
 from trainer.callbacks.csv_logger import CSVLogger
@@ -15,13 +16,14 @@ from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
 from trainer.callbacks.monitor_callback import MonitorCallback
 from trainer.callbacks.progress_bar import ProgressBar
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
-from trainer.callbacks.run_protocol import Run
+from trainer.callbacks.run_protocol import Run, SavePoint
 from trainer.callbacks.tensorboard import TensorBoard
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN
 
 ProgbarLogger = ProgressBar  # Keras's name
 
 __all__ = [
+    "BackupAndRestore",
     "CSVLogger",
     "Callback",
     "CallbackList",
@@ -35,6 +37,7 @@ __all__ = [
     "ProgressBar",
     "ReduceLROnPlateau",
     "Run",
+    "SavePoint",
     "TensorBoard",
     "TerminateOnNaN",
     "adds_logs",

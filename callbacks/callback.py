@@ -46,8 +46,10 @@ class Callback:
           on_epoch_begin
             on_train_batch_begin, on_train_batch_end      each batch
             on_execution_end                              each group of batches that ran as one execution
+            on_save_point                                 likewise
             on_test_begin ... on_test_end                 if this epoch is followed by a validation
           on_epoch_end
+          on_save_point
         on_train_end
 
     `evaluate` calls the `test` hooks, and `predict` the `predict` hooks. Epochs and batches count from 0, batches anew
@@ -59,8 +61,8 @@ class Callback:
     Attributes:
       model: the model that is being trained, evaluated or used (see `Run`).
       params: a dict with "verbose", "epochs" and "steps" (None if unknown).
-      state_attributes: names of the attributes that a checkpoint must keep for a run to resume exactly: numbers,
-        arrays, None, or lists and dicts of them.
+      state_attributes: names of the attributes that a checkpoint must keep for a run to resume exactly (see
+        `state_dict` for what they can be).
 
     Example:
 
@@ -90,15 +92,17 @@ class Callback:
         return self._model
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what `load_state_dict` needs to continue from here: attributes that are None are left out.
+        """Returns what `load_state_dict` needs to continue from here.
 
-        The lists and dicts in it are copies; the arrays are not.
+        That is, as a checkpoint can hold it: None, numbers, text, bytes and arrays, in lists, tuples and dicts, which
+        are copies; the arrays are not.
         """
-        state = {name: getattr(self, name) for name in self.state_attributes}
-        return {name: _copied_containers(value) for name, value in state.items() if value is not None}
+        return {name: _copied_containers(getattr(self, name)) for name in self.state_attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state that `state_dict` returned. Called after `on_train_begin`, which starts afresh.
+        """Continues from a state that `state_dict` returned.
+
+        Called after `on_train_begin` and, in the middle of an epoch, its `on_epoch_begin`, which start afresh.
 
         Raises:
           ValueError: if `state` has a name that this callback does not keep.
@@ -180,6 +184,15 @@ class Callback:
           batch: the number of the first batch of the execution, counted from 0 in the epoch.
         """
         return None
+
+    def on_save_point(self, point):
+        """Called in `fit` wherever all of the run can be saved, after all other hooks of that moment.
+
+        Keras has no such hook.
+
+        Args:
+          point: the moment, with which to save and to restore (see `SavePoint`).
+        """
 
     def on_execution_end(self, phase, batch, logs=None):
         """Called after each execution, which ran one batch or several fused ones; Keras has no such hook.

@@ -124,8 +124,8 @@ class CallbackList(Callback):
                 callback.check_monitor(available)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of all callbacks that have one, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
-        return {name: state for name, callback in self._named() if (state := callback.state_dict())}
+        """Returns the states of all callbacks that keep one, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
+        return {name: callback.state_dict() for name, callback in self._with_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets every callback continue from what `state_dict` returned.
@@ -133,23 +133,23 @@ class CallbackList(Callback):
         Raises:
           ValueError: if `state` is of other callbacks than these.
         """
-        expected = sorted(self.state_dict())
-        if sorted(state) != expected:
+        received = sorted(name for name, _ in self._with_state())
+        if sorted(state) != received:
             raise ValueError(
-                f"`callbacks` are not those that the state is of. Received: {expected}, expected: {sorted(state)}. "
+                f"`callbacks` are not those that the state is of. Received: {received}, expected: {sorted(state)}. "
                 "Resume with the same callbacks."
             )
-        for name, callback in self._named():
-            if name in state:
-                callback.load_state_dict(state[name])
+        for name, callback in self._with_state():
+            callback.load_state_dict(state[name])
 
-    def _named(self) -> Iterator[tuple[str, Callback]]:
+    def _with_state(self) -> Iterator[tuple[str, Callback]]:
         counts: dict[str, int] = {}
         for callback in self.callbacks:
             name = type(callback).__name__
             count = counts.get(name, 0)
             counts[name] = count + 1
-            yield (f"{name}_{count}" if count else name), callback
+            if callback.state_attributes or _function(callback.state_dict) is not Callback.state_dict:
+                yield (f"{name}_{count}" if count else name), callback
 
     def on_train_begin(self, logs=None):
         self._call("on_train_begin", logs)
@@ -203,6 +203,10 @@ class CallbackList(Callback):
         logs = {} if logs is None else logs
         for callback in self.callbacks:
             callback.on_execution_end(phase, batch, logs)
+
+    def on_save_point(self, point):
+        for callback in self.callbacks:
+            callback.on_save_point(point)
 
     # How each hook is called, by position or by keyword, is what Keras does: a user's lambda may name its arguments as
     # it likes where they are given by position.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import os
+import warnings
 from collections.abc import Iterable
 from typing import Any
+
+import jax
 
 from trainer.callbacks.callback import Callback, adds_logs
 
@@ -14,15 +17,19 @@ class CSVLogger(Callback):
     """Writes one row for each epoch: its number, from 0, and its logs, in the order of their names.
 
     The first epoch's logs decide the columns. If it had no validation, each column gets a "val_" twin. A value that an
-    epoch does not have is written as "NA". Rows are on disk when the epoch ends.
+    epoch does not have is written as "NA". Rows are on disk when the epoch ends. Of several processes the first one
+    writes.
+
+    A run that resumes goes on with its file: rows of epochs that it will repeat are cut off, so that the file ends up
+    as if there had been no interruption.
 
     Args:
       filename: the path of the file; its folder must exist.
       separator: the string between two values.
-      append: True adds to a file that exists, without a second header; False replaces it.
+      append: True adds to a file that exists, without a second header; False replaces it, with the first row.
 
     Attributes:
-      keys: the names of the columns after the first.
+      keys: the names of the columns after the first; None before the first row.
 
     Raises:
       OSError: from `fit`, if the file cannot be written.
@@ -37,7 +44,11 @@ class CSVLogger(Callback):
     >>> logger.on_train_end()
     >>> path.read_text()
     'epoch,loss,val_loss\\n0,0.5,0.6\\n'
+
+    Source: Keras 3's callback of this name.
     """
+
+    state_attributes = ("keys", "_end")
 
     def __init__(self, filename: str | os.PathLike, separator: str = ",", append: bool = False):
         self.filename = os.fspath(filename)
@@ -45,29 +56,60 @@ class CSVLogger(Callback):
         self.append = append
         self.csv_file: Any = None
         self.writer: csv.DictWriter | None = None
-        self.keys: list[str] = []
+        self.keys: list[str] | None = None
+        self._end = 0  # bytes of the file up to the last row, or to what was there before the first one
+        self._replaces = False  # whether what is in the file is of another run, and goes with the first row
 
     def on_train_begin(self, logs=None):
         self._close()  # an exception may have ended the last fit
-        mode = "a" if self.append else "w"
-        self.csv_file = open(self.filename, mode, newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
-        self.writer = None
+        # Not emptied yet: a resumed run, whose state comes after this, goes on with its rows.
+        path = self.filename if jax.process_index() == 0 else os.devnull
+        self.csv_file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
+        self.writer = self.keys = None
+        self._replaces = not self.append
+        self._end = self._size() if self.append else 0
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        size = self._size()
+        if size < self._end and jax.process_index() == 0:
+            warnings.warn(f"`CSVLogger` resumes, but {self.filename!r} does not have the rows of the epochs before. "
+                          "Those from here on are added to it.", UserWarning, stacklevel=2)
+        self._end = min(self._end, size)
+        self._replaces = False
+        self._cut()
 
     @adds_logs()
     def on_epoch_end(self, epoch, logs=None):
         logs = logs or {}
-        if self.writer is None:
+        self._replace()
+        if self.keys is None:
             self.keys = sorted(logs)
             if not any(key.startswith("val_") for key in self.keys):
                 self.keys += [f"val_{key}" for key in self.keys]
+        if self.writer is None:
             self.writer = csv.DictWriter(self.csv_file, fieldnames=["epoch", *self.keys], delimiter=self.sep)
-            if self.csv_file.tell() == 0:
+            if self._size() == 0:
                 self.writer.writeheader()
         self.writer.writerow({"epoch": epoch} | {key: _cell(logs.get(key, "NA")) for key in self.keys})
         self.csv_file.flush()
+        self._end = self._size()
 
     def on_train_end(self, logs=None):
+        self._replace()
         self._close()
+
+    def _replace(self) -> None:
+        if self._replaces:
+            self._replaces = False
+            self._cut()
+
+    def _cut(self) -> None:
+        if self._size() > self._end:  # a device such as /dev/null cannot be cut
+            self.csv_file.truncate(self._end)
+
+    def _size(self) -> int:
+        return os.fstat(self.csv_file.fileno()).st_size
 
     def _close(self) -> None:
         if self.csv_file is not None:

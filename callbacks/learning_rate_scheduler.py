@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from trainer.callbacks.callback import Callback, adds_logs
 
 class LearningRateScheduler(Callback):
     """Sets the learning rate before every epoch, and puts it as `learning_rate` into the epoch's logs.
+
+    Of several named optimizers each one's is set, and put into the logs as `learning_rate_generator` and so on.
 
     Args:
       schedule: called as `schedule(epoch, learning_rate)`, or as `schedule(epoch)` if it takes one argument, with the
@@ -40,27 +42,42 @@ class LearningRateScheduler(Callback):
         self._takes_learning_rate = _takes_two_arguments(schedule)
 
     def on_epoch_begin(self, epoch, logs=None):
-        optimizer = self.model.optimizer
-        arguments = (epoch, float(optimizer.learning_rate)) if self._takes_learning_rate else (epoch,)
-        learning_rate = self.schedule(*arguments)
-        if not _is_float_scalar(learning_rate):
-            raise ValueError(
-                "The output of the `schedule` function should be a float. "
-                f"Received: a value of type {type(learning_rate).__name__}. Return `float(...)` of it."
-            )
-        optimizer.learning_rate = float(learning_rate)
-        if self.verbose > 0:
-            print(f"\nEpoch {epoch + 1}: LearningRateScheduler setting learning rate to {learning_rate}.")
+        for name, optimizer in named_optimizers(self.model).items():
+            arguments = (epoch, float(optimizer.learning_rate)) if self._takes_learning_rate else (epoch,)
+            learning_rate = self.schedule(*arguments)
+            if not _is_float_scalar(learning_rate):
+                raise ValueError(
+                    "The output of the `schedule` function should be a float. "
+                    f"Received: a value of type {type(learning_rate).__name__}. Return `float(...)` of it."
+                )
+            optimizer.learning_rate = float(learning_rate)
+            if self.verbose > 0:
+                what = f"{name} learning rate" if name else "learning rate"
+                print(f"\nEpoch {epoch + 1}: LearningRateScheduler setting {what} to {learning_rate}.")
 
     @adds_logs("learning_rate")
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None:
-            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+            logs.update(learning_rate_logs(self.model))
+
+
+def named_optimizers(model: Any) -> dict[str, Any]:
+    """Returns the optimizers of a model by name; one alone has the name ""."""
+    return dict(model.optimizer) if isinstance(model.optimizer, Mapping) else {"": model.optimizer}
+
+
+def learning_rate_logs(model: Any) -> dict[str, float]:
+    """Returns the learning rate of each optimizer of a model, by the name that it has in logs."""
+    return {f"learning_rate_{name}" if name else "learning_rate": float(optimizer.learning_rate)
+            for name, optimizer in named_optimizers(model).items()}
 
 
 def _takes_two_arguments(schedule: Callable[..., Any]) -> bool:
     # By its signature, not by trying: a TypeError that the schedule itself raises must reach the user.
-    signature = inspect.signature(schedule)
+    try:
+        signature = inspect.signature(schedule)
+    except ValueError:  # some functions written in C have none
+        return True
     try:
         signature.bind(0, 0.0)
     except TypeError:

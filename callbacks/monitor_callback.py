@@ -112,7 +112,14 @@ class MonitorCallback(Callback):
         if reference_value is None:
             return True
         delta = -self.min_delta if self.monitor_op is np.less else self.min_delta
-        return bool(self.monitor_op(monitor_value - delta, reference_value))
+        return bool(self.monitor_op(_in_float32(monitor_value - delta), _in_float32(reference_value)))
+
+
+def _in_float32(value: Any) -> Any:
+    # Keras compares so, and it is what logs are: of more digits, those that `min_delta` has in binary would decide
+    # whether 0.51 is better than 0.5 by 0.01.
+    with np.errstate(over="ignore"):
+        return np.float32(value) if isinstance(value, (float, np.floating)) else value
 
 
 def _advice(monitor: str, available: list[str]) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.learning_rate_scheduler import learning_rate_logs, named_optimizers
 from trainer.callbacks.monitor_callback import MonitorCallback
 
 
 class ReduceLROnPlateau(MonitorCallback):
     """Multiplies the learning rate by a factor once a log has not improved for some epochs.
 
-    Puts `learning_rate`, as it was during the epoch, into the epoch's logs.
+    Puts `learning_rate`, as it was during the epoch, into the epoch's logs. Of several named optimizers each one's is
+    multiplied, and put into the logs as `learning_rate_generator` and so on.
 
     Args:
       monitor: the name of the log.
@@ -82,7 +84,7 @@ class ReduceLROnPlateau(MonitorCallback):
     @adds_logs("learning_rate")
     def on_epoch_end(self, epoch, logs=None):
         logs = {} if logs is None else logs
-        logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+        logs.update(learning_rate_logs(self.model))
         current = self.get_monitor_value(logs)
         if self.monitor_op is None:
             self._set_monitor_op()
@@ -97,16 +99,18 @@ class ReduceLROnPlateau(MonitorCallback):
         elif not self.in_cooldown():
             self.wait += 1
             if self.wait >= self.patience:
-                self._reduce_learning_rate(epoch)
+                self._reduce_learning_rates(epoch)
 
-    def _reduce_learning_rate(self, epoch: int) -> None:
-        old = float(self.model.optimizer.learning_rate)
-        # A learning rate that was set to `min_lr` comes back rounded to float32, which must not count as above it.
-        if old <= np.float32(self.min_lr):
-            return
-        new = max(old * self.factor, self.min_lr)
-        self.model.optimizer.learning_rate = new
-        self.cooldown_counter = self.cooldown
-        self.wait = 0
-        if self.verbose > 0:
-            print(f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {new}.")
+    def _reduce_learning_rates(self, epoch: int) -> None:
+        for name, optimizer in named_optimizers(self.model).items():
+            old = float(optimizer.learning_rate)
+            # A learning rate that was set to `min_lr` comes back rounded to float32, which must not count as above it.
+            if old <= np.float32(self.min_lr):
+                continue
+            new = max(old * self.factor, self.min_lr)
+            optimizer.learning_rate = new
+            self.cooldown_counter = self.cooldown
+            self.wait = 0
+            if self.verbose > 0:
+                what = f"{name} learning rate" if name else "learning rate"
+                print(f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing {what} to {new}.")

@@ -36,6 +36,53 @@ class RunTiming(Protocol):
         """Returns the seconds so far by what they went to, as in `History.timing`."""
 
 
+class SavePoint(Protocol):
+    """A moment of `fit` at which all of it can be saved: every callback has been told of what happened so far.
+
+    Every one of a `fit` is the same object, whose attributes tell where the run is.
+    """
+
+    kind: str
+    """"start" after `on_train_begin`, "batches" after an execution, "epoch" after `on_epoch_end`, "validation" after an
+    execution of a validation; "closed" once `fit` is over, however it ended."""
+
+    epoch: int
+    """The epoch, from 0, that the next batch belongs to."""
+
+    batch: int
+    """How many of its batches are done."""
+
+    def save(self, folder: str, keep: int, wait: bool = False) -> None:
+        """Begins to write a checkpoint of the run to a folder of them, in which the newest `keep` stay.
+
+        During a validation that is the run as it was before it: the validation begins anew in a resumed run.
+
+        Args:
+          folder: where the checkpoints are; made if it is not there.
+          keep: how many checkpoints to leave there.
+          wait: whether to return only once it is written.
+
+        Raises:
+          OSError: if it, or the last one that was begun, cannot be written.
+        """
+
+    def restore(self, folder: str) -> str | None:
+        """Brings the run, which is at its start, to where the newest whole checkpoint in `folder` was written.
+
+        Returns:
+          A sentence on where the run goes on; None if there is no checkpoint.
+
+        Raises:
+          ValueError: if no checkpoint is whole, or it is of another model, other data or other callbacks.
+        """
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is written; raises what `save` does."""
+
+    def delete(self, folder: str) -> None:
+        """Deletes the checkpoints in a folder."""
+
+
 class Run(Protocol):
     """The model of a running `fit`, `evaluate` or `predict`, as callbacks see it.
 
@@ -51,6 +98,16 @@ class Run(Protocol):
     ...         return []
     ...     def set_weights(self, weights):
     ...         pass
+    ...     def save_weights(self, filepath):
+    ...         pass
+    ...     def save(self, filepath):
+    ...         pass
+    ...     def evaluate(self, x, y=None, **options):
+    ...         return {}
+    ...     def validate(self):
+    ...         return {}
+    ...     def train_step_flops(self):
+    ...         return None
     ...     def train_step_text(self):
     ...         return None
     >>> run: Run = Model()
@@ -79,6 +136,25 @@ class Run(Protocol):
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Replaces all weights, given in the order of `get_weights`."""
+
+    def save_weights(self, filepath: Any) -> None:
+        """Writes the weights to a safetensors file, replacing what is there; by one process."""
+
+    def save(self, filepath: Any) -> None:
+        """Writes the training state, replacing what is there: to one file if the name has a suffix, else a folder."""
+
+    def evaluate(self, x: Any, y: Any = None, *, verbose: Any = "auto", callbacks: Any = None) -> dict[str, Any]:
+        """Returns the loss and the metrics over some data."""
+
+    def validate(self) -> dict[str, Any]:
+        """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running.
+
+        Raises:
+          ValueError: if it has none.
+        """
+
+    def train_step_flops(self) -> float | None:
+        """Returns how many floating-point operations a train step has, as XLA counts them; None if it is not known."""
 
     def train_step_text(self) -> str | None:
         """Returns the text of the compiled train step; None if it was not compiled. A model may lack this method."""

@@ -41,6 +41,7 @@ class CompiledModel(BuiltModel):
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self.timing = Timing()
         self.timing.end()
+        self.validator: Callable[[], dict[str, Any]] | None = None
         self._trainable = True
         self._is_compiled = False
         self._loss, self._metrics = CompiledLoss(None), CompiledMetrics()
@@ -329,6 +330,22 @@ class CompiledModel(BuiltModel):
     def check_labels(self, batch: Any) -> None:
         """Raises ValueError for integer labels outside of the model's classes."""
         checks.check_labels(self._loss, unpack_x_y_sample_weight(batch)[1])
+
+    def validate(self) -> dict[str, Any]:
+        """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running.
+
+        Raises:
+          ValueError: if no `fit` is running, or it has no validation data.
+        """
+        if self.validator is None:
+            raise ValueError("There is nothing to validate on: call `validate` from a callback of a `fit` that has "
+                             "`validation_data`, or `evaluate` with data.")
+        return self.validator()
+
+    def train_step_flops(self) -> float | None:
+        """Returns how many floating-point operations a train step has, as XLA counts them; None if it is not known."""
+        phase = self._phases.get("train")
+        return None if phase is None else phase.step_flops
 
     def train_step_text(self) -> str | None:
         """Returns the program that the train step was compiled to, as XLA's text; None if it did not compile yet."""

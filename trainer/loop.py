@@ -10,8 +10,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -21,16 +22,18 @@ from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.compile_guard import CompileGuard
 from trainer.data import Demand, Group, Reader, prefetch
-from trainer.data.batches import GroupBuffer
+from trainer.data.batches import GroupBuffer, Mark
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.interrupts import Interrupts
 from trainer.phase import CompiledPhase
 from trainer.timing import Timing
+from trainer.training_run import TrainingRun
 
 MAX_IN_FLIGHT = 2
 
 Running = Any  # the running logs of a phase, as it packs them
+Reached = Callable[[int, Running, Mark | None], None]  # told how far an epoch is after each execution
 
 
 class Trainee(Protocol):
@@ -41,6 +44,7 @@ class Trainee(Protocol):
     stop_evaluating: bool
     stop_predicting: bool
     timing: Timing
+    validator: Callable[[], dict[str, Any]] | None  # while `fit` runs with validation data
 
     @property
     def current_state(self) -> Any:
@@ -96,25 +100,32 @@ def fit(
         test = None if validation is None else _begin(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
-        logs: Any = {}
-        with timing.measure("callbacks"):
-            callbacks.on_train_begin()
-        for epoch in range(initial_epoch, epochs):
-            if reader.ran_out():
-                break
+        run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, initial_epoch, timing)
+        with run, _validator(model, test, callbacks):
+            logs: Any = {}
             with timing.measure("callbacks"):
-                callbacks.on_epoch_begin(epoch)
-            logs = _lazy_logs(train, _run_epoch(model, train, callbacks, epoch))
-            if test is not None and _is_due(epoch, validation_freq):
-                test.reader.peek()  # a generator may have nothing left
-                for name, value in _evaluate(model, test, callbacks).items():
-                    logs[f"val_{name}"] = value
+                callbacks.on_train_begin()
+            run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
+            while run.epoch < epochs and not run.is_over:
+                epoch = run.epoch
+                if run.batch == 0:
+                    if reader.ran_out():
+                        break
+                    with timing.measure("callbacks"):
+                        callbacks.on_epoch_begin(epoch)
+                if not run.is_epoch_over:
+                    _run_epoch(model, train, callbacks, epoch, run.batch, run.running, run.trained)
+                logs = _lazy_logs(train, run.running)
+                if test is not None and _is_due(epoch, validation_freq):
+                    test.reader.peek()  # a generator may have nothing left
+                    run.validation_begins()
+                    for name, value in _evaluate(model, test, callbacks, run.validated).items():
+                        logs[f"val_{name}"] = value
+                with timing.measure("callbacks"):
+                    callbacks.on_epoch_end(epoch, logs)
+                run.epoch_ended()
             with timing.measure("callbacks"):
-                callbacks.on_epoch_end(epoch, logs)
-            if model.stop_training:
-                break
-        with timing.measure("callbacks"):
-            callbacks.on_train_end(logs)
+                callbacks.on_train_end(logs)
 
 
 def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
@@ -123,11 +134,24 @@ def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[st
         return _evaluate(model, _begin(model, "test", reader, passes=1), callbacks)
 
 
-def _evaluate(model: Trainee, feed: _Feed, callbacks: CallbackList) -> dict[str, Any]:
+@contextlib.contextmanager
+def _validator(model: Trainee, feed: _Feed | None, callbacks: CallbackList) -> Iterator[None]:
+    """Lets callbacks validate in the middle of an epoch while the block runs."""
+    outer = model.validator
+    model.validator = None if feed is None else functools.partial(_evaluate, model, feed, callbacks)
+    try:
+        yield
+    finally:
+        model.validator = outer
+
+
+def _evaluate(
+    model: Trainee, feed: _Feed, callbacks: CallbackList, reached: Reached | None = None
+) -> dict[str, Any]:
     model.stop_evaluating = False
     with feed.timing.measure("callbacks"):
         callbacks.on_test_begin()
-    logs = _lazy_logs(feed, _run_epoch(model, feed, callbacks, epoch=0))
+    logs = _lazy_logs(feed, _run_epoch(model, feed, callbacks, epoch=0, reached=reached))
     with feed.timing.measure("callbacks"):
         callbacks.on_test_end(logs)
         return dict(logs)
@@ -279,12 +303,19 @@ def _has_good_labels(model: Trainee, reader: Reader) -> bool:
     return True
 
 
-def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int) -> Running:
+def _run_epoch(
+    model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
+    reached: Reached | None = None,
+) -> Running:
+    """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
+
+    `reached` is told after each execution, and all callbacks before it.
+    """
     kind, timing = feed.kind, feed.timing
-    running = feed.phase.empty_logs
+    running = feed.phase.empty_logs if running is None else running
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
-    with feed.interrupts, _placed(model, feed, epoch) as groups:
+    with feed.interrupts, _placed(model, feed, epoch, batch) as groups:
         for group, start, stop in _executions(feed, groups, callbacks, per_batch):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
@@ -300,6 +331,8 @@ def _run_epoch(model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int)
                 if per_batch:
                     getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
                 callbacks.on_execution_end(kind, last, logs)
+            if reached is not None:
+                reached(last + 1, running, group.mark)
             if model.stop_training if kind == "train" else model.stop_evaluating:
                 break
     return running
@@ -342,8 +375,8 @@ def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: 
 
 
 @contextlib.contextmanager
-def _placed(model: Trainee, feed: _Feed, epoch: int) -> Iterator[Iterator[PlacedGroup]]:
-    """Gives one epoch's groups on the devices; where whole batches are sent there, a thread is ahead of the block."""
+def _placed(model: Trainee, feed: _Feed, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
+    """Gives one epoch's groups from `batch` on on the devices; where whole batches are sent there, a thread is ahead of the block."""
     def place(group: Group) -> PlacedGroup:
         if not feed.labels_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
@@ -352,11 +385,11 @@ def _placed(model: Trainee, feed: _Feed, epoch: int) -> Iterator[Iterator[Placed
 
     if feed.arrays is not None:
         # Row numbers are placed in no time: a thread would only compete for the interpreter.
-        with contextlib.closing(feed.reader.read(epoch, row_numbers=True)) as groups:
+        with contextlib.closing(feed.reader.read(epoch, batch, row_numbers=True)) as groups:
             yield map(place, groups)
         return
     demand = Demand()
-    with prefetch(feed.reader.read(epoch, is_urgent=demand.is_urgent), place, demand=demand) as placed:
+    with prefetch(feed.reader.read(epoch, batch, is_urgent=demand.is_urgent), place, demand=demand) as placed:
         yield placed
 
 

@@ -16,16 +16,16 @@ import numpy as np
 
 from trainer import checks, errors, loop
 from trainer.callbacks import CallbackList, History
-from trainer.compiled_model import CompiledModel
 from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_validation, unpack_x_y_sample_weight
 from trainer.data.arrays import is_array_tree, is_leaf
 from trainer.data.batches import as_batch
+from trainer.model_files import ModelFiles
 from trainer.modules import render_summary
 from trainer.phase import MAX_FUSED_STEPS
 from trainer.timing import Timing
 
 
-class Model(CompiledModel):
+class Model(ModelFiles):
     """Trains, evaluates and predicts with a Flax module, on the devices of the strategy in scope.
 
     Args:
@@ -295,41 +295,6 @@ class Model(CompiledModel):
         state = self.strategy.on_devices(self.current_state)
         inputs = unpack_x_y_sample_weight(as_batch(pack_x_y_sample_weight(x)))[0]
         return self.apply(state.params, state, inputs, training=training)[0]
-
-    # --- weights ---------------------------------------------------------------------------------------------------
-
-    def get_weights(self) -> list[np.ndarray]:
-        """Returns copies of all weights: the parameters, then the model state."""
-        state = self._require_built()
-        return [np.array(leaf) for leaf in jax.tree.leaves((state.params, state.model_state))]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Replaces all weights.
-
-        Args:
-          weights: arrays in the order and with the shapes of `get_weights`.
-
-        Raises:
-          ValueError: if their number or a shape differs; nothing is replaced then.
-          TypeError: if they are not a list.
-        """
-        state = self._require_built()
-        leaves, treedef = jax.tree.flatten((state.params, state.model_state))
-        if not isinstance(weights, (list, tuple)):
-            raise errors.wrong_type("weights", weights, "a list of arrays, as `get_weights` returns it")
-        if len(weights) != len(leaves):
-            raise ValueError(f"`weights` has {len(weights)} arrays, but the model has {len(leaves)}.")
-        for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
-            if np.shape(weight) != leaf.shape:
-                raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but the model's has {leaf.shape}.")
-        cast = [np.asarray(weight, dtype=leaf.dtype) for weight, leaf in zip(weights, leaves, strict=True)]
-        params, model_state = jax.tree.unflatten(treedef, cast)
-        self.state = state.replace(params=params, model_state=model_state)
-
-    def count_params(self) -> int:
-        """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
-        state = self._require_built()
-        return sum(leaf.size for leaf in jax.tree.leaves((state.params, state.model_state)))
 
     def summary(self, print_fn: Callable[[str], Any] = print) -> None:
         """Prints a table of the layers, their output shapes and weights.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,15 @@ def named_leaves(tree: Any) -> dict[str, Any]:
                              f"a key that has a {SEPARATOR!r} itself can look like a nested one.")
         leaves[name] = leaf
     return leaves
+
+
+def with_leaves(tree: Any, leaves: Mapping[str, Any]) -> Any:
+    """Returns the tree with other leaves, given by the names of those that it has.
+
+    >>> with_leaves({"up": {"kernel": 1, "bias": 2}}, {"up/bias": 4, "up/kernel": 3})
+    {'up': {'bias': 4, 'kernel': 3}}
+    """
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)])
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -85,6 +85,7 @@ class CompiledPhase:
         self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
+        self._cost: Callable[[], Any] | None = None  # returns XLA's analysis of a step
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self.steps_per_execution = 1
@@ -108,13 +109,19 @@ class CompiledPhase:
                 shapes, cost = self._one_step(state, group.data, group.mask), None
             else:
                 traced = compiled(self._one_step).trace(state, group.data, group.mask)
-                shapes, cost = traced.out_info, lambda: traced.lower().cost_analysis()
+                shapes, cost = traced.out_info, functools.cache(lambda: traced.lower().cost_analysis() or {})
+            self._cost = self._cost or cost
             if self._state_shardings is None:
                 self._learn(shapes, state)
             placed = (group.data, shapes) if self._kind == "predict" else group.data
             self._affordable[spec] = (
                 self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
         self.steps_per_execution = self._affordable[spec]
+
+    @property
+    def step_flops(self) -> float | None:
+        """How many floating-point operations each device has in one step; None if XLA does not know, or it is eager."""
+        return None if self._cost is None else self._cost().get("flops")
 
     def _learn(self, shapes: Any, state: Any) -> None:
         self._state_shardings = self._strategy.state_shardings(state)
@@ -129,7 +136,7 @@ class CompiledPhase:
         assert cost is not None, "an eager step is not fused"
         on_cpu = self._strategy.mesh.devices.flat[0].platform == "cpu"
         limits = _CPU_LIMITS if on_cpu else _ACCELERATOR_LIMITS
-        flops = (cost() or {}).get("flops")
+        flops = cost().get("flops")
         if flops is None or flops > limits.step_flops:
             return 1
         batch_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))

@@ -133,6 +133,19 @@ class BatchConverter:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mark:
+    """A place in an epoch.
+
+    Attributes:
+      batch: the number in the epoch of the batch that comes next.
+      source_state: where the source stands (see `Source.state`).
+    """
+
+    batch: int
+    source_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class Group:
     """Consecutive batches of equally many rows, stacked.
 
@@ -143,12 +156,14 @@ class Group:
       count: how many batches.
       rows: how many rows each has.
       first: the number of the first batch in its epoch, from 0.
+      mark: a place at the first batch or before it from which the epoch can be continued, if that was asked for.
     """
 
     data: Any
     count: int
     rows: int
     first: int
+    mark: Mark | None = None
 
 
 class GroupBuffer:
@@ -190,9 +205,10 @@ class GroupBuffer:
             buffer[self.count] = leaf
         self.count += 1
 
-    def take(self) -> Group:
+    def take(self, mark: Mark | None = None) -> Group:
         """Returns the batches so far, at least one, and empties the buffer, which keeps no reference to them."""
         group = Group(
-            jax.tree.unflatten(self._structure, self._buffers), self.count, self._buffers[0].shape[1], self._first)
+            jax.tree.unflatten(self._structure, self._buffers), self.count, self._buffers[0].shape[1], self._first,
+            mark)
         self.count, self._buffers = 0, []
         return group

@@ -6,16 +6,19 @@ must not know what becomes of a group.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import inspect
 import math
 import warnings
 from collections.abc import Callable, Generator
+from typing import Any
 
 import jax
 import numpy as np
 
 from trainer.data.arrays import DataError, check_positive_int
-from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer
+from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer, Mark
 from trainer.data.buffers import BufferPool
 from trainer.data.dataset import Dataset
 from trainer.data.host_arrays import HostArrays
@@ -40,6 +43,7 @@ class Reader:
     Attributes:
       group_size: see above.
       exhausted: a one-shot source ran out before its epoch was over; there will be no further batches.
+      marks_groups: whether groups get a `mark`, where that helps to continue; may be assigned between epochs.
 
     Raises:
       ValueError: the source is endless and `steps_per_epoch` is None, or an argument is not a positive integer.
@@ -55,6 +59,7 @@ class Reader:
         self._steps = steps_per_epoch
         self.group_size = check_positive_int("group_size", group_size)
         self.exhausted = False
+        self.marks_groups = False
         self._stream: _Stream | None = None
         self._spec: BatchSpec | None = None
         self._pool = BufferPool()
@@ -142,6 +147,66 @@ class Reader:
                 self._report_end(stream)
         return self.exhausted
 
+    @property
+    def consumed(self) -> int:
+        """How many batches of a one-shot source were read; 0 for other data, which can be read anew."""
+        return self._stream.position if self._source.is_one_shot and self._stream is not None else 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the same batches can be read again in another process, once the first batch was looked at."""
+        return self._source.is_exact
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Returns plain data that differ for other data, if these begin otherwise or have another length.
+
+        Raises:
+          ValueError, RuntimeError: as `read`.
+        """
+        leaves, structure = jax.tree.flatten(self.peek())
+        digest = hashlib.sha256(str(structure).encode())
+        for leaf in leaves:
+            digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
+        return {"batches of an epoch": self.num_batches, "rows": self._source.rows, "first batch": digest.hexdigest()}
+
+    def position(self, epoch: int, batch: int, mark: Mark | None = None) -> dict[str, Any]:
+        """Returns plain data with which `resume` continues at a batch.
+
+        Args:
+          epoch: the batch's epoch.
+          batch: its number there.
+          mark: that of the group that holds the batch before it; not given while nothing is being read.
+        """
+        stream = self._stream
+        if mark is None and stream is not None and (stream.pass_index, stream.position) == self._place(epoch, batch):
+            mark = self._mark(stream, batch)
+        return {"mark": None if mark is None else dataclasses.asdict(mark)}
+
+    def resume(self, epoch: int, batch: int, position: dict[str, Any]) -> int:
+        """Lets the next `read` of that epoch from that batch on continue as in the process that `position` is from.
+
+        Returns:
+          How many batches were read and dropped for that.
+
+        Raises:
+          ValueError, RuntimeError: as `read`; or ValueError, if the data cannot continue from there.
+        """
+        if self.arrays is not None:
+            return 0
+        place, mark = self._place(epoch, batch), position["mark"]
+        if mark is None:
+            skipped = 0 if self._source.seeks else place[1]
+            stream = self._seek(epoch, batch)
+        else:
+            self.close()
+            state, skipped = mark["source_state"], batch - mark["batch"]
+            batches = _rest_of_passes(self._source, state) if self._is_continuous else self._source.read_from(state)
+            stream = self._stream = _Stream(batches, place[0], place[1] - skipped)
+            for number in range(mark["batch"], batch):
+                self._next_batch(stream, number)
+        self._look_at(stream, batch)
+        return skipped
+
     def close(self) -> None:
         """Closes the iterator that is open, unless it is the user's own one-shot iterator."""
         if self._stream is not None:
@@ -172,42 +237,58 @@ class Reader:
 
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
-        number, buffer = start, GroupBuffer(self.room, self._pool)
+        number, buffer, mark = start, GroupBuffer(self.room, self._pool), None
         try:
             while self._steps is None or number < self._steps:
+                if self.marks_groups and buffer.count == 0:
+                    mark = self._mark(stream, number)
                 batch = self._next_batch(stream, number)
                 if batch is None:
                     break
                 if not buffer.fits(batch):
-                    yield buffer.take()
+                    yield buffer.take(mark)  # the next group, whose first batch was read already, has the same mark
                 buffer.add(batch, number)
                 number += 1
                 if buffer.is_full or is_urgent():
-                    yield buffer.take()
+                    yield buffer.take(mark)
         except (DataError, RuntimeError):
             # The batches before the faulty one come first, as they would have one by one.
             if buffer.count:
-                yield buffer.take()
+                yield buffer.take(mark)
             raise
         finally:
             if self._steps is None and not self._source.is_one_shot:
                 self._close(stream)
         if buffer.count:
-            yield buffer.take()
+            yield buffer.take(mark)
         if number < (self._steps or 1):
             self._report_end(stream)
 
     def _look_ahead(self) -> tuple[_Stream, Batch | None]:
         """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""
         stream = self._seek(0, 0)
-        batch = self._next_batch(stream, 0)
+        return stream, self._look_at(stream, 0)
+
+    def _look_at(self, stream: _Stream, number: int) -> Batch | None:
+        mark = self._mark(stream, number)
+        batch = self._next_batch(stream, number)
         if batch is not None:
-            stream.push_back(batch)
-        return stream, batch
+            stream.push_back(batch, mark)
+        return batch
+
+    def _place(self, epoch: int, start: int) -> tuple[int, int]:
+        """Returns the pass and the position in its stream of an epoch's batch."""
+        return (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
+
+    def _mark(self, stream: _Stream, number: int) -> Mark | None:
+        if stream.mark_of_next is not None:
+            return dataclasses.replace(stream.mark_of_next, batch=number)
+        state = self._source.state()
+        return None if state is None else Mark(number, state)
 
     def _seek(self, epoch: int, start: int) -> _Stream:
         """Returns the stream of batches from where the epoch's batch `start` is next."""
-        pass_index, position = (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
+        pass_index, position = self._place(epoch, start)
         stream = self._stream
         if self._source.is_one_shot:
             stream = self._stream = stream or self._open(0, 0)
@@ -219,9 +300,13 @@ class Reader:
         return stream
 
     def _open(self, pass_index: int, position: int) -> _Stream:
-        is_continuous = self._steps is not None and not self._source.is_one_shot
-        batches = _all_passes(self._source, position) if is_continuous else self._source.read(pass_index, position)
+        batches = (
+            _all_passes(self._source, position) if self._is_continuous else self._source.read(pass_index, position))
         return _Stream(batches, pass_index, position)
+
+    @property
+    def _is_continuous(self) -> bool:
+        return self._steps is not None and not self._source.is_one_shot
 
     def _close(self, stream: _Stream) -> None:
         stream.close()
@@ -262,19 +347,20 @@ class _Stream:
     def __init__(self, batches: Generator[Batch, None, None], pass_index: int, position: int):
         self.pass_index = pass_index
         self.position = position
+        self.mark_of_next: Mark | None = None  # of a batch that was pushed back
         self._batches = batches
         self._pushed_back: Batch | None = None
 
     def next(self) -> Batch | None:
-        batch, self._pushed_back = self._pushed_back, None
+        batch, self._pushed_back, self.mark_of_next = self._pushed_back, None, None
         if batch is None:
             batch = next(self._batches, None)
         if batch is not None:
             self.position += 1
         return batch
 
-    def push_back(self, batch: Batch) -> None:
-        self._pushed_back = batch
+    def push_back(self, batch: Batch, mark: Mark | None) -> None:
+        self._pushed_back, self.mark_of_next = batch, mark
         self.position -= 1
 
     def close(self) -> None:
@@ -283,14 +369,21 @@ class _Stream:
             self._batches.close()
 
 
-def _all_passes(source: Source, position: int) -> Generator[Batch, None, None]:
-    """Yields the batches of pass after pass of a source, from batch `position` of them all on."""
+def _rest_of_passes(source: Source, state: Any) -> Generator[Batch, None, None]:
+    """Yields the batches of pass after pass of a source, from where its state was taken."""
+    yield from source.read_from(state)
+    yield from _all_passes(source, 0, state["pass_index"] + 1)
+
+
+def _all_passes(source: Source, position: int, pass_index: int = 0) -> Generator[Batch, None, None]:
+    """Yields the batches of pass after pass of a source, from batch `position` of those from `pass_index` on."""
     num_batches = source.num_batches
-    pass_index, start, dropped = 0, 0, 0
+    start = dropped = 0
     if num_batches == math.inf:
         start = position
     elif is_finite(num_batches) and num_batches > 0:
-        pass_index, start = divmod(position, num_batches)
+        skipped_passes, start = divmod(position, num_batches)
+        pass_index += skipped_passes
     else:
         dropped = position
     while True:

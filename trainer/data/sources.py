@@ -6,6 +6,7 @@ batches or know of epochs.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
@@ -34,11 +35,25 @@ class Source(Protocol):
     def is_one_shot(self) -> bool:
         """Whether there is a single pass, and whoever reads on continues where the last reader stopped."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether a pass can be continued anywhere, by the same batches, in another process."""
+
+    @property
+    def seeks(self) -> bool:
+        """Whether `read` leaves out batches without reading them."""
+
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         """Returns a generator of the batches of one pass, trees of numpy arrays, leaving out the first `start`.
 
         Arrays may share memory with the user's pipeline: copy what must outlive the next batch.
         """
+
+    def state(self) -> dict[str, Any] | None:
+        """Returns plain data that tell `read_from` where the generator returned last stands; None if nothing can."""
+
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+        """Returns a generator of the rest of the pass in which `state` was taken."""
 
 
 class DatasetSource:
@@ -49,18 +64,28 @@ class DatasetSource:
     """
 
     is_one_shot = False
+    seeks = True
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
+        self.is_exact = not dataset.is_mapped
         self.num_batches = dataset.cardinality
         self.rows = dataset.rows
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         return self.dataset.read(pass_index, start)
 
+    def state(self) -> None:
+        """Returns None: the number of the pass and of the batch tell all."""
+
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+        raise ValueError("There is no such state: the data are of another kind now.")
+
 
 class IterableSource:
     """Batches of any iterable; an iterator is one-shot, anything else starts anew with each pass.
+
+    Iterators that have `get_state` and `set_state`, as Grain's, continue where their state was taken.
 
     Args:
       iterable: yields batches.
@@ -68,14 +93,36 @@ class IterableSource:
     """
 
     rows = None
+    seeks = False
 
     def __init__(self, iterable: Any, num_batches: Count | None):
         self._iterable = iterable
         self.num_batches = num_batches
         self.is_one_shot = hasattr(iterable, "__next__")
+        self._pass_index = 0
+        self._iterator: Any = iterable if self.is_one_shot else None  # the one that the last `read` opened
+
+    @property
+    def is_exact(self) -> bool:
+        return hasattr(self._iterator, "get_state") and hasattr(self._iterator, "set_state")
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+        return self._read(pass_index, start)
+
+    def state(self) -> dict[str, Any] | None:
+        if not self.is_exact:
+            return None
+        # A copy, as an iterator may return what it goes on to change.
+        return {"pass_index": self._pass_index, "iterator": copy.deepcopy(self._iterator.get_state())}
+
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+        return self._read(state["pass_index"], 0, state["iterator"])
+
+    def _read(self, pass_index: int, start: int, state: Any = None) -> Generator[Batch, None, None]:
         iterator, convert = iter(self._iterable), BatchConverter()
+        self._pass_index, self._iterator = pass_index, iterator
+        if state is not None:
+            iterator.set_state(state)
         try:
             for element in itertools.islice(iterator, start, None):
                 yield convert(element)
@@ -97,6 +144,8 @@ class IndexedSource:
 
     rows = None
     is_one_shot = False
+    is_exact = False  # whatever the object draws at random is its own
+    seeks = True
 
     def __init__(self, items: Any, num_batches: Count, shuffle: bool, seed: int):
         self._items = items
@@ -110,6 +159,12 @@ class IndexedSource:
             yield convert(self._items[index])
         if hasattr(self._items, "on_epoch_end"):
             self._items.on_epoch_end()
+
+    def state(self) -> None:
+        """Returns None: the number of the pass and of the batch tell all."""
+
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+        raise ValueError("There is no such state: the data are of another kind now.")
 
     def _indices(self, pass_index: int, start: int) -> Iterator[int]:
         if not is_finite(self.num_batches):
@@ -129,9 +184,22 @@ class WeightedSource:
         self.num_batches = source.num_batches
         self.rows = source.rows
         self.is_one_shot = source.is_one_shot
+        self.seeks = source.seeks
+
+    @property
+    def is_exact(self) -> bool:
+        return self._source.is_exact
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
-        batches = self._source.read(pass_index, start)
+        return self._weighted(self._source.read(pass_index, start))
+
+    def state(self) -> dict[str, Any] | None:
+        return self._source.state()
+
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+        return self._weighted(self._source.read_from(state))
+
+    def _weighted(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         try:
             for batch in batches:
                 x, y, sample_weight = unpack_x_y_sample_weight(batch)

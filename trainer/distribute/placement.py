@@ -12,6 +12,7 @@ from jax.sharding import Sharding
 
 from trainer.data import HostArrays
 from trainer.data.arrays import aligned_empty, canonical_dtype, is_aligned
+from trainer.data.batches import Mark
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
@@ -27,6 +28,7 @@ class PlacedGroup:
       count: how many batches, from the first on, are real.
       rows: how many rows of each batch are real.
       first: the number in its epoch of the first batch.
+      mark: as in `Group`.
     """
 
     data: Any
@@ -34,6 +36,7 @@ class PlacedGroup:
     count: int
     rows: int
     first: int
+    mark: Mark | None = None
 
     @functools.cached_property
     def spec(self) -> Any:

@@ -222,6 +222,7 @@ class Strategy:
             count=group.count,
             rows=group.rows,
             first=group.first,
+            mark=group.mark,
         )
 
     def place_number(self, number: int) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Helpers for tests of one's own models.
+"""The comparison of strategies: whether a model trains to the same numbers under each.
 
-Owns the comparison of strategies: that a model trains to the same numbers under each. It sees a model as its users do,
-and must not know how strategies work.
+Owns what is compared and what is said of a difference. It sees a model as its users do, and must not know how
+strategies work.
 """
 
 from __future__ import annotations

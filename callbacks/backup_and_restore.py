@@ -1,0 +1,155 @@
+"""Going on where an interrupted run stopped."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from trainer.callbacks.callback import Callback
+
+PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
+
+
+class BackupAndRestore(Callback):
+    """Saves a run as it goes, and lets the same command go on after an interruption as if there had been none.
+
+    A checkpoint holds the weights, the optimizer, the position in the data, the metrics of the epoch so far, the
+    history and the state of every callback. When `fit` begins and there is one in the folder, the run goes on from the
+    newest that is whole, to the bit where the data are arrays, a `Dataset` or Grain's; other data are read from their
+    beginning up to there.
+
+    Args:
+      backup_dir: the folder, for this run alone.
+      save_freq: when to save: "epoch" after each epoch, a number of batches, counted over the epochs, or a
+        `datetime.timedelta`.
+      double_checkpoint: whether the checkpoint before the newest stays too, for the case that the newest gets damaged.
+      delete_checkpoint: whether the checkpoints are deleted at the end of the training.
+      preemption_signal: a signal on which the run saves at the next boundary of batches and ends the process with the
+        exit code 143; None for none.
+
+    Raises:
+      ValueError: for an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints of which
+        none is whole, or of another run.
+      OSError: from `fit`, if a checkpoint cannot be written. What was written before stays.
+
+    Example:
+
+    >>> backup = BackupAndRestore("runs/first", save_freq=1000)
+    >>> history = model.fit(x, y, epochs=100, callbacks=[backup])  # doctest: +SKIP
+    """
+
+    state_attributes = ("_batches_seen", "_batches_of_epoch")
+
+    def __init__(
+        self,
+        backup_dir: str | os.PathLike,
+        save_freq: str | int | datetime.timedelta = "epoch",
+        double_checkpoint: bool = True,
+        delete_checkpoint: bool = True,
+        preemption_signal: int | None = signal.SIGTERM,
+    ):
+        if not os.fspath(backup_dir):
+            raise ValueError("Empty `backup_dir` argument passed. Give the folder for the checkpoints.")
+        self.backup_dir = os.fspath(backup_dir)
+        self.save_freq = _checked_save_freq(save_freq)
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
+        self.preemption_signal = preemption_signal
+        self._batches_seen = 0  # before the epoch that is running
+        self._batches_of_epoch = 0  # so far
+        self._saved_at = 0.0
+        self._point: Any = None
+        self._is_preempted = False
+        self._outer_handler: Any = None
+
+    def on_train_begin(self, logs=None):
+        self._batches_seen = self._batches_of_epoch = 0
+        self._saved_at = time.monotonic()
+        self._is_preempted = False
+
+    def next_look(self, phase, batch):
+        if phase != "train" or not isinstance(self.save_freq, int):
+            return None
+        return batch + -(self._batches_seen + batch + 1) % self.save_freq
+
+    def on_save_point(self, point):
+        if point.kind == "start":
+            self._point = point
+            resumed = point.restore(self.backup_dir)
+            if resumed and self._verbose:
+                print(resumed)
+            self._listen()
+            return
+        if point.kind == "batches":
+            self._batches_of_epoch = point.batch
+        elif point.kind == "epoch":
+            self._batches_seen += self._batches_of_epoch
+            self._batches_of_epoch = 0
+        if self._is_preempted:
+            self._save_and_exit()
+        if self._is_due(point):
+            self._save(point)
+
+    def on_train_end(self, logs=None):
+        self._stop_listening()
+        if self._is_preempted:  # after the last boundary; without its end saved, the next start would begin anew
+            self._save_and_exit()
+        self._point.wait()
+        if self.delete_checkpoint:
+            self._point.delete(self.backup_dir)
+
+    @property
+    def _verbose(self) -> bool:
+        return bool((self.params or {}).get("verbose"))
+
+    def _is_due(self, point: Any) -> bool:
+        if self.save_freq == "epoch":
+            return point.kind == "epoch"
+        if isinstance(self.save_freq, int):
+            return point.kind == "batches" and (self._batches_seen + point.batch) % self.save_freq == 0
+        return time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
+
+    def _save(self, point: Any, wait: bool = False) -> None:
+        point.save(self.backup_dir, keep=2 if self.double_checkpoint else 1, wait=wait)
+        self._saved_at = time.monotonic()
+
+    def _save_and_exit(self) -> None:
+        self._save(self._point, wait=True)
+        name = signal.Signals(self.preemption_signal).name
+        print(f"Received {name}: the run is saved in {self.backup_dir!r}. The same command goes on from there.",
+              file=sys.stderr, flush=True)
+        raise SystemExit(PREEMPTED_EXIT_CODE)
+
+    # --- the signal ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        # Python calls handlers in the main thread only, and only there may they be set.
+        if self.preemption_signal is not None and threading.current_thread() is threading.main_thread():
+            self._outer_handler = signal.signal(self.preemption_signal, self._note)
+
+    def _stop_listening(self) -> None:
+        if self._outer_handler is not None and signal.getsignal(self.preemption_signal) == self._note:
+            signal.signal(self.preemption_signal, self._outer_handler)
+        self._outer_handler = None
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self._point.kind != "closed":
+            self._is_preempted = True
+            return
+        # `fit` ended by an exception: the signal means what it meant before.
+        self._stop_listening()
+        signal.raise_signal(number)
+
+
+def _checked_save_freq(value: Any) -> Any:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    is_duration = isinstance(value, datetime.timedelta) and value.total_seconds() > 0
+    if value == "epoch" or is_count or is_duration:
+        return value
+    raise ValueError(f"Unrecognized save_freq: {value!r}. Expected 'epoch', a positive number of batches, or a "
+                     "`datetime.timedelta`.")

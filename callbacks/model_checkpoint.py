@@ -1,0 +1,274 @@
+"""Saving the model as it trains: every so often, the best, or the newest.
+
+Owns when to save, under which name, and which files to delete again. How a model is written is the model's business.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import shutil
+import string
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.monitor_callback import MonitorCallback
+
+
+class ModelCheckpoint(MonitorCallback):
+    """Saves the model, or its weights, after epochs or every so many batches.
+
+    Of several processes all call the model's methods; the first one makes folders and deletes files. What is written is
+    in place before anything is deleted. `best`, the counts and the list of files resume with the run; as in Keras, they
+    go on in another `fit` with the same instance.
+
+    Args:
+      filepath: the path to save to, with any suffix. `{epoch}` and `{batch}`, counted from 1, and the names of logs are
+        replaced, such as in "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Folders that do not exist are made.
+      monitor: the name of the log that says which model is best; None for none.
+      verbose: 1 prints what the callback does, 0 does not.
+      save_best_only: whether to save only if the monitored value is better than any before. An epoch without it, such
+        as one without a validation, does not save. If no log ever has it, each save warns and is made all the same.
+      save_weights_only: True writes the weights, to a safetensors file. False writes the whole training state, to one
+        file if `filepath` has a suffix, else to a folder.
+      mode: "min", "max" or "auto" (see `MonitorCallback`).
+      save_freq: "epoch" saves after each epoch; an integer after so many batches, counted over the epochs. Executions
+        end at these batches; all others stay fused.
+      initial_value_threshold: the value that the first save has to beat, with `save_best_only`.
+      max_to_keep: how many of the files that this callback wrote to keep: the best, by the monitored value, or the
+        newest if no log has the monitor. What would not be kept is not written. None keeps all.
+
+    Attributes:
+      best: the best monitored value so far, with `save_best_only`.
+
+    Raises:
+      ValueError: if `save_freq` or `max_to_keep` cannot be used, or `save_best_only` is given without a monitor; from
+        `fit`, if `mode` is "auto" and the direction is not known.
+      KeyError: from `fit`, if `filepath` names something that is no log; before training where the logs are known.
+      OSError: from `fit`, if a file cannot be written.
+
+    Example:
+
+    >>> from types import SimpleNamespace
+    >>> checkpoint = ModelCheckpoint("weights-{epoch:02d}.safetensors", "loss", save_best_only=True,
+    ...                              save_weights_only=True)
+    >>> checkpoint.set_model(SimpleNamespace(save_weights=print))
+    >>> for epoch, loss in enumerate([0.5, 0.6, 0.4]):
+    ...     checkpoint.on_epoch_end(epoch, {"loss": loss})
+    weights-01.safetensors
+    weights-03.safetensors
+
+    Source: Keras 3's callback of this name, without `max_to_keep`.
+    """
+
+    state_attributes = (
+        "best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving", "_kept", "_number")
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike,
+        monitor: str | None = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        initial_value_threshold: float | None = None,
+        *,
+        max_to_keep: int | None = None,
+    ):
+        super().__init__(monitor or "", mode, initial_value_threshold)
+        if save_best_only and monitor is None:
+            raise ValueError("`save_best_only=True` needs a `monitor`, the name of the log that says which is best.")
+        self.filepath = os.fspath(filepath)
+        self.verbose = verbose
+        self.save_best_only = save_best_only
+        self.save_weights_only = save_weights_only
+        self.save_freq: str | int = _checked_save_freq(save_freq)
+        self.max_to_keep = _checked_max_to_keep(max_to_keep)
+        self._needs_value = save_best_only or (monitor is not None and max_to_keep is not None)
+        self._monitor_comes = False  # whether some epoch's logs will have the monitor
+        self._current_epoch: int | None = None
+        self._last_batch_seen = -1
+        self._batches_seen_since_last_saving = 0
+        self._kept: list[list[Any]] = []  # [path, number, monitored value or None] of each file that is there
+        self._number = 0  # of files that were written
+
+    def check_monitor(self, available: Iterable[str]) -> None:
+        """Notes whether a log has the monitor: without it files are written all the same, as in Keras.
+
+        Raises:
+          KeyError: if `filepath` names something that is not in the logs.
+        """
+        available = set(available)
+        self._monitor_comes = self.monitor in available
+        known = available | {"epoch"} | ({"batch"} if self.save_freq != "epoch" else set())
+        for name in _fields(self.filepath):
+            if name not in known:
+                raise self._format_error(name)
+
+    def on_train_begin(self, logs=None):
+        self._current_epoch = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch != self._current_epoch:  # else a resumed run goes on with an epoch that it had begun
+            self._current_epoch, self._last_batch_seen = epoch, -1
+
+    def next_look(self, phase, batch):
+        if phase != "train" or not isinstance(self.save_freq, int):
+            return None
+        return batch + self.save_freq - self._batches_seen_since_last_saving - 1
+
+    def on_execution_end(self, phase, batch, logs=None):
+        if phase != "train" or not isinstance(self.save_freq, int):
+            return
+        self._batches_seen_since_last_saving += batch - self._last_batch_seen
+        self._last_batch_seen = batch
+        if self._batches_seen_since_last_saving >= self.save_freq:
+            self._batches_seen_since_last_saving = 0
+            self._save_if_due(self._current_epoch or 0, batch, {} if logs is None else logs)
+
+    @adds_logs()
+    def on_epoch_end(self, epoch, logs=None):
+        if self.save_freq == "epoch":
+            self._save_if_due(epoch, None, {} if logs is None else logs)
+
+    def on_train_end(self, logs=None):
+        super().on_train_end(logs)
+        self._monitor_comes = False
+
+    def _save_if_due(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> None:
+        value = logs.get(self.monitor) if self._needs_value else None
+        if self.save_best_only and value is None and batch is None and self._monitor_comes:
+            return  # Keras saves here, over the best that there is
+        path = self._path(epoch, batch, logs)
+        if self.save_best_only and value is None:
+            warnings.warn(f"Can save best model only with {self.monitor} available.", UserWarning, stacklevel=2)
+        elif value is not None and np.ndim(value) > 0:
+            warnings.warn("Can save best model only when `monitor` is a scalar value. Received: an array of shape "
+                          f"{np.shape(value)}. Falling back to `save_best_only=False`.", UserWarning, stacklevel=2)
+            value = None
+        elif not self._is_wanted(epoch, path, value):
+            return
+        self._save(path)
+        self._note_kept(path, value)
+        self._say(epoch, f"finished saving model to {path}")
+
+    def _is_wanted(self, epoch: int, path: str, value: Any) -> bool:
+        if value is not None and self.monitor_op is None:
+            self._set_monitor_op()
+        if not self.save_best_only:
+            if self._would_be_dropped(path, value):
+                self._say(epoch, f"{self.monitor} is not among the best {self.max_to_keep}")
+                return False
+            self._say(epoch, f"saving model to {path}")
+            return True
+        best = "None" if self.best is None else f"{self.best:.5f}"
+        if not self._is_improvement(value, self.best):
+            self._say(epoch, f"{self.monitor} did not improve from {best}")
+            return False
+        self._say(epoch, f"{self.monitor} improved from {best} to {value:.5f}, saving model to {path}")
+        self.best = value
+        return True
+
+    def _save(self, path: str) -> None:
+        if jax.process_index() == 0:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        try:
+            if self.save_weights_only:
+                self.model.save_weights(path)
+            else:
+                self.model.save(path)
+        except IsADirectoryError as error:
+            raise IsADirectoryError("Please specify a non-directory filepath for ModelCheckpoint. Filepath used is an "
+                                    f"existing directory: {path}") from error
+
+    def _say(self, epoch: int, text: str) -> None:
+        if self.verbose > 0:
+            print(f"\nEpoch {epoch + 1}: {text}")
+
+    # --- names -----------------------------------------------------------------------------------------------------
+
+    def _path(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> str:
+        numbers = {"epoch": epoch + 1}
+        if batch is not None and "batch" not in logs:
+            numbers["batch"] = batch + 1
+        try:
+            # Unlike format, this reads only what is named: reading a log waits for the device.
+            return self.filepath.format_map(collections.ChainMap(numbers, logs))  # type: ignore[arg-type]  only read
+        except KeyError as error:
+            raise self._format_error(error.args[0]) from error
+
+    def _format_error(self, name: str) -> KeyError:
+        return KeyError(f'Failed to format this callback filepath: "{self.filepath}". Reason: {name!r}')
+
+    # --- which files stay ------------------------------------------------------------------------------------------
+
+    def _would_be_dropped(self, path: str, value: Any) -> bool:
+        others = [entry for entry in self._kept if entry[0] != path]
+        if self.max_to_keep is None or len(others) < self.max_to_keep:
+            return False
+        return self._rank([path, self._number, value]) < min(map(self._rank, others))
+
+    def _note_kept(self, path: str, value: Any) -> None:
+        if self.max_to_keep is None:
+            return
+        self._kept = [entry for entry in self._kept if entry[0] != path]
+        self._kept.append([path, self._number, None if value is None else float(value)])
+        self._number += 1
+        while len(self._kept) > self.max_to_keep:
+            worst = min(self._kept[:-1], key=self._rank)
+            self._kept.remove(worst)
+            if jax.process_index() == 0:
+                _delete(worst[0])
+
+    def _rank(self, entry: list[Any]) -> tuple[float, ...]:
+        """Returns what is less for a file that is to go sooner: without a value, and then the older."""
+        _, number, value = entry
+        if value is None or math.isnan(value):
+            return (0, number)
+        # Of equal values the first one stays, as with `save_best_only`.
+        return (1, value if self.monitor_op is np.greater else -value, -number)
+
+
+def _fields(filepath: str) -> set[str]:
+    """Returns the names in a format string, without attributes and indices of them."""
+    fields = [field for _, field, _, _ in string.Formatter().parse(filepath) if field is not None]
+    return {field.partition(".")[0].partition("[")[0] for field in fields}
+
+
+def _delete(path: str) -> None:
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.remove(path)
+    except FileNotFoundError:
+        pass  # somebody else was faster, or the run that was resumed
+    except OSError as error:
+        warnings.warn(f"`ModelCheckpoint` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _checked_save_freq(value: Any) -> str | int:
+    if isinstance(value, str) and value == "epoch":
+        return "epoch"
+    if not _is_count(value):
+        raise ValueError(f"Unrecognized save_freq: {value!r}. Expected save_freq are 'epoch' or integer values, the "
+                         "number of batches.")
+    return int(value)
+
+
+def _checked_max_to_keep(value: Any) -> int | None:
+    if value is not None and not _is_count(value):
+        raise ValueError(f"`max_to_keep` must be a positive number of files, or None to keep all. Received: {value!r}.")
+    return value

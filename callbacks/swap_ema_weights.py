@@ -1,0 +1,61 @@
+"""Saving, and ending with, the moving averages of the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.callbacks.callback import Callback, adds_logs
+
+
+class SwapEMAWeights(Callback):
+    """Has the moving averages of the weights taken for the weights: at the end of `fit`, and of each epoch if asked.
+
+    `compile(ema_decay=...)` keeps the averages, and `evaluate`, `predict` and every validation compute with them, with
+    this callback or without. Nothing is swapped, so nothing can be swapped twice: the weights that are trained stay
+    where they are, and a run that is resumed goes on with them.
+
+    Args:
+      swap_on_epoch: whether `get_weights` and `save_weights` give the averages from the end of an epoch until the next
+        one begins. Callbacks that stand behind this one, such as `ModelCheckpoint`, then save them.
+
+    Raises:
+      ValueError: from `fit`, `evaluate` and `predict`, if no averages are kept.
+
+    Example:
+
+    >>> callbacks = [SwapEMAWeights(swap_on_epoch=True), ModelCheckpoint("averaged.safetensors")]  # doctest: +SKIP
+    >>> model.compile("adam", "mse", ema_decay=0.999)  # doctest: +SKIP
+    >>> history = model.fit(x, y, epochs=10, callbacks=callbacks)  # doctest: +SKIP
+
+    Source: Keras 3's callback of this name.
+    """
+
+    def __init__(self, swap_on_epoch: bool = False):
+        self.swap_on_epoch = swap_on_epoch
+
+    def on_train_begin(self, logs=None):
+        _check(self.model)
+        self.model.shows_averages = False  # an exception may have ended the last fit at the end of an epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.shows_averages = False
+
+    @adds_logs()
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.shows_averages = self.swap_on_epoch
+
+    def on_train_end(self, logs=None):
+        self.model.shows_averages = False
+        self.model.adopt_averages()
+
+    def on_test_begin(self, logs=None):
+        _check(self.model)
+
+    def on_predict_begin(self, logs=None):
+        _check(self.model)
+
+
+def _check(model: Any) -> None:
+    if not model.keeps_averages:
+        raise ValueError("SwapEMAWeights must be used when `use_ema=True` is set on the optimizer, which here is "
+                         "`compile(ema_decay=0.999)`. Received: a model that keeps no moving averages.")

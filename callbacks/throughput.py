@@ -1,0 +1,158 @@
+"""How fast a training is: rows and floating-point operations a second, and the share of what the devices could do.
+
+Owns what counts as training time, and what devices can do at most.
+"""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import jax
+
+from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.train_batch_callback import TrainBatchCallback
+
+# Operations a second with dense matrices of 16 bits: bfloat16, or float16 on V100 and T4, which have no bfloat16. By
+# JAX's `device_kind`. NVIDIA's data sheets give twice as much for H100 and L4, which is with structured sparsity.
+_PEAK_FLOPS_PER_SEC = {
+    # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
+    "NVIDIA H100 80GB HBM3": 989.5e12,
+    "NVIDIA H100 PCIe": 756.5e12,
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
+    "Tesla V100-SXM2-16GB": 125e12,
+    "Tesla V100-SXM2-32GB": 125e12,
+    "Tesla V100-PCIE-16GB": 112e12,
+    "Tesla V100-PCIE-32GB": 112e12,
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
+    "Tesla T4": 65e12,
+    # https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet
+    "NVIDIA L4": 121e12,
+    # https://cloud.google.com/tpu/docs/v4, and likewise v5e, v5p and v6e: "peak compute per chip (bf16)". The kinds
+    # are those of jax/_src/tpu_info.py.
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
+
+
+class Throughput(TrainBatchCallback):
+    """Adds to the logs of each epoch how fast it trained.
+
+    These are:
+
+    - `rows_per_sec`: training rows a second, over all devices.
+    - `model_flops_per_sec`: floating-point operations a second, over all devices; absent if XLA does not tell how many
+      a step has, as of an eager one. XLA counts the operations of the step's program: what `remat` computes again
+      counts again, the body of a loop counts once, and so do the layers of a scan and the parts of `microbatches`.
+    - `utilization`: the share of the devices' peak that this is; absent where the peak is not known.
+
+    The time is that from the beginning of the epoch to the end of its last step on the device. It contains the wait for
+    data and the callbacks between batches, as they may keep the device waiting; it does not contain compiling, nor
+    validations, also those in mid-epoch, nor what other callbacks do at the end of an epoch. So in the first epoch too
+    the numbers are those of the training alone. Nothing waits for this callback but the end of an epoch.
+
+    Args:
+      peak_flops_per_sec: floating-point operations a second that one device can do at most. None looks the device up
+        in a table of common accelerators, which has the peak of dense bfloat16 matrices (float16 on older GPUs). For
+        a model that computes in float32, pass the peak of that.
+
+    Raises:
+      TypeError: if the peak is not a number.
+      ValueError: if it is not positive.
+
+    Example:
+
+    >>> import trainer, numpy as np
+    >>> from flax import linen as nn
+    >>> model = trainer.Model(nn.Dense(1))
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((64, 2)), np.ones((64, 1)), verbose=0, callbacks=[Throughput(1e12)]).history
+    >>> history["rows_per_sec"][0] > 0, 0 < history["utilization"][0] < 1
+    (True, True)
+
+    Source: of the utilization, Chowdhery et al., "PaLM", https://arxiv.org/abs/2204.02311, appendix B, but with the
+    operations of the program instead of those that the model needs.
+    """
+
+    def __init__(self, peak_flops_per_sec: float | None = None):
+        if peak_flops_per_sec is not None:
+            if not isinstance(peak_flops_per_sec, Real) or isinstance(peak_flops_per_sec, bool):
+                raise TypeError(f"`peak_flops_per_sec` must be a number. Received: {peak_flops_per_sec!r}.")
+            if not peak_flops_per_sec > 0:
+                raise ValueError(f"`peak_flops_per_sec` must be positive. Received: {peak_flops_per_sec!r}.")
+        self.peak_flops_per_sec = peak_flops_per_sec
+        self._rows_of_batch = 0.0  # of a full one, which `train_step_flops` is of
+        self._begin_rows = self._rows = 0
+        self._begin_secs = self._callback_secs = 0.0
+        self._end_secs: float | None = None  # of the last step, once it has ended
+        self._train_logs: Any = {}
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._rows_of_batch = 0.0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        self._begin_rows = self._rows = self.model.timing.rows
+        self._begin_secs, self._callback_secs = self._secs()
+        self._end_secs, self._train_logs = None, {}
+
+    def _after_batches(self, first, last, logs):
+        rows = self.model.timing.rows
+        self._rows_of_batch = max(self._rows_of_batch, (rows - self._rows) / (last - first + 1))
+        self._rows, self._train_logs = rows, logs
+        self._end_secs, self._callback_secs = None, self._secs()[1]
+
+    def on_test_begin(self, logs=None):
+        if self._end_secs is None:
+            self._end_steps()
+
+    def on_test_end(self, logs=None):
+        # What was since the last step is not training.
+        if self._end_secs is not None:
+            now, _ = self._secs()
+            self._begin_secs, self._end_secs = self._begin_secs + now - self._end_secs, now
+
+    @adds_logs("rows_per_sec", "model_flops_per_sec", "utilization")
+    def on_epoch_end(self, epoch, logs=None):
+        if self._end_secs is None:
+            self._end_steps()
+        rows, secs = self._rows - self._begin_rows, (self._end_secs or 0.0) - self._begin_secs
+        if logs is None or rows == 0 or secs <= 0:
+            return
+        logs["rows_per_sec"] = rows / secs
+        flops = getattr(self.model, "train_step_flops", lambda: None)()
+        if flops:
+            # By rows, so that a smaller last batch counts for what it is.
+            logs["model_flops_per_sec"] = flops / self._rows_of_batch * rows / secs
+            devices = self._devices()
+            peak = self.peak_flops_per_sec or _PEAK_FLOPS_PER_SEC.get(devices[0].device_kind)
+            if peak:
+                logs["utilization"] = logs["model_flops_per_sec"] / (peak * len(devices))
+
+    def _end_steps(self) -> None:
+        """Waits for the steps that are running; what other callbacks have done since the last of them is left out."""
+        dict(self._train_logs or {})
+        secs, callback_secs = self._secs()
+        self._end_secs = secs - (callback_secs - self._callback_secs)
+
+    def _secs(self) -> tuple[float, float]:
+        """Returns the seconds of the run so far, without compiling and other runs, and those in callbacks of them."""
+        timing = self.model.timing
+        report, others = timing.report(), timing.inner_secs
+        return report["total"] - report["compile"] - others, report["callbacks"] - others
+
+    def _devices(self) -> list[Any]:
+        """Returns the devices that the weights are on."""
+        leaves = jax.tree.leaves(self.model.current_state.params)
+        return list(leaves[0].sharding.device_set) if leaves else jax.local_devices()[:1]

@@ -1,0 +1,144 @@
+"""Validating in the middle of epochs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from numbers import Integral, Real
+from typing import Any
+
+import jax
+
+from trainer.callbacks.progress_text import log_texts
+from trainer.callbacks.train_batch_callback import TrainBatchCallback
+
+
+class ValidateEvery(TrainBatchCallback):
+    """Validates after every so many train batches, or minutes, wherever in an epoch that is.
+
+    The training goes on as if nothing had happened: its weights, its logs and the logs of the epoch are the same with
+    and without this callback. The validation of `fit` at the end of epochs is not replaced.
+
+    Args:
+      steps: validate after every so many train batches, counted over the epochs of a `fit`. Batches stay fused in
+        between.
+      minutes: validate once so many minutes have passed since `fit` began or the last validation ended, after the
+        execution that is running then. Either this or `steps` is given.
+      validation_data: a tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated anew, as
+        `evaluate` takes them; None for the `validation_data` of `fit`. A `Dataset` of arrays may stay on the devices
+        from one validation to the next; other data are sent there each time.
+      verbose: 1 prints a line for each validation, 0 does not.
+
+    Attributes:
+      history: "step", the numbers of the train batches, from 1, after which it was validated; and for each log of the
+        validations, such as "val_loss", the list of its values. Emptied when `fit` begins.
+      last_logs: the logs of the last validation, with the prefix "val_"; empty before the first one.
+
+    A run that resumes validates after the same batches as one that was never interrupted; with `minutes`, at about the
+    same time of training.
+
+    Raises:
+      ValueError: unless just one of `steps` and `minutes` is given, and positive; for validation data that can be read
+        only once; from `fit`, if there are neither `validation_data` here nor there, or for `minutes` in a run of
+        several processes, whose clocks would not agree.
+      TypeError: if `steps` is no integer, or `minutes` no number.
+
+    Example:
+
+    >>> import types
+    >>> every = ValidateEvery(2, verbose=1)
+    >>> every.set_model(types.SimpleNamespace(validate=lambda: {"loss": 0.5}))
+    >>> every.on_train_begin()
+    >>> for batch in range(4):
+    ...     every.on_execution_end("train", batch, {})
+    <BLANKLINE>
+    Step 2: val_loss: 0.5000
+    <BLANKLINE>
+    Step 4: val_loss: 0.5000
+    >>> every.history
+    {'step': [2, 4], 'val_loss': [0.5, 0.5]}
+    """
+
+    state_attributes = (*TrainBatchCallback.counters, "history", "last_logs", "_secs_waited")
+
+    def __init__(
+        self, steps: int | None = None, minutes: float | None = None, *, validation_data: Any = None, verbose: int = 0
+    ):
+        if (steps is None) == (minutes is None):
+            raise ValueError("`ValidateEvery` takes either `steps` or `minutes`. Received: "
+                             f"steps={steps!r}, minutes={minutes!r}.")
+        if steps is not None and (not isinstance(steps, Integral) or isinstance(steps, bool)):
+            raise TypeError(f"`steps` must be an integer. Received: {steps!r}.")
+        if minutes is not None and (not isinstance(minutes, Real) or isinstance(minutes, bool)):
+            raise TypeError(f"`minutes` must be a number. Received: {minutes!r}.")
+        for name, value in (("steps", steps), ("minutes", minutes)):
+            if value is not None and not value > 0:
+                raise ValueError(f"`{name}` must be positive. Received: {value!r}.")
+        if isinstance(validation_data, (tuple, list)) and len(validation_data) not in (2, 3):
+            raise ValueError("`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
+                             f"Received: a {type(validation_data).__name__} of {len(validation_data)}.")
+        if isinstance(validation_data, Iterator):
+            raise ValueError("`validation_data` must be data that can be iterated anew for each validation. Received: "
+                             f"a {type(validation_data).__name__}, which yields its batches once.")
+        self.steps = None if steps is None else int(steps)
+        self.minutes = None if minutes is None else float(minutes)
+        self.validation_data = validation_data
+        self.verbose = verbose
+        self._reset()
+
+    def _reset(self) -> None:
+        self.history: dict[str, list[Any]] = {"step": []}
+        self.last_logs: dict[str, Any] = {}
+        self._wait_begin = time.perf_counter()
+
+    @property
+    def _secs_waited(self) -> float | None:
+        """The seconds since the last validation; None where they decide nothing, so that equal runs have equal states."""
+        return None if self.minutes is None else time.perf_counter() - self._wait_begin
+
+    @_secs_waited.setter
+    def _secs_waited(self, secs: float | None) -> None:
+        self._wait_begin = time.perf_counter() - (secs or 0.0)
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        if self.minutes is not None and jax.process_count() > 1:
+            raise ValueError("`ValidateEvery(minutes=...)` cannot be used in a run of several processes: all of them "
+                             "must validate after the same batch, and their clocks differ. Use `steps`.")
+        # A loop of one's own need not tell whether it can validate.
+        if self.validation_data is None and getattr(self.model, "validator", True) is None:
+            raise ValueError("`ValidateEvery` has nothing to validate on. Pass `validation_data`, to it or to `fit`.")
+        self._reset()
+
+    def next_look(self, phase, batch):
+        super().next_look(phase, batch)
+        if phase != "train" or self.steps is None:
+            return None
+        return batch + -self._number(batch) % self.steps
+
+    def _after_batches(self, first, last, logs):
+        number, waited = self._number(last), self._secs_waited
+        if self.steps is not None:
+            is_due = number % self.steps == 0
+        else:
+            is_due = waited is not None and self.minutes is not None and waited >= 60 * self.minutes
+        if is_due:
+            self._validate(number, logs)
+
+    def _validate(self, step: int, logs: Any) -> None:
+        dict(logs or {})  # waits for the train steps, whose time would else count as the callback's
+        self.last_logs = {f"val_{name}": value for name, value in self._evaluated().items()}
+        for name, value in {"step": step, **self.last_logs}.items():
+            self.history.setdefault(name, []).append(value)
+        if self.verbose > 0:
+            print(f"\nStep {step}: {' - '.join(log_texts(self.last_logs))}")
+        self._wait_begin = time.perf_counter()
+
+    def _evaluated(self) -> dict[str, Any]:
+        data = self.validation_data
+        if data is None:
+            return self.model.validate()
+        if not isinstance(data, (tuple, list)):
+            return self.model.evaluate(data, verbose=0)
+        x, y, *sample_weight = data
+        return self.model.evaluate(x, y, verbose=0, **dict(zip(["sample_weight"], sample_weight, strict=False)))

@@ -1,0 +1,87 @@
+"""A training to be killed: `python crash_training.py MODULE DATA REPLICAS STEPS_PER_EXECUTION [SAVE_FREQ]`.
+
+It writes the weights, the optimizer's state, the history and the state of the callbacks to `result.npz`.
+"""
+
+import os
+import sys
+
+module_kind, data_kind, replicas, steps_per_execution = sys.argv[1:5]
+save_freq = sys.argv[5] if len(sys.argv) > 5 else "5"
+os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={replicas} "
+                           "--xla_backend_optimization_level=0")
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+from flax import linen as nn
+from flax import nnx
+
+import trainer
+from trainer import callbacks
+
+ROWS, BATCH_SIZE, EPOCHS = 150, 12, 3  # a last batch of 6 rows, which 4 replicas pad
+rng = np.random.default_rng(0)
+x = rng.normal(size=(ROWS, 6)).astype(np.float32)
+y = (x @ rng.normal(size=(6, 3))).argmax(-1).astype(np.int32)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        x = nn.relu(nn.Dense(16)(x))
+        x = nn.BatchNorm(use_running_average=not training)(x)
+        x = nn.Dropout(0.3, deterministic=not training)(x)
+        return nn.Dense(3)(x)
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(6, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.dropout = nnx.Dropout(0.3, rngs=rngs)
+        self.down = nnx.Linear(16, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.dropout(self.norm(nnx.relu(self.up(x)))))
+
+
+def grain_batches():
+    import grain
+
+    rows = grain.MapDataset.range(ROWS).shuffle(seed=3).map(lambda row: (x[row], y[row]))
+    return rows.batch(BATCH_SIZE).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+
+
+def generated_batches():
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng(epoch).permutation(ROWS)
+        for start in range(0, ROWS, BATCH_SIZE):
+            rows = order[start:start + BATCH_SIZE]
+            yield x[rows], y[rows]
+
+
+data = {"arrays": lambda: dict(x=x, y=y, batch_size=BATCH_SIZE),
+        "grain": lambda: dict(x=grain_batches()),
+        "generator": lambda: dict(x=generated_batches(), steps_per_epoch=-(-ROWS // BATCH_SIZE))}[data_kind]()
+strategy = (trainer.distribute.MirroredStrategy() if int(replicas) > 1 else trainer.distribute.OneDeviceStrategy())
+with strategy.scope():
+    model = trainer.Model(Linen() if module_kind == "linen" else Nnx(nnx.Rngs(0)), seed=5)
+    model.compile(trainer.optimizers.Adam(0.01), trainer.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  metrics=["accuracy"], ema_decay=0.9,
+                  steps_per_execution="auto" if steps_per_execution == "auto" else int(steps_per_execution))
+plateau = callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=0, min_delta=0.5)
+stopping = callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True)
+history = model.fit(
+    **data, epochs=EPOCHS, validation_data=(x[:40], y[:40]), verbose=0,
+    callbacks=[callbacks.BackupAndRestore("backup", "epoch" if save_freq == "epoch" else int(save_freq)), plateau,
+               stopping, callbacks.CSVLogger("log.csv"), trainer.testing.kill_at()])
+
+arrays = {f"weight {number}": weight for number, weight in enumerate(model.get_weights())}
+arrays |= {f"state {number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(model.state))}
+arrays |= {f"history {name}": np.asarray(values) for name, values in history.history.items()}
+arrays |= {f"best weight {number}": weight for number, weight in enumerate(stopping.best_weights)}
+arrays |= {"callbacks": np.asarray([plateau.best, plateau.wait, plateau.cooldown_counter, stopping.best, stopping.wait,
+                                    stopping.best_epoch, float(model.optimizer.learning_rate)]),
+           "epochs": np.asarray(history.epoch), "log.csv": np.frombuffer(open("log.csv", "rb").read(), np.uint8)}
+np.savez("result.npz", **arrays)

@@ -1,0 +1,25 @@
+"""Checkpoints on the disk: complete or not there, checked bit for bit, restored exactly on any devices.
+
+The lowest level of an exact resume. It knows names, arrays and plain values, nothing of models, loops or callbacks.
+"""
+
+from trainer.checkpoint.folder import CheckpointFolder
+from trainer.checkpoint.manifest import CheckpointError, NewerFormatError, check_manifest, write_manifest
+from trainer.checkpoint.plain import decode, encode
+from trainer.checkpoint.reader import Checkpoint, open_checkpoint, read_arrays, read_document
+from trainer.checkpoint.writer import CheckpointWriter
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointFolder",
+    "CheckpointWriter",
+    "NewerFormatError",
+    "check_manifest",
+    "decode",
+    "encode",
+    "open_checkpoint",
+    "read_arrays",
+    "read_document",
+    "write_manifest",
+]

@@ -1,0 +1,104 @@
+"""Steps on the disk that a killed process cannot leave half done.
+
+Owns the names of temporary folders and how a whole folder takes, or loses, its name. Knows nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+
+
+def temporary_path(path: str) -> str:
+    """Returns a new hidden name beside `path`, which `name_of_temporary` knows again.
+
+    >>> name_of_temporary(os.path.basename(temporary_path("run/step_3")))
+    'step_3'
+    """
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.{secrets.token_hex(6)}.tmp")
+
+
+def name_of_temporary(name: str) -> str | None:
+    """Returns the name that the temporary folder `name` was to take; None if it is not a temporary folder's."""
+    match = _TEMPORARY.fullmatch(name)
+    return match["name"] if match else None
+
+
+def flush(path: str) -> None:
+    """Returns once a file, or which names a folder has, is on the disk.
+
+    Raises:
+      OSError: if it cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not os.path.isdir(path):  # some file systems have no fsync of folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def put_in_place(temporary: str, path: str) -> None:
+    """Gives the folder `temporary` the name `path`, in one step. A folder of that name is removed after it.
+
+    Where the file system cannot exchange two names in one step, as NFS cannot, a folder that is replaced is first
+    renamed to `.<name>.<hex>.old`. A process that is killed between the two renames leaves it there.
+
+    Args:
+      temporary: a folder whose contents are on the disk.
+      path: the name that it takes, in the same folder.
+
+    Raises:
+      OSError: if the names cannot be changed.
+    """
+    folder = os.path.dirname(path)
+    if not os.path.lexists(path):
+        os.rename(temporary, path)
+        flush(folder)
+    elif _exchange(temporary, path):
+        flush(folder)
+        shutil.rmtree(temporary, ignore_errors=True)
+    else:
+        old = temporary_path(path).removesuffix(".tmp") + ".old"
+        os.rename(path, old)
+        try:
+            os.rename(temporary, path)
+        except BaseException:
+            os.rename(old, path)
+            raise
+        flush(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def discard(path: str) -> None:
+    """Removes a folder, which loses its name before anything in it is deleted.
+
+    Raises:
+      OSError: if it cannot be removed.
+    """
+    temporary = temporary_path(path)
+    os.rename(path, temporary)
+    shutil.rmtree(temporary)
+
+
+def _exchange(first: str, second: str) -> bool:
+    """Exchanges two names in one step; returns whether this file system could."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), second)

@@ -1,0 +1,69 @@
+"""Opens safetensors files, and says what is there instead of one.
+
+Owns the errors about paths that cannot be read. What the arrays of a file are for is its reader's business.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from trainer import errors
+from trainer.weights_file import ArraysFile, read_arrays
+
+_FIRST_BYTES = {  # of files that are no safetensors files
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file, as Keras writes its weights",
+    b"PK\x03\x04": "a zip archive, as `.keras`, `.npz` and PyTorch's files are",
+    b"\x93NUMPY": "a NumPy file of one array",
+    b"\x80": "a Python pickle, which could run any code and so is never read",
+}
+
+
+def checked_path(argument: str, value: Any) -> str:
+    """Returns a path as a string.
+
+    Raises:
+      TypeError: if `value` is not a path; `argument` says what it was given for.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise errors.wrong_type(argument, value, "a path, such as 'model.safetensors'")
+    return str(os.fspath(value))
+
+
+def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
+    """Opens a safetensors file; see `weights_file.read_arrays`.
+
+    Args:
+      path: the file.
+      expected: what the file should be, for error messages.
+      instead_of_folder: what to do with a folder, a sentence.
+
+    Raises:
+      FileNotFoundError: if there is no such file; names in the folder that look like it are listed.
+      IsADirectoryError: if it is a folder.
+      ValueError: if it is not a safetensors file, or a damaged one.
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path!r} is a folder. Expected: {expected}. {instead_of_folder}")
+    if not os.path.exists(path):
+        raise _missing(path)
+    try:
+        return read_arrays(path)
+    except ValueError as error:
+        with open(path, "rb") as file:
+            start = file.read(8)
+        for first_bytes, kind in _FIRST_BYTES.items():
+            if start.startswith(first_bytes):
+                raise ValueError(f"{path!r} is {kind}. Expected: {expected}.") from None
+        raise ValueError(f"{error} Expected: {expected}.") from None
+
+
+def _missing(path: str) -> FileNotFoundError:
+    folder, name = os.path.split(path)
+    try:
+        known = os.listdir(folder or ".")
+    except OSError:
+        return FileNotFoundError(f"There is no file {path!r}, nor its folder {folder!r}.")
+    near = errors.near_names(name, sorted(known))
+    hint = f" Did you mean {' or '.join(repr(os.path.join(folder, other)) for other in near)}?" if near else ""
+    return FileNotFoundError(f"There is no file {path!r}.{hint}")

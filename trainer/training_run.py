@@ -1,0 +1,205 @@
+"""TrainingRun: where a `fit` stands, and all of it that a checkpoint holds.
+
+Owns what is saved, and how a run is brought back to where it was. How a checkpoint lies on the disk is in
+`checkpoint/`, and when to save is what callbacks decide.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from types import TracebackType
+from typing import Any
+
+from trainer import paths
+from trainer.callbacks import CallbackList
+from trainer.checkpoint import CheckpointFolder, CheckpointWriter, open_checkpoint
+from trainer.data import Reader
+from trainer.data.batches import Mark
+from trainer.timing import Timing
+
+_KIND = "run"
+
+
+class TrainingRun:
+    """A `fit` that is running; what its callbacks get as a `SavePoint`, which documents the public part.
+
+    Use it as a context manager: its end waits for what is being written.
+
+    Args:
+      model: what is trained: has `current_state`, `keep_state` and `stop_training`.
+      reader: the training batches.
+      validation: the validation's batches, or None.
+      callbacks: all callbacks of the run.
+      empty_logs: the running logs at the beginning of an epoch.
+      epoch: the first epoch.
+      timing: the clock of the run.
+
+    Attributes:
+      kind, epoch, batch: see `SavePoint`.
+      running: the running logs of the epoch so far.
+      is_epoch_over: whether the epoch has no further batch, as the run that is resumed was stopped in it.
+      is_over: whether there is no further epoch, as the run was stopped.
+    """
+
+    def __init__(self, model: Any, reader: Reader, validation: Reader | None, callbacks: CallbackList, empty_logs: Any,
+                 epoch: int, timing: Timing):
+        self.kind = "start"
+        self.epoch = epoch
+        self.batch = 0
+        self.running = self._empty_logs = empty_logs
+        self.is_epoch_over = self.is_over = False
+        self._model = model
+        self._reader, self._validation = reader, validation
+        self._callbacks = callbacks
+        self._timing = timing
+        self._mark: Mark | None = None
+        self._before_validation: dict[str, Any] | None = None
+        self._writer: CheckpointWriter | None = None
+        self._is_watched = callbacks.wants("on_save_point")
+        # Before a batch is trained on: the first batches of a generator cannot be looked at again.
+        self._fingerprint = self._described_data() if self._is_watched else None
+        reader.marks_groups = self._is_watched
+
+    # --- what the loop tells ---------------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        """All callbacks were told that training begins."""
+        self._reached("start")
+
+    def trained(self, batch: int, running: Any, mark: Mark | None) -> None:
+        """`batch` batches of the epoch are done, the last one of a group with this `mark`."""
+        self.batch, self.running, self._mark = batch, running, mark
+        self._reached("batches")
+
+    def validation_begins(self) -> None:
+        """The epoch's training is over, and its validation begins."""
+        # Callbacks may count what they see of it, and will see it again if the run is resumed.
+        self._before_validation = self._snapshot() if self._is_watched else None
+
+    def validated(self, batch: int, running: Any, mark: Mark | None) -> None:
+        """Some batches of the validation are done."""
+        self._reached("validation")
+
+    def epoch_ended(self) -> None:
+        """All callbacks were told that the epoch is over."""
+        self.epoch, self.batch, self.running, self._mark = self.epoch + 1, 0, self._empty_logs, None
+        self._before_validation = None
+        self.is_epoch_over, self.is_over = False, bool(self._model.stop_training)
+        self._reached("epoch")
+
+    def _reached(self, kind: str) -> None:
+        self.kind = kind
+        if self._is_watched:
+            with self._timing.measure("callbacks"):
+                self._callbacks.on_save_point(self)
+
+    def __enter__(self) -> TrainingRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kind = "closed"
+        if self._writer is None:
+            return
+        try:
+            with self._timing.measure("checkpoint"):
+                self._writer.close()
+        except (OSError, ValueError) as failure:
+            if error is None:
+                raise
+            warnings.warn(f"A checkpoint could not be written: {failure}", stacklevel=2)
+
+    # --- SavePoint -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str, keep: int, wait: bool = False) -> None:
+        with self._timing.measure("checkpoint"):
+            checkpoints = CheckpointFolder(folder, keep)
+            if self._writer is None:
+                self._writer = CheckpointWriter()
+            self._writer.wait()  # the number of the next one follows from those that are there
+            number = max(checkpoints.steps(), default=0) + 1
+            arrays = paths.named_leaves({"state": self._model.current_state, "logs": self.running})
+            document = self._before_validation or self._snapshot()
+            self._writer.save(checkpoints.path_of(number), arrays, document, on_saved=checkpoints.prune)
+            if wait:
+                self._writer.wait()
+
+    def restore(self, folder: str) -> str | None:
+        with self._timing.measure("checkpoint"):
+            checkpoints = CheckpointFolder(folder)
+            checkpoints.remove_leftovers()
+            path = checkpoints.newest_whole()
+            if path is None:
+                return None
+            checkpoint = open_checkpoint(path, verify=False)
+        document = checkpoint.document
+        if document.get("kind") != _KIND:
+            raise ValueError(f"{path!s} is no checkpoint of a run. `trainer.load` reads what `model.save` wrote.")
+        self._check_data(path, document["fingerprint"])
+        now = {"state": self._model.current_state, "logs": self._empty_logs}
+        with self._timing.measure("checkpoint"):
+            restored = paths.with_leaves(now, checkpoint.restore(paths.named_leaves(now)))
+        if document["batch"] > 0:
+            # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
+            self._callbacks.on_epoch_begin(document["epoch"])
+        self._model.keep_state(restored["state"])
+        self.running = restored["logs"]
+        self._callbacks.load_state_dict(document["callbacks"])
+        self.epoch, self.batch = document["epoch"], document["batch"]
+        self._model.stop_training = document["stop_training"]
+        self.is_epoch_over = document["stop_training"] and self.batch > 0
+        self.is_over = document["stop_training"] and self.batch == 0
+        return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!s}.{self._continue_data(document)}"
+
+    def wait(self) -> None:
+        if self._writer is not None:
+            with self._timing.measure("checkpoint"):
+                self._writer.wait()
+
+    def delete(self, folder: str) -> None:
+        self.wait()
+        CheckpointFolder(folder).delete()
+
+    # --- what is saved ---------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> dict[str, Any]:
+        validation = self._validation
+        return {
+            "kind": _KIND,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "stop_training": bool(self._model.stop_training),
+            "data": self._reader.position(self.epoch, self.batch, self._mark),
+            "validation": None if validation is None else {
+                "consumed": validation.consumed, **validation.position(0, validation.consumed)},
+            "fingerprint": self._fingerprint,
+            "callbacks": self._callbacks.state_dict(),
+        }
+
+    def _described_data(self) -> dict[str, Any]:
+        return {"training data": self._reader.fingerprint(),
+                "validation data": None if self._validation is None else self._validation.fingerprint()}
+
+    def _check_data(self, path: Any, saved: dict[str, Any]) -> None:
+        for name, reader in (("training data", self._reader), ("validation data", self._validation)):
+            now, then = (self._fingerprint or {}).get(name), saved[name]
+            if now == then:
+                continue
+            differ = "their being there" if now is None or then is None else ", ".join(
+                key for key in now if now[key] != then.get(key))
+            message = (f"The {name} are not those of the run that {path!s} is from: they differ in {differ}. Give the "
+                       "same data, batch size, seed and number of workers, or start in another folder.")
+            if reader is None or then is None or reader.is_exact:
+                raise ValueError(message)
+            warnings.warn(f"{message} The run goes on, but not as it would have done.", stacklevel=2)
+
+    def _continue_data(self, document: dict[str, Any]) -> str:
+        begin = time.perf_counter()
+        skipped = self._reader.resume(self.epoch, self.batch, document["data"])
+        if self._validation is not None and (consumed := document["validation"]["consumed"]):
+            skipped += self._validation.resume(0, consumed, document["validation"])
+        if not skipped:
+            return ""
+        return f" {skipped} batches were read and dropped to get there, in {time.perf_counter() - begin:.1f} s."
