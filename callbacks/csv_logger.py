@@ -49,12 +49,12 @@ class CSVLogger(Callback):
     """
 
     state_attributes = ("keys", "_end")
+    csv_file: Any = None
 
     def __init__(self, filename: str | os.PathLike, separator: str = ",", append: bool = False):
         self.filename = os.fspath(filename)
         self.sep = separator
         self.append = append
-        self.csv_file: Any = None
         self.writer: csv.DictWriter | None = None
         self.keys: list[str] | None = None
         self._end = 0  # bytes of the file up to the last row, or to what was there before the first one
@@ -98,6 +98,9 @@ class CSVLogger(Callback):
     def on_train_end(self, logs=None):
         self._replace()
         self._close()
+
+    def __del__(self):
+        self._close()  # an exception may have ended the fit
 
     def _replace(self) -> None:
         if self._replaces:

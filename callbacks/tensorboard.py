@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from trainer.callbacks import embedding_projector
 from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.profiler_trace import ProfilerTrace
 
 
 class TensorBoard(Callback):
@@ -110,8 +110,7 @@ class TensorBoard(Callback):
         self._val_dir = os.path.join(self.log_dir, "validation")
         self._files: dict[str, Any] = {}  # EventFile by directory
         self._is_training = False
-        self._is_tracing = False
-        self._step_annotation: Any = None
+        self._trace = ProfilerTrace("TensorBoard")
         self._should_write_step = False
         self._start_counting()
 
@@ -198,17 +197,15 @@ class TensorBoard(Callback):
     def _before_batch(self, batch, logs=None):
         self._count(batch)
         if self._global_train_batch == self._start_batch:
-            self._start_trace()
-        if self._is_tracing:
-            self._step_annotation = jax.profiler.StepTraceAnnotation("train", step_num=self._global_train_batch)
-            self._step_annotation.__enter__()
+            self._trace.start(self._train_dir)
+        self._trace.begin_step(self._global_train_batch)
 
     def _after_batch(self, batch, logs=None):
         step = self._global_train_batch
-        self._end_annotation()
+        self._trace.end_step()
         if step == self._stop_batch:
             logs = dict(logs or {})  # waits for the step, which else would outlast the trace
-            self._stop_trace()
+            self._trace.stop()
 
     # --- counting --------------------------------------------------------------------------------------------------
 
@@ -232,8 +229,7 @@ class TensorBoard(Callback):
 
     def _end(self) -> None:
         self._is_training = False
-        self._end_annotation()
-        self._stop_trace()
+        self._trace.stop()
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -280,31 +276,6 @@ class TensorBoard(Callback):
 
     def _embeddings_metadata(self, names: list[str]) -> dict[str, str]:
         return embedding_projector.metadata_by_embedding(names, self.embeddings_metadata)
-
-    # --- profiling -------------------------------------------------------------------------------------------------
-
-    # A failure only warns: a training is worth more than its profile.
-
-    def _start_trace(self) -> None:
-        if jax.process_index() == 0:
-            try:
-                jax.profiler.start_trace(self._train_dir)
-                self._is_tracing = True
-            except (OSError, RuntimeError) as error:
-                warnings.warn(f"`TensorBoard` cannot start to profile: {error}", stacklevel=2)
-
-    def _stop_trace(self) -> None:
-        if self._is_tracing:
-            self._is_tracing = False
-            try:
-                jax.profiler.stop_trace()
-            except (OSError, RuntimeError) as error:
-                warnings.warn(f"`TensorBoard` cannot write the profile: {error}", stacklevel=2)
-
-    def _end_annotation(self) -> None:
-        if self._step_annotation is not None:
-            self._step_annotation.__exit__(None, None, None)
-            self._step_annotation = None
 
     # --- reading the model -----------------------------------------------------------------------------------------
 

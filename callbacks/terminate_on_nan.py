@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from trainer.callbacks.callback import Callback
+import jax
+import numpy as np
+
+from trainer.callbacks.late_logs_callback import LateLogsCallback
+from trainer.callbacks.lazy_logs import LazyLogs
+
+_SHOWN_WEIGHTS = 5
 
 
-class TerminateOnNaN(Callback):
-    """Ends `fit` at the first batch whose loss is NaN or infinite.
+def _for_other_loops(hook: Any) -> Any:
+    """Marks a batch hook that the trainer's loop need not call: it does not keep batches from being fused."""
+    hook.is_for_other_loops = True
+    return hook
 
-    The loss is read after every batch, so every batch waits for the device and none are fused.
+
+class TerminateOnNaN(LateLogsCallback):
+    """Ends `fit` after a batch whose loss is NaN or infinite, and names the weights that are not finite.
+
+    The loss of an execution is looked at once the next one has begun, so that the device never waits: `fit` ends at
+    most one execution late. That of an epoch's last execution is looked at when the epoch ends, before the callbacks
+    behind this one act on it. Of batches that ran as one execution the message says which they are.
 
     Args:
       raise_error: False sets `model.stop_training`, so that `fit` ends as usual; True raises, so that `on_train_end` is
@@ -24,18 +39,56 @@ class TerminateOnNaN(Callback):
     >>> TerminateOnNaN(raise_error=True).on_batch_end(3, {"loss": float("nan")})
     Traceback (most recent call last):
     RuntimeError: NaN or Inf loss encountered at batch 3. Loss value: nan. Terminating training immediately.
+
+    Source: Keras 3's callback of this name, which looks at every batch before the next one begins.
     """
+
+    _has_terminated = False
 
     def __init__(self, raise_error: bool = False):
         self.raise_error = raise_error
 
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._has_terminated = False
+
+    @_for_other_loops
     def on_batch_end(self, batch, logs=None):
-        loss = (logs or {}).get("loss")
+        if not isinstance(logs, LazyLogs):  # those of the trainer's loop are read later
+            self._check(batch, batch, logs or {})
+
+    def _read_logs(self, first, last, logs):
+        if not self._has_terminated:  # else it is that execution's loss that is still in the epoch's
+            self._check(first, last, logs)
+
+    def _check(self, first: int, last: int, logs: Any) -> None:
+        loss = logs.get("loss")
         if loss is None or math.isfinite(loss):
             return
+        self._has_terminated = True
+        details = self._which_batch(first, last) + self._which_weights()
         if self.raise_error:
-            raise RuntimeError(
-                f"NaN or Inf loss encountered at batch {batch}. Loss value: {loss}. Terminating training immediately."
-            )
-        print(f"Batch {batch}: Invalid loss, terminating training")
+            raise RuntimeError(f"NaN or Inf loss encountered at batch {last}. Loss value: {loss}. Terminating training "
+                               f"immediately.{details}")
+        print(f"Batch {last}: Invalid loss, terminating training{details and '.'}{details}")
         self.model.stop_training = True
+
+    def _which_batch(self, first: int, last: int) -> str:
+        return "" if first == last else (
+            f" It is one of the batches {first} to {last}, which ran as one execution.")
+
+    def _which_weights(self) -> str:
+        """Returns a sentence on the weights that are not finite; nothing for a model that does not show its weights."""
+        state = getattr(self.model, "current_state", None)
+        if state is None:
+            return ""
+        leaves = jax.tree_util.tree_leaves_with_path(state.params) + jax.tree_util.tree_leaves_with_path(
+            state.model_state)
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+        spoilt = [name for name, weight in zip(names, self.model.get_weights(), strict=True)
+                  if jax.numpy.issubdtype(weight.dtype, np.inexact) and not np.isfinite(weight).all()]
+        if not spoilt:
+            return " All weights are finite."
+        more = len(spoilt) - _SHOWN_WEIGHTS
+        return (f" Weights that are not finite: {', '.join(spoilt[:_SHOWN_WEIGHTS])}"
+                f"{f' and {more} more' if more > 0 else ''}, of {len(names)}.")

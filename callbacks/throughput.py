@@ -57,9 +57,9 @@ class Throughput(TrainBatchCallback):
     - `utilization`: the share of the devices' peak that this is; absent where the peak is not known.
 
     The time is that from the beginning of the epoch to the end of its last step on the device. It contains the wait for
-    data and the callbacks between batches, as they may keep the device waiting; it does not contain compiling, nor
-    validations, also those in mid-epoch, nor what other callbacks do at the end of an epoch. So in the first epoch too
-    the numbers are those of the training alone. Nothing waits for this callback but the end of an epoch.
+    data and the callbacks between batches, which may keep the device waiting. It does not contain compiling, nor
+    validations, also those in mid-epoch, nor what other callbacks do at the end of an epoch: so the first epoch has
+    numbers like the others. Nothing waits for this callback but the end of an epoch.
 
     Args:
       peak_flops_per_sec: floating-point operations a second that one device can do at most. None looks the device up
@@ -93,7 +93,7 @@ class Throughput(TrainBatchCallback):
         self.peak_flops_per_sec = peak_flops_per_sec
         self._rows_of_batch = 0.0  # of a full one, which `train_step_flops` is of
         self._begin_rows = self._rows = 0
-        self._begin_secs = self._callback_secs = 0.0
+        self._begin_secs = self._execution_secs = 0.0
         self._end_secs: float | None = None  # of the last step, once it has ended
         self._train_logs: Any = {}
 
@@ -104,14 +104,14 @@ class Throughput(TrainBatchCallback):
     def on_epoch_begin(self, epoch, logs=None):
         super().on_epoch_begin(epoch, logs)
         self._begin_rows = self._rows = self.model.timing.rows
-        self._begin_secs, self._callback_secs = self._secs()
+        self._begin_secs = self._execution_secs = self._secs()
         self._end_secs, self._train_logs = None, {}
 
     def _after_batches(self, first, last, logs):
         rows = self.model.timing.rows
         self._rows_of_batch = max(self._rows_of_batch, (rows - self._rows) / (last - first + 1))
         self._rows, self._train_logs = rows, logs
-        self._end_secs, self._callback_secs = None, self._secs()[1]
+        self._execution_secs, self._end_secs = self._secs(), None
 
     def on_test_begin(self, logs=None):
         if self._end_secs is None:
@@ -120,7 +120,7 @@ class Throughput(TrainBatchCallback):
     def on_test_end(self, logs=None):
         # What was since the last step is not training.
         if self._end_secs is not None:
-            now, _ = self._secs()
+            now = self._secs()
             self._begin_secs, self._end_secs = self._begin_secs + now - self._end_secs, now
 
     @adds_logs("rows_per_sec", "model_flops_per_sec", "utilization")
@@ -141,16 +141,19 @@ class Throughput(TrainBatchCallback):
                 logs["utilization"] = logs["model_flops_per_sec"] / (peak * len(devices))
 
     def _end_steps(self) -> None:
-        """Waits for the steps that are running; what other callbacks have done since the last of them is left out."""
+        """Waits for the steps that are running: after the last of them began, nothing else is training."""
+        begin = self._secs()
         dict(self._train_logs or {})
-        secs, callback_secs = self._secs()
-        self._end_secs = secs - (callback_secs - self._callback_secs)
+        waited = self._secs() - begin
+        # Of a validation by a callback that comes before this one, the last execution is not known here yet.
+        is_last_known = self.model.timing.rows == self._rows
+        self._end_secs = waited + (self._execution_secs if is_last_known else begin)
 
-    def _secs(self) -> tuple[float, float]:
-        """Returns the seconds of the run so far, without compiling and other runs, and those in callbacks of them."""
+    def _secs(self) -> float:
+        """Returns the seconds of the run so far, without compiling and without other runs inside of it."""
         timing = self.model.timing
-        report, others = timing.report(), timing.inner_secs
-        return report["total"] - report["compile"] - others, report["callbacks"] - others
+        report = timing.report()
+        return report["total"] - report["compile"] - timing.inner_secs
 
     def _devices(self) -> list[Any]:
         """Returns the devices that the weights are on."""

@@ -45,10 +45,9 @@ class TrainBatchCallback(Callback):
         self._last_batch = -1
 
     def next_look(self, phase, batch):
-        if phase == "train":
-            unseen = batch - (self._last_batch + 1)
-            self._batches_before_epoch -= unseen
-            self._last_batch += unseen
+        if phase == "train" and self._last_batch < 0:  # so there are batches that this callback has not seen
+            self._batches_before_epoch -= batch
+            self._last_batch = batch - 1
         return None
 
     def on_execution_end(self, phase, batch, logs=None):

@@ -93,7 +93,7 @@ class ValidateEvery(TrainBatchCallback):
 
     @property
     def _secs_waited(self) -> float | None:
-        """The seconds since the last validation; None where they decide nothing, so that equal runs have equal states."""
+        """The seconds since the last validation; None where they decide nothing: equal runs have equal states."""
         return None if self.minutes is None else time.perf_counter() - self._wait_begin
 
     @_secs_waited.setter

@@ -1,7 +1,7 @@
 """Random runs through Keras's own callbacks and ours: the same decisions, files and printed words.
 
-`test_callbacks.py` has Keras's results on chosen cases, and needs no Keras. Where we differ on purpose, a test at the end
-says how and why.
+`test_callbacks.py` has Keras's results on chosen cases, and needs no Keras. Where we differ on purpose, a test at the
+end says how and why.
 """
 
 import contextlib
@@ -260,7 +260,7 @@ def test_a_name_that_is_no_log_raises_what_keras_raises(theirs, name, save_freq,
 @pytest.mark.parametrize("save_freq", ["batch", 1.5, None])
 def test_a_wrong_save_freq_is_refused_as_in_keras(theirs, save_freq):
     for package in (theirs, ours):
-        with pytest.raises(ValueError, match="Unrecognized save_freq: .* Expected save_freq are 'epoch' or integer"):
+        with pytest.raises(ValueError, match=r"Unrecognized save_freq: .* Expected save_freq are 'epoch' or integer"):
             package.ModelCheckpoint("model.keras", save_freq=save_freq)
 
 
@@ -396,7 +396,7 @@ def test_a_monitor_that_no_log_has_is_refused_where_keras_warns_every_epoch(thei
     for name in ("EarlyStopping", "ReduceLROnPlateau"):
         _, count = quietly(run, getattr(theirs, name)("val_los", mode="min"), [([], {"val_loss": 0.5})] * 3)
         assert count == 3
-        with pytest.raises(ValueError, match="no log has. Did you mean 'val_loss'"):
+        with pytest.raises(ValueError, match=r"no log has. Did you mean 'val_loss'"):
             run(getattr(ours, name)("val_los", mode="min"), [([], {"val_loss": 0.5})] * 3)
 
 

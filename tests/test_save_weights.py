@@ -1,7 +1,6 @@
 """Weights go into one safetensors file and come back bit for bit, under every strategy, or nothing changes at all."""
 
 import gc
-import json
 import os
 import weakref
 from unittest import mock
@@ -34,9 +33,11 @@ def built(module=None, **options):
     return model
 
 
-def trained(module=None, **options):
+def filled(module=None, **options):
+    """Returns a model with weights that no initialisation gives; faster to make than by training."""
     model = built(module, **options)
-    model.fit(X, Y, epochs=2, verbose=0)
+    rng = np.random.default_rng(1)
+    model.set_weights([rng.uniform(0.1, 1, leaf.shape) for leaf in model.get_weights()])
     return model
 
 
@@ -80,7 +81,7 @@ def test_parameters_and_state_of_one_nnx_layer_stand_together(path):
 @pytest.mark.parametrize("module", [LinenMLP(batch_norm=True), NNXMLP(batch_norm=True), NNXMLP()],
                          ids=["linen", "nnx", "stateless"])
 def test_weights_come_back_bit_for_bit_and_predict_the_same(path, module):
-    model = trained(module)
+    model = filled(module)
     model.save_weights(path)
     other = built(type(module)(batch_norm=module.norm is not None) if isinstance(module, NNXMLP) else module)
     report = other.load_weights(str(path))
@@ -170,9 +171,8 @@ def test_each_device_gets_its_part_only(path):
 
 
 def test_one_array_of_the_file_is_in_memory_at_a_time(path):
-    model = built(precision="bfloat16")  # so that an array from the file and one of the model are never the same memory
-    save_arrays(path, {name: np.asarray(leaf, np.float32) for name, leaf in model_files._named_weights(
-        model.state).items()})
+    model = built()
+    model.save_weights(path)
     alive, most = [], []
     cast = model_files._cast
 
@@ -180,7 +180,7 @@ def test_one_array_of_the_file_is_in_memory_at_a_time(path):
         gc.collect()
         most.append(sum(reference() is not None for reference in alive))
         alive.append(weakref.ref(values))
-        return cast(name, values, dtype).copy()
+        return cast(name, values, dtype).copy()  # or the model's arrays would be in the memory of the file's
 
     with mock.patch.object(model_files, "_cast", watched):
         model.load_weights(path)
@@ -198,7 +198,7 @@ def test_only_the_first_process_writes(path):
 
 
 def test_a_bfloat16_model_saves_bfloat16_and_comes_back_bit_for_bit(path):
-    model = trained(precision="bfloat16")
+    model = filled(precision="bfloat16")
     model.save_weights(path)
     assert read_all(path)[0]["Dense_0/kernel"].dtype == jnp.bfloat16
     other = built(precision="bfloat16")
@@ -207,7 +207,7 @@ def test_a_bfloat16_model_saves_bfloat16_and_comes_back_bit_for_bit(path):
 
 
 def test_float32_weights_are_rounded_to_a_bfloat16_model_and_bfloat16_ones_widened(path):
-    wide, narrow = trained(), built(precision="bfloat16")
+    wide, narrow = filled(), built(precision="bfloat16")
     wide.save_weights(path)
     narrow.load_weights(path)
     kernel = np.asarray(wide.state.params["Dense_0"]["kernel"])
@@ -244,7 +244,7 @@ def test_infinities_and_nans_in_a_file_are_loaded_as_they_are(path):
 
 
 def test_patterns_choose_which_weights_are_loaded(path):
-    model, other = trained(), built()
+    model, other = filled(), built()
     model.save_weights(path)
     before = other.state
     report = other.load_weights(path, patterns=["Dense_0", "batch_stats/.*/mean"])
@@ -258,7 +258,7 @@ def test_patterns_choose_which_weights_are_loaded(path):
 
 
 def test_a_file_with_other_names_loads_with_partial_only(path):
-    model, other = trained(LinenMLP()), built()
+    model, other = filled(LinenMLP()), built()
     model.save_weights(path)
     before = other.get_weights()
     with pytest.raises(ValueError, match=r"(?s)4 missing from the file: BatchNorm_0/bias.*Pass `partial=True`"):
@@ -270,7 +270,7 @@ def test_a_file_with_other_names_loads_with_partial_only(path):
 
 
 def test_other_shapes_are_refused_and_nothing_changes(path):
-    trained(LinenMLP(classes=4, batch_norm=True)).save_weights(path)
+    filled(LinenMLP(classes=4, batch_norm=True)).save_weights(path)
     model = built()
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"Dense_1/kernel \(file: float32\(8, 4\), model: float32\(8, 3\)\)"):
@@ -291,7 +291,7 @@ def test_patterns_that_cannot_be_used_are_refused(path, patterns, error, words):
 
 
 def test_a_file_cut_short_while_it_is_read_changes_nothing(path):
-    model, other = trained(), built()
+    model, other = filled(), built()
     model.save_weights(path)
     before = other.get_weights()
     read = model_files._cast
@@ -309,9 +309,11 @@ def test_a_file_cut_short_while_it_is_read_changes_nothing(path):
 
 
 def test_the_optimizers_state_and_the_step_stay(path):
-    model = trained()
+    model = built()
+    model.fit(X, Y, epochs=2, verbose=0)
     built().save_weights(path)
     before = jax.tree.map(np.array, (model.state.opt_state, model.state.step))
+    assert before[1] == 2
     model.load_weights(path)
     assert_same_bits(jax.tree.leaves(jax.tree.map(np.array, (model.state.opt_state, model.state.step))),
                      jax.tree.leaves(before))
@@ -320,16 +322,15 @@ def test_the_optimizers_state_and_the_step_stay(path):
 @pytest.mark.parametrize("way", ["load_weights", "set_weights"])
 @pytest.mark.parametrize("optimizer", ["sgd", {"Dense_0": "sgd", "Dense_1": "adam"}], ids=["one", "by_name"])
 def test_moving_averages_start_anew_from_weights_that_are_replaced(path, way, optimizer):
-    plain = compiled_mlp()
-    plain.fit(X, Y, verbose=0)
+    plain = filled(LinenMLP())
     plain.save_weights(path)
-    model = compiled_mlp(ema_decay=0.9, freeze=["Dense_1/bias"])
-    if isinstance(optimizer, dict):
-        model.compile(optimizer, logits_loss(), ema_decay=0.9, freeze=["Dense_1/bias"])
-    model.fit(X, Y, epochs=3, verbose=0)
+    model = trainer.Model(LinenMLP())
+    model.compile(optimizer, logits_loss(), ema_decay=0.9, freeze=["Dense_1/bias"])
+    for _ in range(3):
+        model.train_on_batch(X, Y)
     model.load_weights(path) if way == "load_weights" else model.set_weights(plain.get_weights())
     np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-6)
-    model.fit(X, Y, epochs=1, batch_size=24, verbose=0)
+    model.train_on_batch(X, Y)
     # One update further the average is 0.9 of the loaded weights and 0.1 of the new ones.
     kernel = model.state.params["Dense_0"]["kernel"]
     average = model.state.averaged().params["Dense_0"]["kernel"]
@@ -337,21 +338,18 @@ def test_moving_averages_start_anew_from_weights_that_are_replaced(path, way, op
 
 
 def test_moving_averages_of_weights_that_are_not_loaded_go_on(path):
-    model = compiled_mlp(ema_decay=0.9)
-    model.save_weights(path) if model.built else model.build(X)
+    model, other = compiled_mlp(ema_decay=0.9), filled(LinenMLP())
     model.fit(X, Y, epochs=3, verbose=0)
-    compiled = compiled_mlp()
-    compiled.fit(X, Y, verbose=0)
-    compiled.save_weights(path)
+    other.save_weights(path)
     before = model.state.averaged().params
     model.load_weights(path, ["Dense_1"])
     after = model.state.averaged().params
     np.testing.assert_array_equal(after["Dense_0"]["kernel"], before["Dense_0"]["kernel"])
-    np.testing.assert_array_equal(after["Dense_1"]["kernel"], compiled.state.params["Dense_1"]["kernel"])
+    np.testing.assert_array_equal(after["Dense_1"]["kernel"], other.state.params["Dense_1"]["kernel"])
 
 
 def test_the_average_of_a_bfloat16_model_is_of_the_weights_as_it_stores_them(path):
-    trained().save_weights(path)
+    filled().save_weights(path)
     model = built(precision="bfloat16", ema_decay=0.9)
     model.load_weights(path)
     stored, average = model.state.params["Dense_0"]["kernel"], model.state.opt_state.average["Dense_0"]["kernel"]
@@ -369,12 +367,13 @@ def test_arrays_given_to_set_weights_may_be_written_to_afterwards():
 
 
 def test_training_goes_on_from_loaded_weights_without_compiling_anew(path):
-    model, other = trained(), trained(compile_guard="error")
+    model = compiled_mlp()
+    model.fit(X, Y, verbose=0)
+    executables = dict(model._phases["train"]._executables)
     model.save_weights(path)
-    executables = dict(other._phases["train"]._executables)
-    other.load_weights(path)
-    other.fit(X, Y, epochs=2, verbose=0)
-    assert other._phases["train"]._executables == executables
+    model.load_weights(path)
+    model.fit(X, Y, verbose=0)
+    assert len(executables) == 1 and model._phases["train"]._executables == executables
 
 
 def test_a_model_that_is_not_compiled_has_weights_files_too(path):
@@ -421,36 +420,17 @@ def test_folders_are_not_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_file_names_those_like_it(path):
-    model = built()
-    model.save_weights(path)
-    with pytest.raises(FileNotFoundError, match=r"There is no file .*weight\.safetensors'. Did you mean "
-                                                r"'.*weights\.safetensors'"):
-        model.load_weights(path.with_name("weight.safetensors"))
-    with pytest.raises(FileNotFoundError, match=r"There is no file .*xyz'\.$"):
-        model.load_weights(path.with_name("xyz"))
-    with pytest.raises(FileNotFoundError, match=r"nor its folder"):
-        model.load_weights(path.parent / "missing" / "weights.safetensors")
-
-
 def test_a_folder_is_refused_with_what_loads_it(tmp_path):
     with pytest.raises(IsADirectoryError, match=r"A checkpoint folder is loaded with `trainer.load`"):
         built().load_weights(tmp_path)
 
 
-@pytest.mark.parametrize(("start", "kind"), [
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\x80\x04\x95", "a Python pickle"),
-    (b"\x93NUMPY", "a NumPy file"),
-    (b"", "was cut short"),
-    (b"hello, world", "is not a safetensors file"),
-])
-def test_files_of_other_kinds_are_named(path, start, kind):
+@pytest.mark.parametrize(("start", "kind"), [(b"\x89HDF\r\n\x1a\n", "an HDF5 file"), (b"", "was cut short")])
+def test_a_file_that_is_no_safetensors_file_is_refused_and_nothing_changes(path, start, kind):
     model = built()
     before = model.get_weights()
-    path.write_bytes(start + bytes(40) * bool(start))
-    with pytest.raises(ValueError, match=f"{kind}.*Expected: a safetensors file, as `save_weights` writes it"):
+    path.write_bytes(start)
+    with pytest.raises(ValueError, match=rf"{kind}.*Expected: a safetensors file, as `save_weights` writes it"):
         model.load_weights(path)
     assert_same_bits(model.get_weights(), before)
 
@@ -464,10 +444,3 @@ def test_a_file_of_a_later_format_is_refused_and_one_of_another_program_is_not(p
     for metadata in (None, {"format": "pt"}):
         save_arrays(path, arrays, metadata)
         assert len(model.load_weights(path).matched) == 8
-
-
-def test_a_header_that_claims_more_than_there_is_is_refused(path):
-    header = json.dumps({"Dense_0/bias": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match=r"cut short"):
-        built().load_weights(path)

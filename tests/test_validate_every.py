@@ -57,8 +57,7 @@ class Executions(Callback):
 # In a fit
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("own_data", [True, False])
+@pytest.mark.parametrize(("replicas", "own_data"), [(1, True), (3, False)])
 def test_weights_and_logs_of_the_training_are_the_same_bits_with_and_without_it(replicas, own_data):
     x, y, w = classification(52)
 
@@ -95,13 +94,11 @@ def test_its_logs_are_those_of_evaluate_with_the_weights_of_the_step():
 
 def test_without_data_it_validates_on_those_of_fit():
     x, y, _ = classification(32)
-    ours, theirs = ValidateEvery(4), ValidateEvery(4, validation_data=(x[:10], y[:10]))
-    model = make_model()
-    history = model.fit(x, y, batch_size=8, epochs=2, validation_data=(x[:10], y[:10]),
-                        callbacks=[ours, theirs], verbose=0).history
+    every = ValidateEvery(4)
+    history = make_model().fit(x, y, batch_size=8, epochs=2, validation_data=(x[:10], y[:10]), callbacks=[every],
+                               verbose=0).history
     # The last batch of each epoch is the fourth one.
-    assert ours.history == theirs.history == {
-        "step": [4, 8], "val_loss": history["val_loss"], "val_accuracy": history["val_accuracy"]}
+    assert every.history == {"step": [4, 8], "val_loss": history["val_loss"], "val_accuracy": history["val_accuracy"]}
 
 
 def test_batches_can_be_validated_on():
@@ -127,7 +124,7 @@ def test_batches_stay_fused_between_validations():
 def test_a_validation_without_data_anywhere_is_refused_before_the_first_batch():
     x, y, _ = classification(8)
     model = make_model()
-    with pytest.raises(ValueError, match="`ValidateEvery` has nothing to validate on. Pass `validation_data`"):
+    with pytest.raises(ValueError, match=r"`ValidateEvery` has nothing to validate on\. Pass `validation_data`"):
         model.fit(x, y, callbacks=[ValidateEvery(100)], verbose=0)
     assert int(model.state.step) == 0
 
@@ -258,7 +255,7 @@ def test_it_prints_a_line_only_if_asked_to(capsys):
 def test_minutes_are_refused_in_a_run_of_several_processes(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     fake_run(ValidateEvery(3))
-    with pytest.raises(ValueError, match="in a run of several processes: .* Use `steps`"):
+    with pytest.raises(ValueError, match=r"in a run of several processes: .* Use `steps`"):
         fake_run(ValidateEvery(minutes=3))
 
 

@@ -5,6 +5,7 @@ from importlib.metadata import version as _version
 from trainer import callbacks, data, distribute, losses, metrics, models, optimizers, testing
 from trainer.compilation_cache import enable_compilation_cache
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.export import load_exported
 from trainer.model import Model, Sequential
 from trainer.state import TrainState
 
@@ -18,6 +19,7 @@ __all__ = [
     "data",
     "distribute",
     "enable_compilation_cache",
+    "load_exported",
     "losses",
     "metrics",
     "models",

@@ -31,6 +31,7 @@ class CompileGuard:
         self._mode = mode
         self._step = step
         self._compiled: list[Any] = []
+        self._begins_midway = False
 
     def check(self, batch: Any, number: int) -> None:
         """Notes that the step is about to compile; reports it, if that was not to be expected.
@@ -46,7 +47,11 @@ class CompileGuard:
             return
         before = self._compiled
         self._compiled = [*before, batch]
-        is_first_tail = len(before) == 1 and _is_shorter(batch, before[0])
+        if not before:
+            self._begins_midway = number > 0
+        # A resumed run may begin with the last batch of an epoch.
+        is_first_tail = len(before) == 1 and (
+            _is_shorter(batch, before[0]) or (self._begins_midway and _is_shorter(before[0], batch)))
         # Batches of a known shape may be stacked in another number, which is not the user's doing.
         if not before or batch in before or is_first_tail:
             return

@@ -52,8 +52,8 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
     """
     _check_can_serialize()
     platforms = _checked_platforms(platforms)
-    manifest = {"format_version": FORMAT_VERSION, "jax": jax.__version__, "batch_size": batch_size,
-                "inputs": _described(inputs, "x")}
+    manifest = {"package": PACKAGE, "format_version": FORMAT_VERSION, "jax": jax.__version__,
+                "batch_size": batch_size, "inputs": _described(inputs, "x")}
     program, outputs, weights = _program(predict_step, state, inputs, batch_size, platforms)
     manifest |= {"outputs": _described(outputs, "outputs"), "weights": list(weights)}
     # Copies, because JAX keeps what it fetched of an array for as long as that array lives.
@@ -61,7 +61,7 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
     arrays[_PROGRAM] = np.frombuffer(program, np.uint8)
     text = json.dumps(manifest)
     if jax.process_index() == 0:
-        save_arrays(path, arrays, {"package": PACKAGE, MANIFEST_KEY: text, _CHECKSUM_KEY: _checksum(text, arrays)})
+        save_arrays(path, arrays, {MANIFEST_KEY: text, _CHECKSUM_KEY: _checksum(text, arrays)})
 
 
 def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
@@ -110,9 +110,10 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
     _check_can_serialize()
     try:
         exported = jax.export.deserialize(bytearray(arrays.pop(_PROGRAM).tobytes()))
+        exported.mlir_module()  # the program itself would be read in the first call only
     except Exception as error:
-        raise ValueError(f"{path!r} was exported with JAX {manifest['jax']}, and JAX {jax.__version__} cannot read it: "
-                         f"{error}") from error
+        raise ValueError(f"{path!r} was exported with JAX {manifest['jax']}, and JAX {jax.__version__} cannot read it. "
+                         f"JAX reads what the same or an older version exported. {error}") from error
     device = _device_for(path, exported.platforms)
     weights = [jax.device_put(arrays.pop(name), device) for name in manifest["weights"]]
     rows = manifest["batch_size"] or _any_rows()
@@ -197,6 +198,7 @@ class ExportedModel:
         """Returns the leaves of inputs in the dtypes of the program, and their rows."""
         # As in training: a list of numbers is an array, and another list at the top a tuple.
         x = tuple(x) if isinstance(x, list) and not is_leaf(x) else x
+        structure: jax.tree_util.PyTreeDef
         leaves, structure = jax.tree.flatten(x, is_leaf=is_leaf)
         specs, expected = jax.tree.flatten(self.input_spec)
         if structure != expected:
@@ -228,13 +230,14 @@ def _program(
     input_leaves, input_structure = jax.tree.flatten(inputs)
     outputs: Any = None
 
-    def exported(used: Sequence[int], rows: Any) -> jax.export.Exported:
+    def predict_with(numbers: Sequence[int]) -> Any:
+        """Returns the prediction as a compiled function of some of the weights and of the inputs."""
         def predict(weights: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> list[jax.Array]:
             nonlocal outputs
-            given = dict(zip(used, weights, strict=True))
-            unused = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
-            params, model_state = jax.tree.unflatten(
-                structure, [given[index] if index in given else unused(leaf) for index, leaf in enumerate(leaves)])
+            given = dict(zip(numbers, weights, strict=True))
+            params, model_state = jax.tree.unflatten(structure, [
+                given[number] if number in given else jnp.zeros(leaf.shape, leaf.dtype)
+                for number, leaf in enumerate(leaves)])
             here = TrainState(jnp.int32(step), params, model_state, None, jnp.uint32(seed))
             batch = pack_x_y_sample_weight(jax.tree.unflatten(input_structure, inputs))
             predictions = predict_one_batch(predict_step, ReplicaContext, here, batch, None)
@@ -242,16 +245,18 @@ def _program(
                                    predictions)
             return [jnp.asarray(leaf) for leaf in jax.tree.leaves(predictions)]
 
-        weight_specs = [jax.ShapeDtypeStruct(leaves[index].shape, leaves[index].dtype) for index in used]
-        input_specs = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in input_leaves]
-        return jax.export.export(compiled(predict), platforms=platforms)(weight_specs, input_specs)
+        return compiled(predict)
 
     def serialized(rows: Any) -> tuple[bytearray, list[int]]:
-        everything = list(range(len(leaves)))
-        program = exported(everything, rows)
-        # Only what it computes with: of a generator and a discriminator, say, the generator.
-        used = [index for index in program.module_kept_var_idx if index < len(leaves)]
-        return (program if used == everything else exported(used, rows)).serialize(), used
+        specs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        input_specs = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in input_leaves]
+        used, predict = list(range(len(leaves))), predict_with(range(len(leaves)))
+        reads = _reads(predict.trace(specs, input_specs).jaxpr.jaxpr)[:len(leaves)]
+        if not all(reads):  # of a generator and a discriminator, say, only the generator
+            used = [number for number in used if reads[number]]
+            predict = predict_with(used)
+        exported = jax.export.export(predict, platforms=platforms)([specs[number] for number in used], input_specs)
+        return exported.serialize(), used
 
     try:
         program, used = serialized(batch_size or _any_rows())
@@ -262,7 +267,13 @@ def _program(
                              f"there are. Pass `batch_size={DEFAULT_BATCH_SIZE}`, say: `predict` of the loaded model "
                              f"then computes in batches of so many rows. {reason}") from error
         raise ValueError(f"The model cannot be exported for {', '.join(platforms)}. {reason}") from error
-    return program, outputs, {names[index]: leaves[index] for index in used}
+    return program, outputs, {names[number]: leaves[number] for number in used}
+
+
+def _reads(program: Any) -> list[bool]:
+    """Returns for each input of a jaxpr whether something is computed with it."""
+    read = {id(variable) for equation in program.eqns for variable in equation.invars} | set(map(id, program.outvars))
+    return [id(variable) in read for variable in program.invars]
 
 
 def _succeeds(function: Callable[[], Any]) -> bool:

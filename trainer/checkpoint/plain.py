@@ -91,6 +91,8 @@ def _encoded(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"tuple": [_encoded(item, f"{name}[{index}]", arrays) for index, item in enumerate(value)]}
     if kind is dict:
         return _encoded_dict(value, name, arrays)
+    if kind in (np.str_, np.bytes_):  # what else reads them loses zeros at their ends
+        return {"numpy": _encoded("".join(value) if kind is np.str_ else b"".join([value]), name, arrays)}
     if isinstance(value, np.generic):
         return {"scalar": [_dtype_as_json(value.dtype, name), value.tobytes().hex()]}
     if kind is np.ndarray or isinstance(value, jax.Array):
@@ -179,6 +181,9 @@ def _decoded(node: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return struct.unpack(">d", bytes.fromhex(node["float"]))[0]
     if "bytes" in node:
         return base64.b64decode(node["bytes"])
+    if "numpy" in node:
+        item = _decoded(node["numpy"], arrays)
+        return np.str_(item) if isinstance(item, str) else np.bytes_(item)
     if "scalar" in node:
         described, data = node["scalar"]
         return _array_of(bytes.fromhex(data), _dtype_of(described), ())[()]

@@ -40,8 +40,7 @@ class CheckpointWriter:
 
     Use it in a `with` statement, or call `close` in a `finally`: Python ends the thread pools that Orbax writes with
     before it waits for threads, so a save that is not waited for can fail when the process exits. Then a message says
-    so and nothing is left of it. A process that is killed leaves a hidden folder `.<name>.<hex>.tmp` beside the
-    checkpoint's place.
+    so. A process that is killed leaves a hidden folder `.<name>.<hex>.tmp` beside the checkpoint's place.
 
     >>> with CheckpointWriter() as writer:
     ...     writer.save("step_3", {"up/bias": jnp.zeros(3)}, {"epoch": 1})
@@ -64,7 +63,7 @@ class CheckpointWriter:
         """Begins to save a checkpoint. On return, arrays and document may be changed, deleted or donated.
 
         Waits for the save before this one. Arrays in host memory, as all are on CPUs, are copied first: there is one
-        more copy of them until the save is done.
+        more of each until the save is done.
 
         Args:
           path: the checkpoint's folder. The folder that it is in is made if it does not exist.
@@ -188,6 +187,8 @@ def _out_of_reach(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     by_devices: dict[Any, dict[str, jax.Array]] = collections.defaultdict(dict)  # one program runs on one set of them
     for name, array in arrays.items():
         if _is_on_host(array):
+            if array.is_fully_replicated and jax.process_count() == 1:
+                array = array.addressable_shards[0].data  # one copy is enough, whatever it is restored to
             mesh = getattr(array.sharding, "mesh", None)
             devices = frozenset(array.sharding.device_set) if mesh is None else tuple(mesh.devices.flat)
             by_devices[devices][name] = array
@@ -220,9 +221,9 @@ def _save_error(path: str, error: Exception) -> Exception:
 
 
 def _remove(folder: str) -> None:
-    """Removes a partial checkpoint, to which threads of Orbax may be adding still."""
+    """Removes a partial checkpoint."""
     for _ in range(10):
         shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)  # writes of Orbax that are under way make the folder again
         if not os.path.lexists(folder):
             return
-        time.sleep(0.1)

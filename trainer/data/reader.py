@@ -186,7 +186,7 @@ class Reader:
         """Lets the next `read` of that epoch from that batch on continue as in the process that `position` is from.
 
         Returns:
-          How many batches were read and dropped for that.
+          How many batches were read and dropped for that, but for the few after a state of an iterator.
 
         Raises:
           ValueError, RuntimeError: as `read`; or ValueError, if the data cannot continue from there.
@@ -201,11 +201,11 @@ class Reader:
             self.close()
             state, skipped = mark["source_state"], batch - mark["batch"]
             batches = _rest_of_passes(self._source, state) if self._is_continuous else self._source.read_from(state)
-            stream = self._stream = _Stream(batches, place[0], place[1] - skipped)
+            stream = self._stream = _Stream(batches, place[0], place[1] - skipped, Mark(mark["batch"], state))
             for number in range(mark["batch"], batch):
                 self._next_batch(stream, number)
         self._look_at(stream, batch)
-        return skipped
+        return 0 if self.is_exact else skipped
 
     def close(self) -> None:
         """Closes the iterator that is open, unless it is the user's own one-shot iterator."""
@@ -281,8 +281,9 @@ class Reader:
         return (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
 
     def _mark(self, stream: _Stream, number: int) -> Mark | None:
-        if stream.mark_of_next is not None:
-            return dataclasses.replace(stream.mark_of_next, batch=number)
+        if stream.is_ahead:  # and the source with it, or it has not come to this stream yet
+            mark = stream.mark_of_next
+            return None if mark is None else dataclasses.replace(mark, batch=number)
         state = self._source.state()
         return None if state is None else Mark(number, state)
 
@@ -344,15 +345,19 @@ class Reader:
 class _Stream:
     """An open iterator of batches and where it stands: `position` batches into what `pass_index` started."""
 
-    def __init__(self, batches: Generator[Batch, None, None], pass_index: int, position: int):
+    def __init__(
+        self, batches: Generator[Batch, None, None], pass_index: int, position: int, mark: Mark | None = None
+    ):
         self.pass_index = pass_index
         self.position = position
-        self.mark_of_next: Mark | None = None  # of a batch that was pushed back
+        self.is_ahead = True  # whether the source does not stand before the batch that comes next
+        self.mark_of_next = mark  # where it would, if it is known
         self._batches = batches
         self._pushed_back: Batch | None = None
 
     def next(self) -> Batch | None:
-        batch, self._pushed_back, self.mark_of_next = self._pushed_back, None, None
+        batch, self._pushed_back = self._pushed_back, None
+        self.is_ahead, self.mark_of_next = False, None
         if batch is None:
             batch = next(self._batches, None)
         if batch is not None:
@@ -360,7 +365,7 @@ class _Stream:
         return batch
 
     def push_back(self, batch: Batch, mark: Mark | None) -> None:
-        self._pushed_back, self.mark_of_next = batch, mark
+        self._pushed_back, self.is_ahead, self.mark_of_next = batch, True, mark
         self.position -= 1
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ def assert_resumes_exactly(
       env: changes to the environment of the runs.
 
     Raises:
-      AssertionError: if a result differs; it names the kill and the arrays.
+      AssertionError: if a result differs; it names the kills and the arrays.
       RuntimeError: if a run fails, or was over before it could be killed.
 
     Example:
@@ -128,6 +128,7 @@ def assert_resumes_exactly(
     """
     env = {**os.environ, **(env or {})}
     with tempfile.TemporaryDirectory() as root:
+        failures = []
         expected = _completed(command, pathlib.Path(root, "undisturbed"), result, timeout_secs, env)
         for number, kill in enumerate(kills):
             kill = kill if isinstance(kill, Kill) else Kill(step=kill)
@@ -137,9 +138,11 @@ def assert_resumes_exactly(
             differing = [name for name in sorted(expected.keys() | received.keys())
                          if name not in expected or name not in received or not _equal(expected[name], received[name])]
             if differing:
-                raise AssertionError(f"After {kill} the result is not that of an undisturbed run. These arrays differ: "
-                                     f"{', '.join(differing)}.")
+                failures.append(f"After {kill} these arrays differ: {', '.join(differing)}.")
             shutil.rmtree(folder)
+    if failures:
+        raise AssertionError(f"After {len(failures)} of {len(kills)} kills the result is not that of an undisturbed "
+                             "run.\n" + "\n".join(failures))
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:

@@ -1,0 +1,60 @@
+"""What callbacks share that look at the logs of every execution without making the device wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.train_batch_callback import TrainBatchCallback
+
+
+class LateLogsCallback(TrainBatchCallback):
+    """Base of the callbacks that read the logs of each execution of `fit` when the next one has begun.
+
+    The device then has work while the host waits for the logs. Those of an epoch's last execution are read when the
+    epoch ends, before the callbacks behind this one act on it.
+
+    A subclass overrides `_read_logs`. One that overrides `on_train_begin` or `on_epoch_end` calls that of this class.
+
+    Example:
+
+    >>> class Printer(LateLogsCallback):
+    ...     def _read_logs(self, first, last, logs):
+    ...         print(f"{first} to {last}: {logs['loss']}")
+    >>> printer = Printer()
+    >>> printer.on_train_begin()
+    >>> printer.on_execution_end("train", 3, {"loss": 0.5})
+    >>> printer.on_execution_end("train", 7, {"loss": 0.4})
+    0 to 3: 0.5
+    >>> printer.on_epoch_end(0, {"loss": 0.4})
+    4 to 7: 0.4
+    """
+
+    _unread: tuple[int, int, Any] | None = None
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._unread = None  # an exception may have ended the last fit
+
+    def _after_batches(self, first, last, logs):
+        # Plain dicts of a loop of one's own cannot be fetched ahead.
+        begin_fetch = getattr(logs, "begin_fetch", None)
+        if begin_fetch is not None:
+            begin_fetch()
+        self._read_unread()
+        self._unread = first, last, logs or {}
+
+    @adds_logs()
+    def on_epoch_end(self, epoch, logs=None):
+        self._read_unread()
+
+    def _read_unread(self) -> None:
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._read_logs(*unread)
+
+    def _read_logs(self, first: int, last: int, logs: Any) -> None:
+        """Called once for each execution, of the epoch's batches from `first` to `last`, counted from 0.
+
+        `logs` are the epoch's so far, as of that execution.
+        """

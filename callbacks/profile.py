@@ -1,0 +1,110 @@
+"""Profiling some batches of a training."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral
+
+import jax
+
+from trainer.callbacks.profiler_trace import ProfilerTrace
+from trainer.callbacks.train_batch_callback import TrainBatchCallback
+
+
+class Profile(TrainBatchCallback):
+    """Records a profile of some train batches with JAX's profiler; `tensorboard --logdir=LOG_DIR` shows it.
+
+    Batches stay fused, within the profile as well: it is of the training as it is. Only before its first batch and
+    after its last one executions are cut, and the device is waited for, so that the profile has these batches and no
+    others. The first batches of a `fit` compile: choose later ones. What lies between two epochs, such as a validation,
+    is in the profile if its batches are of both.
+
+    A profile that is not complete when `fit` ends, or when an exception ends it, is written then, at the latest when
+    the callback is used again. Of several processes only the first one records. If the profiler fails, for example
+    because another profile is being recorded, there is a warning, and the training goes on.
+
+    Args:
+      log_dir: the directory to write to; made if it does not exist.
+      steps: the numbers of the first and the last train batch, counted from 1 over the epochs of this `fit`; a run that
+        resumes counts anew.
+
+    Raises:
+      ValueError: if `steps` are not two such numbers.
+
+    Example:
+
+    >>> import pathlib, tempfile, types
+    >>> directory = tempfile.mkdtemp()
+    >>> profile = Profile(directory, steps=(3, 4))
+    >>> profile.set_model(types.SimpleNamespace(current_state=None))
+    >>> profile.on_train_begin()
+    >>> profile.on_epoch_begin(0)
+    >>> for batch in (0, 2, 4):
+    ...     last = profile.next_look("train", batch)
+    ...     print(f"An execution that begins with {batch} must end with {last}.")
+    ...     profile.on_execution_end("train", last or 7, {})
+    An execution that begins with 0 must end with 1.
+    An execution that begins with 2 must end with 3.
+    An execution that begins with 4 must end with None.
+    >>> len(list(pathlib.Path(directory).glob("plugins/profile/*/*.xplane.pb")))
+    1
+    """
+
+    def __init__(self, log_dir: str | os.PathLike, steps: tuple[int, int]):
+        is_pair = isinstance(steps, (tuple, list)) and len(steps) == 2
+        if not is_pair or not all(isinstance(step, Integral) and not isinstance(step, bool) for step in steps) or not (
+                1 <= steps[0] <= steps[1]):
+            raise ValueError("`steps` must be the numbers of the first and the last batch to profile, counted from 1. "
+                             f"Received: {steps!r}.")
+        self.log_dir = os.fspath(log_dir)
+        self.first, self.last = map(int, steps)
+        self._trace = ProfilerTrace(type(self).__name__)
+
+    def set_model(self, model):
+        super().set_model(model)
+        self._trace.stop()  # an exception may have ended the last fit
+
+    def on_train_end(self, logs=None):
+        self._trace.stop()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        super().on_epoch_begin(epoch, logs)
+        number = self._number(0)
+        self._trace.end_step()
+        if number == self.first:
+            self._start()
+        elif self._trace.is_running:
+            self._trace.begin_step(number)
+
+    def on_test_begin(self, logs=None):
+        self._trace.end_step()  # a validation is none
+
+    def next_look(self, phase, batch):
+        super().next_look(phase, batch)
+        number = self._number(batch)
+        if phase != "train" or number > self.last:
+            return None
+        return batch + (self.first - 1 if number < self.first else self.last) - number
+
+    def _after_batches(self, first, last, logs):
+        number = self._number(last)
+        self._trace.end_step()
+        if self._trace.is_running and number >= self.last:
+            self._wait()
+            self._trace.stop()
+        elif self._trace.is_running:
+            self._trace.begin_step(number + 1)
+        elif number == self.first - 1 and not self._is_last_of_epoch(last):
+            self._wait()
+            self._start()
+
+    def _wait(self) -> None:
+        jax.block_until_ready(self.model.current_state)
+
+    def _is_last_of_epoch(self, batch: int) -> bool:
+        # The next epoch's beginning then starts the trace: not before the validation.
+        return (self.params or {}).get("steps") == batch + 1
+
+    def _start(self) -> None:
+        self._trace.start(self.log_dir)
+        self._trace.begin_step(self.first)
