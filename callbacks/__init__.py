@@ -13,10 +13,13 @@ from trainer.callbacks.history import History
 from trainer.callbacks.lambda_callback import LambdaCallback
 from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
+from trainer.callbacks.model_checkpoint import ModelCheckpoint
 from trainer.callbacks.monitor_callback import MonitorCallback
 from trainer.callbacks.progress_bar import ProgressBar
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from trainer.callbacks.remote_monitor import RemoteMonitor
 from trainer.callbacks.run_protocol import Run, SavePoint
+from trainer.callbacks.swap_ema_weights import SwapEMAWeights
 from trainer.callbacks.tensorboard import TensorBoard
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN
 
@@ -32,12 +35,15 @@ __all__ = [
     "LambdaCallback",
     "LazyLogs",
     "LearningRateScheduler",
+    "ModelCheckpoint",
     "MonitorCallback",
     "ProgbarLogger",
     "ProgressBar",
     "ReduceLROnPlateau",
+    "RemoteMonitor",
     "Run",
     "SavePoint",
+    "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",
     "adds_logs",

@@ -195,13 +195,13 @@ class ModelCheckpoint(MonitorCallback):
 
     # --- names -----------------------------------------------------------------------------------------------------
 
-    def _path(self, epoch: int, batch: int | None, logs: Mapping[str, Any]) -> str:
-        numbers = {"epoch": epoch + 1}
+    def _path(self, epoch: int, batch: int | None, logs: Any) -> str:
+        numbers: dict[str, Any] = {"epoch": epoch + 1}
         if batch is not None and "batch" not in logs:
             numbers["batch"] = batch + 1
         try:
             # Unlike format, this reads only what is named: reading a log waits for the device.
-            return self.filepath.format_map(collections.ChainMap(numbers, logs))  # type: ignore[arg-type]  only read
+            return self.filepath.format_map(collections.ChainMap(numbers, logs))
         except KeyError as error:
             raise self._format_error(error.args[0]) from error
 

@@ -93,10 +93,13 @@ class Run(Protocol):
     ...     stop_training = False
     ...     optimizer = None
     ...     current_state = None
+    ...     keeps_averages = shows_averages = False
     ...     metric_directions = {"accuracy": "max"}
     ...     def get_weights(self):
     ...         return []
     ...     def set_weights(self, weights):
+    ...         pass
+    ...     def adopt_averages(self):
     ...         pass
     ...     def save_weights(self, filepath):
     ...         pass
@@ -128,6 +131,12 @@ class Run(Protocol):
     timing: RunTiming
     """The clock of the run."""
 
+    keeps_averages: bool
+    """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
+
+    shows_averages: bool
+    """Set to True to have `get_weights` and `save_weights` give the averages; training goes on with the weights."""
+
     metric_directions: Mapping[str, Literal["max", "min"]]
     """Whether more ("max") or less ("min") is better, by log name without "val_"."""
 
@@ -136,6 +145,9 @@ class Run(Protocol):
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Replaces all weights, given in the order of `get_weights`."""
+
+    def adopt_averages(self) -> None:
+        """Makes the moving averages the weights."""
 
     def save_weights(self, filepath: Any) -> None:
         """Writes the weights to a safetensors file, replacing what is there; by one process."""

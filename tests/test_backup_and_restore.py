@@ -83,7 +83,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, undisturbed, at, save_
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path / "backup", save_freq)), *undisturbed)
 
 
-@pytest.mark.parametrize("steps", [1, 3, "auto"])
+@pytest.mark.parametrize("steps", [3, 16])
 def test_a_run_goes_on_with_other_executions(tmp_path, undisturbed, steps):
     interrupted(tmp_path, Interrupt(1, 4), save_freq=3)
     model = make_model(steps_per_execution=steps)
@@ -254,9 +254,9 @@ def test_pipelines_are_continued(tmp_path, kind, capfd):
 def test_grain_continues_by_its_state(tmp_path, capfd):
     grain = pytest.importorskip("grain")
 
-    def pipeline(seed=0, workers=1):
+    def pipeline(seed=0):
         rows = grain.MapDataset.range(len(X)).shuffle(seed=seed).map(lambda row: (X[row], Y[row]))
-        return rows.batch(BATCH_SIZE).to_iter_dataset(grain.ReadOptions(num_threads=workers, prefetch_buffer_size=4))
+        return rows.batch(BATCH_SIZE).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
 
     for data, steps in ((pipeline, None), (lambda: iter(pipeline()), 3), (pipeline, 3)):
         folder = tmp_path / f"{steps}_{data is pipeline}"

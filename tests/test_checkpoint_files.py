@@ -227,6 +227,13 @@ def test_another_error_in_the_background_names_the_checkpoint(path):
     assert os.listdir(path.parent) == []
 
 
+def test_an_error_before_save_returns_names_the_checkpoint_and_leaves_nothing(path):
+    with mock.patch.object(writer, "_begin_state", side_effect=OSError(28, "No space left on device")), \
+            pytest.raises(OSError, match=r"step_3' could not be saved: No space left on device"):
+        save(path, {"x": jnp.ones(3)})
+    assert os.listdir(path.parent) == []
+
+
 def test_parent_folders_are_made_and_relative_paths_are_of_the_time_of_the_save(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with CheckpointWriter() as checkpoints:

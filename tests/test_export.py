@@ -18,7 +18,7 @@ from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirror
 from tests.strategy_cases import LAYOUT, STRATEGIES, LinenNet
 from trainer import distribute, export
 from trainer.export import load_exported
-from trainer.weights_file import read_arrays, save_arrays
+from trainer.weights_file import checksum, read_arrays, save_arrays
 
 X, Y, _ = classification(40)
 ROWS = (1, 3, 32)
@@ -401,7 +401,7 @@ def rewritten(small_file, path, **changes):
         arrays, metadata = dict(file), dict(file.metadata)
     arrays |= changes.pop("arrays", {})
     text = json.dumps({**json.loads(metadata[export.MANIFEST_KEY]), **changes})
-    save_arrays(path, arrays, {**metadata, export.MANIFEST_KEY: text, "checksum": export._checksum(text, arrays)})
+    save_arrays(path, arrays, {**metadata, export.MANIFEST_KEY: text, "checksum": checksum(text, arrays)})
 
 
 def test_a_later_format_and_a_program_that_jax_cannot_read_are_refused(small_file, tmp_path):

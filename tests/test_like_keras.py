@@ -1,16 +1,12 @@
 """Random runs through Keras's own callbacks and ours: the same decisions, files and printed words.
 
-`test_callbacks.py` has Keras's results on chosen cases, and needs no Keras. Where we differ on purpose, a test at the
-end says how and why.
+`test_callbacks.py` has Keras's results on chosen cases, and needs no Keras; `test_remote_monitor.py` compares requests.
+Where we differ on purpose, a test at the end says how and why.
 """
 
 import contextlib
-import http.server
 import io
-import json
 import pathlib
-import threading
-import urllib.parse
 import warnings
 
 import numpy as np
@@ -347,47 +343,6 @@ def test_lambda_callbacks_are_called_in_the_order_and_with_the_arguments_of_kera
     assert calls_of(ours) == calls_of(theirs)
 
 
-# --- a server --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """A server that answers with `status` and notes `(path, content type, a header, body)` of each request."""
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            self.server.received.append((self.path, self.headers["Content-Type"], self.headers["X-Run"], body))
-            self.send_response(self.server.status)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.received, running.status = [], 200
-        running.root = f"http://127.0.0.1:{running.server_port}"
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize("arguments", [
-    {}, {"send_as_json": True}, {"path": "/other", "field": "epoch data", "headers": {"X-Run": "7"}},
-    {"send_as_json": True, "headers": {"content-type": "application/x-own", "X-Run": "8"}},
-])
-def test_a_server_receives_what_keras_sends(theirs, server, arguments):
-    pytest.importorskip("requests")
-    logs = {"loss": np.float32(0.1), "count": np.arange(1) + 3, "note": "ä & b", "accuracy": 0.5, "steps": np.int64(3)}
-    for package in (theirs, ours):
-        package.RemoteMonitor(server.root, **arguments).on_epoch_end(4, logs)
-    assert len(server.received) == 2
-    assert server.received[0] == server.received[1]
-
-
 # --- differences by design -------------------------------------------------------------------------------------------
 
 
@@ -448,24 +403,3 @@ def test_a_misspelt_argument_is_refused(theirs):
         ours.ReduceLROnPlateau(patients=3)
     with pytest.raises(TypeError, match="no hook 'on_epoch_ends'"):
         ours.LambdaCallback(on_epoch_ends=print)
-
-
-def test_a_loss_that_is_not_finite_reaches_the_server_as_json(theirs, server):
-    # Keras sends the word NaN, which is no JSON, in a form, and says that it cannot reach the server otherwise.
-    pytest.importorskip("requests")
-    with pytest.warns(UserWarning, match="Could not reach"):
-        theirs.RemoteMonitor(server.root, send_as_json=True).on_epoch_end(0, {"loss": NAN})
-    assert server.received == []
-    for as_json in (True, False):
-        ours.RemoteMonitor(server.root, send_as_json=as_json).on_epoch_end(0, {"loss": NAN, "val": -np.inf})
-    texts = [server.received[0][3].decode(), urllib.parse.parse_qs(server.received[1][3].decode())["data"][0]]
-    assert [json.loads(text) for text in texts] == [{"epoch": 0, "loss": None, "val": None}] * 2
-
-
-def test_a_server_that_answers_with_an_error_is_reported(theirs, server):
-    # Keras is silent, so a wrong path would never be noticed.
-    pytest.importorskip("requests")
-    server.status = 404
-    theirs.RemoteMonitor(server.root).on_epoch_end(0, {"loss": 0.5})
-    with pytest.warns(UserWarning, match="answered 404 Not Found"):
-        ours.RemoteMonitor(server.root).on_epoch_end(0, {"loss": 0.5})

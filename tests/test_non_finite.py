@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
 
-from tests.networks import classification, compiled_mlp
+import trainer
+from tests.networks import classification, compiled_mlp, logits_loss, mirrored
+from tests.strategy_cases import STRATEGIES
 from trainer.callbacks import Callback, CallbackList, LambdaCallback, LazyLogs, TerminateOnNaN
+from trainer.callbacks.skip_non_finite import SkipNonFinite
 
 ROWS, BATCH = 64, 8  # eight batches
 
@@ -170,3 +176,192 @@ def test_weights_that_are_not_finite_are_named(params, model_state, sentence):
     callback.set_model(fake_model(params, model_state))
     with pytest.raises(RuntimeError, match=re.escape(sentence)):
         callback.on_batch_end(0, {"loss": np.nan})
+
+
+# --- SkipNonFinite ----------------------------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, training=False):
+        x = nn.BatchNorm(use_running_average=not training, momentum=0.9, epsilon=0.1)(nn.Dense(8)(x))
+        return nn.Dense(3)(nn.tanh(x))
+
+
+def normed_model(strategy=None, **options):
+    with (strategy or mirrored(1)).scope():
+        model = trainer.Model(Normed())
+        # No Adam: it makes steps of a whole size of the rounding in a gradient of zero, as of a bias before BatchNorm.
+        model.compile(**{"optimizer": optax.sgd(0.1, momentum=0.9), "loss": logits_loss(), "steps_per_execution": 4, **options})
+    return model
+
+
+def without_step(state):
+    """Returns the arrays of a state that skipped updates leave alone."""
+    opt_state = state.opt_state._replace(skipped=None)
+    return jax.tree.leaves((state.params, state.model_state, opt_state))
+
+
+def assert_equal(ours, theirs, rtol=0.0):
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize(("value", "options"), [
+    (np.nan, {}), (np.inf, {"ema_decay": 0.9}), (np.nan, {"microbatches": 2}), (-np.inf, {"run_eagerly": True}),
+], ids=str)
+def test_a_training_goes_on_as_if_the_bad_batches_had_not_been_there(value, options):
+    x, y = data_with(value, 1, 3)
+    x, y, good = x[:40], y[:40], [*range(8), *range(16, 24), *range(32, 40)]
+    model = normed_model(skip_non_finite=True, **options)
+    model.build(x)
+    start = model.state
+    history = fit(model, x, y).history
+    state = model.state
+    assert history["skipped_steps"] == [2.0] and history["skipped_in_a_row"] == [1.0]
+    assert (int(state.step), model.optimizer.iterations) == (5, 3)
+    model.state = start
+    fit(model, x[good], y[good])
+    assert (int(model.state.step), model.optimizer.iterations) == (3, 3)
+    assert_equal(without_step(state), without_step(model.state), rtol=1e-6)
+
+
+def test_a_step_that_is_skipped_leaves_every_bit_of_parameters_optimizer_and_model_state():
+    model = normed_model(skip_non_finite=True)
+    fit(model, *data_with(0.0))
+    before = without_step(model.state)
+    fit(model, *data_with(np.nan, *range(8)))
+    assert_equal(without_step(model.state), before)
+    assert int(model.state.opt_state.skipped.total) == 8
+
+
+def test_a_training_with_finite_gradients_is_the_same_with_and_without_it():
+    plain, guarded = normed_model(), normed_model(skip_non_finite=True)
+    histories = [fit(model, *data_with(0.0), epochs=2).history for model in (plain, guarded)]
+    assert histories[1].pop("skipped_steps") == histories[1].pop("skipped_in_a_row") == [0.0, 0.0]
+    np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], rtol=1e-6)
+    assert_equal(without_step(guarded.state), without_step(plain.state), rtol=1e-6)
+
+
+def trained_with_bad_rows(strategy):
+    """Returns the state after some batches of which a few have one bad row, on one replica."""
+    model = normed_model(strategy, skip_non_finite=True)
+    history = fit(model, *data_with(np.nan, 1, 2, 6)).history
+    assert history["skipped_steps"] == [3.0] and history["skipped_in_a_row"] == [2.0]
+    return without_step(model.state)
+
+
+@pytest.fixture(scope="module")
+def trained_on_one_device():
+    return trained_with_bad_rows(mirrored(1))
+
+
+@pytest.mark.parametrize(
+    "name", ["mirrored", "central_storage", "fully_sharded", "sharded_optimizer", "model_parallel"])
+def test_all_replicas_leave_the_same_updates_out_as_one_device(name, trained_on_one_device):
+    assert_equal(trained_with_bad_rows(STRATEGIES[name]()), trained_on_one_device, rtol=1e-4)
+
+
+def test_fused_steps_give_the_same_bits_however_they_are_cut():
+    model = normed_model(skip_non_finite=True, steps_per_execution=8)
+    model.build(data_with(0.0)[0])
+    start, states = model.state, []
+    for callbacks in ([], [LambdaCallback(on_train_batch_end=lambda batch, logs: None)]):
+        model.state = start
+        fit(model, *data_with(np.nan, 1, 2, 6), *callbacks, epochs=2)
+        states.append(jax.tree.leaves(model.state))
+    assert_equal(*states)
+
+
+def test_of_several_optimizers_each_leaves_its_own_updates_out():
+    class Two(trainer.Model):
+        def train_step(self, state, batch):
+            x, y = batch
+            good, bad = ({"kernel": jnp.ones((6, 1)) * x.mean()} for _ in range(2))
+            bad = jax.tree.map(lambda leaf: leaf / y.mean(), bad)
+            return {"loss": x.mean()}, state.apply_gradients({"good": good, "bad": bad})
+
+        def sample_inputs(self, batch):
+            return {"good": batch[0], "bad": batch[0]}
+
+    with mirrored(1).scope():
+        model = Two({name: nn.Dense(1, use_bias=False) for name in ("good", "bad")})
+        model.compile({"good": "sgd", "bad": "sgd"}, skip_non_finite=True)
+    y = np.repeat([0.0, 1.0], ROWS // 2).astype(np.float32)  # half of the batches divide by zero
+    history = fit(model, np.ones((ROWS, 6), np.float32), y).history
+    assert history["skipped_steps"] == history["skipped_in_a_row"] == [4.0]
+    assert {name: optimizer.iterations for name, optimizer in model.optimizer.items()} == {"good": 8, "bad": 4}
+
+
+def test_with_a_loss_scale_too_there_is_one_count_and_the_scale_is_lowered():
+    model = normed_model(precision="mixed_float16", skip_non_finite=True)
+    history = fit(model, *data_with(np.nan, 1, 2)).history
+    assert (history["skipped_steps"], history["skipped_in_a_row"]) == ([2.0], [2.0])
+    assert float(model.state.loss_scale) == 2.0**13
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_the_option_is_refused_unless_it_is_true_or_false(value):
+    with pytest.raises(TypeError, match="`skip_non_finite` must be True or False"):
+        compiled_mlp(skip_non_finite=value)
+
+
+# The callback
+
+
+def test_the_callback_switches_it_on_without_compile_and_training_goes_on_with_the_optimizer_as_it_is():
+    model = normed_model()
+    fit(model, *data_with(0.0))
+    model.optimizer.learning_rate = 0.05
+    held = model.state  # its arrays stay valid
+    callback = SkipNonFinite()
+    callback.set_model(model)
+    assert model.skip_non_finite
+    assert_equal(without_step(model.state), without_step(held))
+    assert fit(model, *data_with(np.nan, 1), callback).history["skipped_steps"] == [1.0]
+    assert model.optimizer.iterations == 15 and model.optimizer.learning_rate == pytest.approx(0.05)
+    assert all(np.isfinite(leaf).all() for leaf in [*model.get_weights(), *without_step(held)])
+
+
+def test_the_callback_compiles_nothing_anew_in_a_second_fit():
+    model = normed_model()
+    first, second = (fit(model, *data_with(0.0), SkipNonFinite()).timing["compile"] for _ in range(2))
+    assert second < first / 10
+
+
+def test_switched_off_again_a_bad_batch_spoils_the_weights():
+    model = normed_model(skip_non_finite=True)
+    fit(model, *data_with(np.nan, 1))
+    assert np.isfinite(model.get_weights()[0]).all()
+    model.skip_non_finite = False
+    history = fit(model, *data_with(np.nan, 1)).history
+    assert "skipped_steps" not in history and np.isnan(model.get_weights()[0]).all()
+
+
+@pytest.mark.parametrize(("bad", "ends", "printed"), [
+    ([1, 2, 4, 5, 7], [1, 3, 5, 7], ""),
+    # Batches 2 to 4 are three in a row. They end with the execution of 4 and 5, after which one more has begun.
+    ([2, 3, 4], [1, 3, 5, 7], "Batch 5: the gradients of 3 train steps in a row were not finite"),
+    ([0, 1, 2, 3, 4, 5, 6, 7], [1, 3, 5], "Batch 3: the gradients of 4 train steps in a row were not finite"),
+])
+def test_too_many_in_a_row_end_the_training(bad, ends, printed, capsys):
+    recorder = Recorder()
+    model = compiled_mlp(steps_per_execution=2)
+    fit(model, *data_with(np.nan, *bad), SkipNonFinite(max_consecutive=3), recorder)
+    output = capsys.readouterr().out
+    assert recorder.ends == ends and model.stop_training == bool(printed)
+    assert output.startswith(printed) and output.count("in a row") == bool(printed)
+
+
+def test_too_many_in_a_row_over_two_epochs_raise_if_they_shall():
+    x, y = data_with(np.nan, 0, 6, 7)
+    callback = SkipNonFinite(max_consecutive=3, raise_error=True)
+    with pytest.raises(RuntimeError, match="Batch 3: the gradients of 3 train steps in a row were not finite"):
+        fit(compiled_mlp(steps_per_execution=4), x, y, callback, epochs=2)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+def test_a_maximum_that_cannot_be_meant_is_refused(value):
+    with pytest.raises(ValueError, match="`max_consecutive` must be a positive integer"):
+        SkipNonFinite(max_consecutive=value)

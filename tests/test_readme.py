@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from tests import project_files
@@ -57,8 +58,23 @@ def test_the_big_step_is_one_update():
     assert run(BLOCKS[5])["model"].optimizer.iterations == 1
 
 
+def test_the_run_that_may_be_interrupted_leaves_its_best_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = run(BLOCKS[6])["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.safetensors"], "the backup was deleted"
+    assert len(model.load_weights("best.safetensors").matched) == 4
+
+
+def test_the_files_hold_what_they_are_said_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run(BLOCKS[7])
+    assert names["report"].matched == ("layers_0/bias", "layers_0/kernel")
+    np.testing.assert_allclose(names["predictions"], names["model"].predict(names["x"], verbose=0), rtol=1e-5)
+    assert (tmp_path / "digits").is_dir()
+
+
 def test_what_was_compiled_ahead_is_not_compiled_again(capsys):
-    names = run(BLOCKS[6])
+    names = run(BLOCKS[8])
     assert names["secs"] > 0
     timing = names["history"].timing
     assert timing["compile"] < 0.2 * names["secs"]
@@ -66,7 +82,7 @@ def test_what_was_compiled_ahead_is_not_compiled_again(capsys):
 
 
 def test_every_python_block_is_run():
-    assert len(BLOCKS) == README.count("```python") == 7
+    assert len(BLOCKS) == README.count("```python") == 9
 
 
 def test_strategies_are_listed():

@@ -1,6 +1,6 @@
 """RemoteMonitor: what a server receives, and that no server can hold up a training for long.
 
-`test_like_keras.py` compares the requests with those of Keras's callback.
+Where Keras is installed, the requests are compared with those of its callback.
 """
 
 import http.server
@@ -161,3 +161,41 @@ def test_fit_posts_every_epoch(server):
     history = model.fit(x, y, epochs=2, validation_data=(x, y), verbose=0, callbacks=[monitor]).history
     assert [json.loads(body) for _, _, body in server.received] == [
         {"epoch": epoch, "loss": history["loss"][epoch], "val_loss": history["val_loss"][epoch]} for epoch in range(2)]
+
+
+# --- compared with Keras ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    """Keras's class."""
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    pytest.importorskip("requests")
+    return pytest.importorskip("keras").callbacks.RemoteMonitor
+
+
+@pytest.mark.parametrize("arguments", [
+    {}, {"send_as_json": True}, {"path": "/other", "field": "epoch data", "headers": {"X-Run": "7"}},
+    {"send_as_json": True, "headers": {"content-type": "application/x-own", "X-Run": "8"}},
+])
+def test_a_server_receives_what_keras_sends(theirs, server, arguments):
+    logs = {"loss": np.float32(0.1), "count": np.arange(1) + 3, "note": "ä & b", "accuracy": 0.5, "steps": np.int64(3)}
+    for kind in (theirs, RemoteMonitor):
+        kind(server.root, **arguments).on_epoch_end(4, logs)
+    first, second = [(path, headers["Content-Type"], headers["X-Run"], body)
+                     for path, headers, body in server.received]
+    assert first == second
+
+
+def test_a_loss_that_is_not_finite_is_sent_where_keras_says_that_there_is_no_server(theirs, server):
+    with pytest.warns(UserWarning, match="Could not reach"):
+        theirs(server.root, send_as_json=True).on_epoch_end(0, {"loss": float("nan")})
+    RemoteMonitor(server.root, send_as_json=True).on_epoch_end(1, {"loss": float("nan")})
+    assert [body for _, _, body in server.received] == ['{"epoch": 1, "loss": null}']
+
+
+def test_an_error_of_the_server_is_reported_where_keras_is_silent(theirs, server):
+    server.status = 404
+    theirs(server.root).on_epoch_end(0, {"loss": 0.5})
+    with pytest.warns(UserWarning, match="answered 404 Not Found"):
+        RemoteMonitor(server.root).on_epoch_end(0, {"loss": 0.5})

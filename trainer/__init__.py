@@ -7,6 +7,7 @@ from trainer.compilation_cache import enable_compilation_cache
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.export import load_exported
 from trainer.model import Model, Sequential
+from trainer.saved_model import load
 from trainer.state import TrainState
 
 __version__ = _version("trainer-jax")
@@ -19,6 +20,7 @@ __all__ = [
     "data",
     "distribute",
     "enable_compilation_cache",
+    "load",
     "load_exported",
     "losses",
     "metrics",

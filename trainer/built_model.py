@@ -106,7 +106,16 @@ class BuiltModel:
     @contextlib.contextmanager
     def _building(self, batch: Any) -> Iterator[TrainState]:
         """Makes the weights while a block runs, which is given their shapes; the model has them after it."""
-        inputs = self.sample_inputs(first_rows(batch))
+        with self._building_on(self.sample_inputs(first_rows(batch))) as shapes:
+            yield shapes
+
+    def build_on(self, inputs: Any) -> None:
+        """Makes the weights from inputs as `sample_inputs` returns them."""
+        with self._building_on(inputs):
+            pass
+
+    @contextlib.contextmanager
+    def _building_on(self, inputs: Any) -> Iterator[TrainState]:
         self._sample_spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
         shapes, finish = init_placed(self._make_state, self.strategy.state_shardings, np.uint32(self._seed), inputs,
                                      self._functional.initial_values)

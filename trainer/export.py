@@ -7,7 +7,6 @@ from a file and unpickles nothing.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -27,7 +26,7 @@ from trainer.file_kinds import checked_path, open_arrays
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState
 from trainer.step import predict_one_batch
-from trainer.weights_file import match_arrays, save_arrays
+from trainer.weights_file import checksum, match_arrays, save_arrays
 
 PACKAGE = "trainer-jax"
 MANIFEST_KEY = "exported_model"
@@ -61,7 +60,7 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
     arrays[_PROGRAM] = np.frombuffer(program, np.uint8)
     text = json.dumps(manifest)
     if jax.process_index() == 0:
-        save_arrays(path, arrays, {MANIFEST_KEY: text, _CHECKSUM_KEY: _checksum(text, arrays)})
+        save_arrays(path, arrays, {MANIFEST_KEY: text, _CHECKSUM_KEY: checksum(text, arrays)})
 
 
 def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
@@ -100,7 +99,7 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
             raise ValueError(f"{path!r} has arrays and no program. Expected: {expected}. The `load_weights` of a model "
                              "reads weights.")
         arrays = dict(file)
-        if file.metadata.get(_CHECKSUM_KEY) != _checksum(text, arrays):
+        if file.metadata.get(_CHECKSUM_KEY) != checksum(text, arrays):
             raise ValueError(f"{path!r} is damaged: its contents do not have the checksum that they were saved with. "
                              "Export the model again, or copy the file again.")
     manifest = json.loads(text)
@@ -315,17 +314,6 @@ def _check_can_serialize() -> None:
 
 
 # --- the file ------------------------------------------------------------------------------------------------------
-
-
-def _checksum(manifest: str, arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the SHA-256 of all that a file says: the manifest, and each array's name, shape, dtype and bytes."""
-    digest = hashlib.sha256()
-    for text, values in [(manifest, None), *sorted(arrays.items())]:
-        header = text if values is None else json.dumps([text, values.shape, str(values.dtype)])
-        digest.update(len(header.encode()).to_bytes(8, "little") + header.encode())
-        if values is not None:
-            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 def _described(tree: Any, name: str) -> Any:

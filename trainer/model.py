@@ -133,6 +133,7 @@ class Model(ModelFiles):
             try:
                 loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq, timing)
             finally:
+                self.shows_averages = False
                 self._absorb()
                 history.timing = timing.report()
                 self.history = history  # a callback may have called `fit` too

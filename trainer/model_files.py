@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer import checks, errors, export, paths
+from trainer import checks, errors, export, paths, saved_model
 from trainer.built_model import BuiltModel, first_rows
 from trainer.compiled_model import CompiledModel
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -30,11 +30,13 @@ _VERSION_KEY = "format_version"
 class ModelFiles(CompiledModel):
     """A compiled model that reads and writes its weights. See `Model`, which adds `fit` and the rest."""
 
+    shows_averages = False
+
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: the parameters, then the model state."""
-        state = self._require_built()
+        state = self._shown_state()
         return [np.array(leaf) for leaf in jax.tree.leaves((state.params, state.model_state))]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -59,6 +61,19 @@ class ModelFiles(CompiledModel):
         # Copies: JAX would use the memory of the user's arrays on CPU.
         self._replace_weights((index, np.array(weight, leaf.dtype))
                               for index, (weight, leaf) in enumerate(zip(weights, leaves, strict=True)))
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether moving averages of the weights are kept (`ema_decay`)."""
+        return self._rules is not None and self._options.ema_decay is not None
+
+    def adopt_averages(self) -> None:
+        """Makes the moving averages that `ema_decay` keeps the weights."""
+        self.state = self.strategy.on_devices(self._require_built()).averaged()
+
+    def _shown_state(self) -> TrainState:
+        state = self._require_built()
+        return self.strategy.on_devices(state).averaged() if self.shows_averages else state
 
     def count_params(self) -> int:
         """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
@@ -92,7 +107,7 @@ class ModelFiles(CompiledModel):
         Source: `keras.Model.save_weights`; the format is https://github.com/huggingface/safetensors.
         """
         path = checked_path("filepath", filepath)
-        weights = _named_weights(self._require_built())
+        weights = _named_weights(self._shown_state())
         if jax.process_index() != 0:
             return
         if not overwrite and os.path.exists(path):
@@ -165,6 +180,35 @@ class ModelFiles(CompiledModel):
         opt_state = _with_averages(state, lambda name, _: averages[name])
         self._state = state.replace(params=params, model_state=model_state, opt_state=opt_state)
         self._state_is_lent = True
+
+    # --- the training state ----------------------------------------------------------------------------------------
+
+    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
+        """Writes the training state: weights, optimizer, step and seed. `trainer.load` loads it.
+
+        It appears complete or not at all, with checksums: a damaged one is refused. All processes must call this.
+
+        Args:
+          filepath: a file, if the name has a suffix such as ".keras", which is then a safetensors file whatever the
+            suffix is; else a folder, which several processes and large models need.
+          overwrite: whether what is there is replaced.
+
+        Raises:
+          RuntimeError: if the model is not built.
+          FileExistsError: if there is something that is not to be replaced, or that is not a checkpoint.
+          OSError: if it cannot be written. What was there before stays.
+          TypeError: if `filepath` is not a path.
+
+        Example:
+          >>> model.save("digits")  # doctest: +SKIP
+
+        Source: `keras.Model.save`.
+        """
+        path = checked_path("filepath", filepath)
+        state = self._require_built()
+        if not overwrite and os.path.exists(path):
+            raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
+        saved_model.save(path, state, self._sample_spec)
 
     # --- export ----------------------------------------------------------------------------------------------------
 

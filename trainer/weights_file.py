@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import gc
+import hashlib
 import json
 import math
 import os
@@ -261,6 +262,17 @@ def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
                        missing=tuple(name for name in chosen if name not in available),
                        unexpected=tuple(name for name in chosen if name not in wanted), mismatched=mismatched,
                        skipped=tuple(name for name in names if name not in selected))
+
+
+def checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of all that a file says: a text, and each array's name, shape, dtype and bytes."""
+    digest = hashlib.sha256()
+    for name, values in [(text, None), *sorted(arrays.items())]:
+        header = name if values is None else json.dumps([name, values.shape, str(values.dtype)])
+        digest.update(len(header.encode()).to_bytes(8, "little") + header.encode())
+        if values is not None:
+            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 class _HeaderError(Exception):

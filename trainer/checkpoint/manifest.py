@@ -36,7 +36,8 @@ def write_manifest(folder: str | os.PathLike[str]) -> None:
       OSError: if a file cannot be read, or the disk is full.
 
     >>> os.makedirs("saved", exist_ok=True)
-    >>> _ = open("saved/notes.txt", "w").write("whole")
+    >>> with open("saved/notes.txt", "w") as file:
+    ...     _ = file.write("whole")
     >>> write_manifest("saved")
     >>> check_manifest("saved")
     """
@@ -74,7 +75,7 @@ def check_manifest(folder: str | os.PathLike[str]) -> None:
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"There is no checkpoint {folder!r}.")
     for name, expected in _read(folder)["files"].items():
-        found = _checked(folder, name, lambda path: _size_and_hash(path))
+        found = _checked(folder, name, _size_and_hash)
         if found["size"] != expected["size"]:
             raise _damaged(folder, name, f"has {found['size']} bytes instead of {expected['size']}")
         if found["sha256"] != expected["sha256"]:

@@ -108,8 +108,8 @@ def read_document(path: str | os.PathLike[str]) -> Any:
 
     >>> from trainer.checkpoint import CheckpointWriter
     >>> with CheckpointWriter() as writer:
-    ...     writer.save("step_3", {}, {"epoch": 1})
-    >>> read_document("step_3")
+    ...     writer.save("step_1", {}, {"epoch": 1})
+    >>> read_document("step_1")
     {'epoch': 1}
     """
     return open_checkpoint(path).document
@@ -130,8 +130,8 @@ def read_arrays(path: str | os.PathLike[str], targets: Mapping[str, Any]) -> dic
 
     >>> from trainer.checkpoint import CheckpointWriter
     >>> with CheckpointWriter() as writer:
-    ...     writer.save("step_3", {"up/bias": jax.numpy.arange(3)}, {})
-    >>> read_arrays("step_3", {"up/bias": jax.numpy.zeros(3, "int32")})
+    ...     writer.save("step_2", {"up/bias": jax.numpy.arange(3)}, {})
+    >>> read_arrays("step_2", {"up/bias": jax.numpy.zeros(3, "int32")})
     {'up/bias': Array([0, 1, 2], dtype=int32)}
     """
     return open_checkpoint(path).restore(targets)

@@ -89,8 +89,10 @@ class CheckpointWriter:
             finish_state = _begin_state(os.path.join(temporary, layout.STATE),
                                         {name: array for name, array in arrays.items()
                                          if layout.is_in_state(specs[name])})
-        except BaseException:
+        except BaseException as error:
             _remove(temporary)
+            if isinstance(error, Exception):
+                raise _save_error(os.fspath(path), error) from error
             raise
 
         def finish() -> None:
@@ -172,7 +174,9 @@ def _begin_state(path: str, arrays: Mapping[str, jax.Array]) -> Callable[[], Non
         return lambda: None
     import orbax.checkpoint as ocp  # takes about a second to import
 
-    checkpointer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler(), timeout_secs=_TIMEOUT_SECS)
+    # Its folders are made here, as threads that wait for them would wait on if they cannot be made.
+    options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_SECS, create_directories_asynchronously=False)
+    checkpointer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler(), async_options=options)
     items = {layout.item_name(name): array for name, array in _out_of_reach(arrays).items()}
     checkpointer.save(path, args=ocp.args.StandardSave(items))
     return checkpointer.close
@@ -199,8 +203,7 @@ def _out_of_reach(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _is_on_host(array: jax.Array) -> bool:
-    return (array.sharding.memory_kind in _HOST_MEMORY
-            or any(device.platform == "cpu" for device in array.sharding.device_set))
+    return array.sharding.memory_kind in _HOST_MEMORY or "cpu" in {device.platform for device in array.devices()}
 
 
 def _write_document(folder: str, text: bytes, arrays: Mapping[str, np.ndarray]) -> None:
@@ -216,7 +219,7 @@ def _save_error(path: str, error: Exception) -> Exception:
         named: Exception = OSError(number, f"The checkpoint {path!r} could not be saved: {os.strerror(number)}")
     else:
         named = CheckpointError(f"The checkpoint {path!r} could not be saved: {type(error).__name__}: {error}")
-    named.__cause__ = error
+    named.__cause__ = error  # also where it is not raised at once
     return named
 
 

@@ -1,0 +1,74 @@
+"""Leaving out updates whose gradients are not finite."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+from trainer.callbacks.late_logs_callback import LateLogsCallback
+
+
+class SkipNonFinite(LateLogsCallback):
+    """Leaves out the updates of batches whose gradients have a NaN or an infinite number in them.
+
+    Parameters, the optimizer's state and the model state then stay as they were, on all replicas alike, and only the
+    step number goes on. The log "skipped_steps" counts these updates in an epoch, and "skipped_in_a_row" has the most
+    in a row, also of those before the epoch. The losses and metrics of such batches are in the epoch's like others.
+
+    It sets the model's `skip_non_finite`, which the argument of that name of `compile` does too, and which stays set
+    afterwards. The step decides for itself: nothing waits, and steps stay fused.
+
+    Args:
+      max_consecutive: end the training once so many updates in a row were left out: what keeps being NaN will not get
+        better. This is seen one execution late at most. None goes on.
+      raise_error: False sets `model.stop_training` then, so that `fit` ends as usual; True raises.
+
+    Raises:
+      ValueError: if `max_consecutive` is not a positive integer.
+      RuntimeError: from `fit`, with `raise_error=True`.
+
+    Example:
+
+    >>> import trainer, numpy as np
+    >>> from flax import linen as nn
+    >>> model = trainer.Model(nn.Dense(1))
+    >>> model.compile("sgd", "mse")
+    >>> x, y = np.ones((64, 2)), np.ones((64, 1))
+    >>> x[5] = np.nan
+    >>> history = model.fit(x, y, verbose=0, callbacks=[SkipNonFinite()]).history
+    >>> history["skipped_steps"], bool(np.isfinite(model.predict(y.repeat(2, 1), verbose=0)).all())
+    ([1.0], True)
+    """
+
+    _has_terminated = False
+
+    def __init__(self, max_consecutive: int | None = None, raise_error: bool = False):
+        if max_consecutive is not None and (
+                not isinstance(max_consecutive, Integral) or isinstance(max_consecutive, bool) or max_consecutive < 1):
+            raise ValueError("`max_consecutive` must be a positive integer, or None to go on whatever happens. "
+                             f"Received: {max_consecutive!r}.")
+        self.max_consecutive = max_consecutive
+        self.raise_error = raise_error
+
+    def set_model(self, model):
+        super().set_model(model)
+        model.skip_non_finite = True
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._has_terminated = False
+
+    def _after_batches(self, first, last, logs):
+        if self.max_consecutive is not None:  # else there is nothing to read
+            super()._after_batches(first, last, logs)
+
+    def _read_logs(self, first, last, logs):
+        in_a_row = int(logs.get("skipped_in_a_row", 0))
+        if self.max_consecutive is None or in_a_row < self.max_consecutive or self._has_terminated:
+            return
+        self._has_terminated = True
+        message = (f"Batch {last}: the gradients of {in_a_row} train steps in a row were not finite, and their updates "
+                   "left out; terminating training.")
+        if self.raise_error:
+            raise RuntimeError(message)
+        print(message)
+        self.model.stop_training = True

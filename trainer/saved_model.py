@@ -1,0 +1,126 @@
+"""The training state of a model on the disk: a checkpoint folder, or one file.
+
+Owns what is saved of a model besides its arrays, so that one that has no weights yet can be built for them. A run of
+`fit`, of which that is a part, is saved in `training_run.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from trainer import paths
+from trainer.built_model import INIT_ROWS, BuiltModel
+from trainer.checkpoint import CheckpointError, CheckpointWriter, open_checkpoint, plain
+from trainer.file_kinds import checked_path, open_arrays
+from trainer.state import TrainState
+from trainer.weights_file import checksum, match_arrays, save_arrays
+
+M = TypeVar("M", bound=BuiltModel)
+Restore = Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
+
+_KIND = "training state"
+_DOCUMENT_KEY, _CHECKSUM_KEY = "training_state", "checksum"
+_DOCUMENT_ARRAYS, _STATE_ARRAYS = "document/", "state/"
+
+
+def save(path: str, state: TrainState, inputs: Any) -> None:
+    """Writes a training state: to one file if `path` has a suffix, else to a checkpoint folder.
+
+    Args:
+      path: the file or folder; one that is there is replaced, once the new one is complete.
+      state: the state.
+      inputs: the shapes of what the module was initialised on, a tree of `jax.ShapeDtypeStruct`s.
+    """
+    arrays = paths.named_leaves(state)
+    # Arrays without rows: they say what inputs are like, and no more.
+    document = {"kind": _KIND, "inputs": jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)}
+    if os.path.splitext(path)[1]:
+        _save_file(path, arrays, document)
+        return
+    with CheckpointWriter() as writer:
+        writer.save(path, arrays, document, replace=True)
+
+
+def load(filepath: str | os.PathLike[str], model: M) -> M:
+    """Brings a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
+
+    Args:
+      filepath: the file or the folder.
+      model: a model of the same module, compiled in the same way. Its strategy may be another one. It need not be
+        built.
+
+    Returns:
+      `model`.
+
+    Raises:
+      FileNotFoundError: if there is no such file or folder.
+      ValueError: if it holds something else or is damaged, or is of another module or optimizer; the arrays that differ
+        are listed.
+      TypeError: if `filepath` is not a path, or `model` not a model.
+
+    Example:
+      >>> model.save("digits")  # doctest: +SKIP
+      >>> model = trainer.load("digits", new_model())  # doctest: +SKIP
+    """
+    path = checked_path("filepath", filepath)
+    if not isinstance(model, BuiltModel):
+        raise TypeError("`model` must be a model that is made and compiled like the one that was saved. Received: a "
+                        f"value of type {type(model).__name__}.")
+    document, restore = _open_folder(path) if os.path.isdir(path) else _open_file(path)
+    if not isinstance(document, dict) or document.get("kind") != _KIND:
+        raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "
+                         "`BackupAndRestore`; what `Model.save` writes is loaded here.")
+    if not model.built:
+        model.build_on(jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype),
+                                    document["inputs"]))
+    state = model.current_state
+    try:
+        model.state = paths.with_leaves(state, restore(paths.named_leaves(state)))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}\nMake and compile the model as it was when it was saved.") from None
+    return model
+
+
+def _open_folder(path: str) -> tuple[Any, Restore]:
+    checkpoint = open_checkpoint(path)
+    return checkpoint.document, checkpoint.restore
+
+
+def _save_file(path: str, arrays: Mapping[str, jax.Array], document: Any) -> None:
+    if jax.process_index() != 0:
+        return
+    encoded, document_arrays = plain.encode(document)
+    text = json.dumps(encoded)
+    every = {f"{_STATE_ARRAYS}{name}": np.asarray(leaf) for name, leaf in arrays.items()}
+    every |= {f"{_DOCUMENT_ARRAYS}{name}": array for name, array in document_arrays.items()}
+    save_arrays(path, every, {_DOCUMENT_KEY: text, _CHECKSUM_KEY: checksum(text, every)})
+
+
+def _open_file(path: str) -> tuple[Any, Restore]:
+    with open_arrays(path, "what `Model.save` writes", "") as file:
+        text = file.metadata.get(_DOCUMENT_KEY)
+        if text is None:
+            raise ValueError(f"{path!r} holds no training state. Weights alone are loaded with `Model.load_weights`, "
+                             "exported models with `trainer.load_exported`.")
+        arrays = dict(file)
+        if file.metadata.get(_CHECKSUM_KEY) != checksum(text, arrays):
+            raise CheckpointError(f"{path!r} is damaged: its content is not what was written.")
+
+    def part(prefix: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+    def restore(targets: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        found = part(_STATE_ARRAYS)
+        specs = [{name: (leaf.shape, leaf.dtype) for name, leaf in tree.items()} for tree in (found, targets)]
+        if specs[0] != specs[1]:
+            raise CheckpointError(f"The arrays in {path!r} are not the model's. {match_arrays(*specs)}")
+        return {name: jax.make_array_from_callback(leaf.shape, leaf.sharding, found[name].__getitem__)
+                for name, leaf in targets.items()}
+
+    return plain.decode(json.loads(text), part(_DOCUMENT_ARRAYS)), restore
