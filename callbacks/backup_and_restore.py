@@ -43,8 +43,6 @@ class BackupAndRestore(Callback):
     >>> history = model.fit(x, y, epochs=100, callbacks=[backup])  # doctest: +SKIP
     """
 
-    state_attributes = ("_batches_seen", "_batches_of_epoch")
-
     def __init__(
         self,
         backup_dir: str | os.PathLike,
@@ -60,22 +58,19 @@ class BackupAndRestore(Callback):
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
         self.preemption_signal = preemption_signal
-        self._batches_seen = 0  # before the epoch that is running
-        self._batches_of_epoch = 0  # so far
         self._saved_at = 0.0
         self._point: Any = None
         self._is_preempted = False
         self._outer_handler: Any = None
 
     def on_train_begin(self, logs=None):
-        self._batches_seen = self._batches_of_epoch = 0
         self._saved_at = time.monotonic()
         self._is_preempted = False
 
     def next_look(self, phase, batch):
         if phase != "train" or not isinstance(self.save_freq, int):
             return None
-        return batch + -(self._batches_seen + batch + 1) % self.save_freq
+        return batch + -(self._point.batches + 1) % self.save_freq
 
     def on_save_point(self, point):
         if point.kind == "start":
@@ -85,11 +80,6 @@ class BackupAndRestore(Callback):
                 print(resumed)
             self._listen()
             return
-        if point.kind == "batches":
-            self._batches_of_epoch = point.batch
-        elif point.kind == "epoch":
-            self._batches_seen += self._batches_of_epoch
-            self._batches_of_epoch = 0
         if self._is_preempted:
             self._save_and_exit()
         if self._is_due(point):
@@ -111,7 +101,7 @@ class BackupAndRestore(Callback):
         if self.save_freq == "epoch":
             return point.kind == "epoch"
         if isinstance(self.save_freq, int):
-            return point.kind == "batches" and (self._batches_seen + point.batch) % self.save_freq == 0
+            return point.kind == "batches" and point.batches % self.save_freq == 0
         return time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
 
     def _save(self, point: Any, wait: bool = False) -> None:

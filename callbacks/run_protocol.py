@@ -52,6 +52,9 @@ class SavePoint(Protocol):
     batch: int
     """How many of its batches are done."""
 
+    batches: int
+    """How many batches were trained on since the first epoch began, before interruptions too."""
+
     def save(self, folder: str, keep: int, wait: bool = False) -> None:
         """Begins to write a checkpoint of the run to a folder of them, in which the newest `keep` stay.
 

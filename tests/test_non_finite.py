@@ -192,7 +192,8 @@ def normed_model(strategy=None, **options):
     with (strategy or mirrored(1)).scope():
         model = trainer.Model(Normed())
         # No Adam: it makes steps of a whole size of the rounding in a gradient of zero, as of a bias before BatchNorm.
-        model.compile(**{"optimizer": optax.sgd(0.1, momentum=0.9), "loss": logits_loss(), "steps_per_execution": 4, **options})
+        sgd = optax.sgd(0.1, momentum=0.9)
+        model.compile(**{"optimizer": sgd, "loss": logits_loss(), "steps_per_execution": 4, **options})
     return model
 
 

@@ -36,7 +36,7 @@ class TrainingRun:
       timing: the clock of the run.
 
     Attributes:
-      kind, epoch, batch: see `SavePoint`.
+      kind, epoch, batch, batches: see `SavePoint`.
       running: the running logs of the epoch so far.
       is_epoch_over: whether the epoch has no further batch, as the run that is resumed was stopped in it.
       is_over: whether there is no further epoch, as the run was stopped.
@@ -46,7 +46,7 @@ class TrainingRun:
                  epoch: int, timing: Timing):
         self.kind = "start"
         self.epoch = epoch
-        self.batch = 0
+        self.batch = self.batches = 0
         self.running = self._empty_logs = empty_logs
         self.is_epoch_over = self.is_over = False
         self._model = model
@@ -69,6 +69,7 @@ class TrainingRun:
 
     def trained(self, batch: int, running: Any, mark: Mark | None) -> None:
         """`batch` batches of the epoch are done, the last one of a group with this `mark`."""
+        self.batches += batch - self.batch
         self.batch, self.running, self._mark = batch, running, mark
         self._reached("batches")
 
@@ -118,11 +119,11 @@ class TrainingRun:
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
                 self._writer = CheckpointWriter()
-            self._writer.wait()  # the number of the next one follows from those that are there
-            number = max(checkpoints.steps(), default=0) + 1
             arrays = paths.named_leaves({"state": self._model.current_state, "logs": self.running})
             document = self._before_validation or self._snapshot()
-            self._writer.save(checkpoints.path_of(number), arrays, document, on_saved=checkpoints.prune)
+            # After the last batch of an epoch the run may have been saved already, before the epoch's end.
+            self._writer.save(checkpoints.path_of(self.batches), arrays, document, replace=True,
+                              on_saved=checkpoints.prune)
             if wait:
                 self._writer.wait()
 
@@ -147,7 +148,7 @@ class TrainingRun:
         self._model.keep_state(restored["state"])
         self.running = restored["logs"]
         self._callbacks.load_state_dict(document["callbacks"])
-        self.epoch, self.batch = document["epoch"], document["batch"]
+        self.epoch, self.batch, self.batches = document["epoch"], document["batch"], document["batches"]
         self._model.stop_training = document["stop_training"]
         self.is_epoch_over = document["stop_training"] and self.batch > 0
         self.is_over = document["stop_training"] and self.batch == 0
@@ -170,6 +171,7 @@ class TrainingRun:
             "kind": _KIND,
             "epoch": self.epoch,
             "batch": self.batch,
+            "batches": self.batches,
             "stop_training": bool(self._model.stop_training),
             "data": self._reader.position(self.epoch, self.batch, self._mark),
             "validation": None if validation is None else {
