@@ -15,13 +15,17 @@ from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
 from trainer.callbacks.model_checkpoint import ModelCheckpoint
 from trainer.callbacks.monitor_callback import MonitorCallback
+from trainer.callbacks.profile import Profile
 from trainer.callbacks.progress_bar import ProgressBar
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from trainer.callbacks.remote_monitor import RemoteMonitor
 from trainer.callbacks.run_protocol import Run, SavePoint
+from trainer.callbacks.skip_non_finite import SkipNonFinite
 from trainer.callbacks.swap_ema_weights import SwapEMAWeights
 from trainer.callbacks.tensorboard import TensorBoard
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN
+from trainer.callbacks.throughput import Throughput
+from trainer.callbacks.validate_every import ValidateEvery
 
 ProgbarLogger = ProgressBar  # Keras's name
 
@@ -37,14 +41,18 @@ __all__ = [
     "LearningRateScheduler",
     "ModelCheckpoint",
     "MonitorCallback",
+    "Profile",
     "ProgbarLogger",
     "ProgressBar",
     "ReduceLROnPlateau",
     "RemoteMonitor",
     "Run",
     "SavePoint",
+    "SkipNonFinite",
     "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",
+    "Throughput",
+    "ValidateEvery",
     "adds_logs",
 ]

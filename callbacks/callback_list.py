@@ -83,9 +83,14 @@ class CallbackList(Callback):
             callback.set_model(model)
 
     def wants(self, hook: str) -> bool:
-        """Returns whether any callback overrides the hook of that name, in its class or on the instance."""
+        """Returns whether any callback overrides the hook of that name, in its class or on the instance.
+
+        A hook with the attribute `is_for_other_loops` need not be called by a loop that calls `on_execution_end`.
+        """
         default = getattr(Callback, hook)
-        return any(_function(getattr(callback, hook)) is not default for callback in self.callbacks)
+        functions = [_function(getattr(callback, hook)) for callback in self.callbacks]
+        return any(function is not default and not getattr(function, "is_for_other_loops", False)
+                   for function in functions)
 
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""

@@ -21,6 +21,7 @@ class LazyLogs(dict):
       keys: the names of the logs.
       fetch: called at most once, without arguments; returns the value of each of `keys`. It is let go of afterwards,
         and with it whatever device memory it refers to.
+      begin: called at most once, before `fetch`; begins what `fetch` then waits for. None where nothing can be begun.
 
     Raises:
       ValueError: at the first read, if `fetch` returns other keys than were announced.
@@ -39,12 +40,21 @@ class LazyLogs(dict):
 
     # The keys are in the underlying dict from the start, so that whatever C code asks of it (its length, its keys) is
     # right; only the ways to reach a value are overridden.
-    __slots__ = ("_announced", "_fetch")
+    __slots__ = ("_announced", "_begin", "_fetch")
 
-    def __init__(self, keys: Iterable[str], fetch: Callable[[], Mapping[str, Any]]):
+    def __init__(
+        self, keys: Iterable[str], fetch: Callable[[], Mapping[str, Any]], begin: Callable[[], Any] | None = None
+    ):
         super().__init__(dict.fromkeys(keys, _PENDING))
         self._announced = frozenset(self)
         self._fetch: Callable[[], Mapping[str, Any]] | None = fetch
+        self._begin = begin
+
+    def begin_fetch(self) -> None:
+        """Has the values computed and sent now, so that a later read does not wait for what begins in between."""
+        begin, self._begin = self._begin, None
+        if begin is not None and self._fetch is not None:
+            begin()
 
     def _fetched(self) -> LazyLogs:
         if self._fetch is not None:
@@ -54,7 +64,7 @@ class LazyLogs(dict):
             for key, value in values.items():
                 if super().get(key) is _PENDING:
                     super().__setitem__(key, value)
-            self._fetch = None
+            self._fetch = self._begin = None
         return self
 
     def __getitem__(self, key):

@@ -32,6 +32,12 @@ class RunState(Protocol):
 class RunTiming(Protocol):
     """Where the time of a run goes."""
 
+    rows: int
+    """Training rows so far."""
+
+    inner_secs: float
+    """The seconds of other runs inside of this one, such as an `evaluate` that a callback calls."""
+
     def report(self) -> Mapping[str, float]:
         """Returns the seconds so far by what they went to, as in `History.timing`."""
 
@@ -131,6 +137,9 @@ class Run(Protocol):
     current_state: RunState
     """The state, to be read at once and not kept: the next train step may reuse its buffers."""
 
+    skip_non_finite: bool
+    """Whether updates with gradients that are not finite are left out."""
+
     timing: RunTiming
     """The clock of the run."""
 
@@ -158,7 +167,9 @@ class Run(Protocol):
     def save(self, filepath: Any) -> None:
         """Writes the training state, replacing what is there: to one file if the name has a suffix, else a folder."""
 
-    def evaluate(self, x: Any, y: Any = None, *, verbose: Any = "auto", callbacks: Any = None) -> dict[str, Any]:
+    def evaluate(
+        self, x: Any, y: Any = None, *, verbose: Any = "auto", sample_weight: Any = None, callbacks: Any = None
+    ) -> dict[str, Any]:
         """Returns the loss and the metrics over some data."""
 
     def validate(self) -> dict[str, Any]:
@@ -169,7 +180,10 @@ class Run(Protocol):
         """
 
     def train_step_flops(self) -> float | None:
-        """Returns how many floating-point operations a train step has, as XLA counts them; None if it is not known."""
+        """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
+
+        None if that is not known. A model may lack this method.
+        """
 
     def train_step_text(self) -> str | None:
         """Returns the text of the compiled train step; None if it was not compiled. A model may lack this method."""

@@ -175,6 +175,18 @@ class BuiltModel:
         state = state.replace(optimizer=self._rules, opt_state=None)
         self._state, self._state_is_lent = init_placed(started, self.strategy.state_shardings, state)[1](), False
 
+    def _go_on_with(self, rules: Any) -> None:
+        """Replaces the update rules by others of the same optimizers, whose state stays."""
+        self._rules = rules
+        if self._state is None:
+            return
+        opt_state = self._state.opt_state
+        if isinstance(rules, NamedRules):
+            opt_state = {name: rule.with_counts(opt_state[name]) for name, rule in rules.items()}
+        elif rules is not None:
+            opt_state = rules.with_counts(opt_state)
+        self._state = self.strategy.place_state(self._state.replace(optimizer=rules, opt_state=opt_state))
+
     # --- what the loop asks for (see `loop.Trainee`) ---------------------------------------------------------------
 
     @property

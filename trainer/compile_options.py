@@ -30,11 +30,13 @@ class CompileOptions:
     freeze: tuple[str, ...] = ()
     data_on_device: bool | str = "auto"
     compile_guard: str = "warn"
+    skip_non_finite: bool = False
 
     @classmethod
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
         batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
+        skip_non_finite: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
 
@@ -49,8 +51,9 @@ class CompileOptions:
         if jit_compile not in (True, False, "auto"):
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
         checks.check_count("microbatches", microbatches, 1)
-        if not isinstance(remat, bool):
-            raise errors.wrong_type("remat", remat, "True or False")
+        for name, value in (("remat", remat), ("skip_non_finite", skip_non_finite)):
+            if not isinstance(value, bool):
+                raise errors.wrong_type(name, value, "True or False")
         if not isinstance(data_on_device, bool) and data_on_device != "auto":
             raise ValueError(f"`data_on_device` must be True, False or 'auto'. Received: {data_on_device!r}.")
         return cls(
@@ -64,6 +67,7 @@ class CompileOptions:
             freeze=_checked_patterns(freeze),
             data_on_device=data_on_device,
             compile_guard=compile_guard.check_mode(guard_mode),
+            skip_non_finite=skip_non_finite,
         )
 
     def stored(self, params: Any) -> Any:

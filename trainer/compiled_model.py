@@ -6,6 +6,7 @@ Owns what a step computes by default, and when phases are traced. How a step run
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ from trainer.replica import get_replica_context
 from trainer.rng import stream_key
 from trainer.state import TrainState
 from trainer.timing import Timing
-from trainer.update_rules import check_names, make_update_rules
+from trainer.update_rules import check_names, make_update_rules, with_options
 
 
 class CompiledModel(BuiltModel):
@@ -69,6 +70,7 @@ class CompiledModel(BuiltModel):
         freeze: Any = None,
         data_on_device: bool | str = "auto",
         compile_guard: str = "warn",
+        skip_non_finite: bool = False,
     ) -> None:
         """Says how to train. Weights that exist already are kept; the optimizer starts anew.
 
@@ -106,6 +108,9 @@ class CompiledModel(BuiltModel):
             exists. True does so with what `fit` trains on, whatever its size.
           compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
             "error" or "off".
+          skip_non_finite: leave out updates whose gradients, of the whole batch, are not all finite: parameters, the
+            optimizer's state and the model state stay as they were. The log "skipped_steps" counts them, and
+            "skipped_in_a_row" has the most in a row. float16's loss scale does this in any case.
 
         Raises:
           ValueError: for unknown names and values that cannot be used.
@@ -115,7 +120,8 @@ class CompiledModel(BuiltModel):
         options = CompileOptions.checked(
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
-            ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard)
+            ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
+            skip_non_finite=skip_non_finite)
         if options.microbatches > 1 and type(self).train_step is not CompiledModel.train_step:
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")
@@ -175,6 +181,22 @@ class CompiledModel(BuiltModel):
     @trainable.setter
     def trainable(self, value: bool) -> None:
         self._trainable = bool(value)
+        self._reset_phases()
+
+    @property
+    def skip_non_finite(self) -> bool:
+        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step anew.
+
+        The optimizer's state stays. The next `compile` sets it again.
+        """
+        return self._options.skip_non_finite
+
+    @skip_non_finite.setter
+    def skip_non_finite(self, value: bool) -> None:
+        if value == self.skip_non_finite:
+            return
+        self._options = dataclasses.replace(self._options, skip_non_finite=bool(value))
+        self._go_on_with(with_options(self._rules, self._options))
         self._reset_phases()
 
     # --- what a step computes; override to customise ---------------------------------------------------------------
@@ -343,9 +365,13 @@ class CompiledModel(BuiltModel):
         return self.validator()
 
     def train_step_flops(self) -> float | None:
-        """Returns how many floating-point operations a train step has, as XLA counts them; None if it is not known."""
+        """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
+
+        None before the step is traced, for an eager one, and where XLA does not know.
+        """
         phase = self._phases.get("train")
-        return None if phase is None else phase.step_flops
+        flops = None if phase is None else phase.step_flops
+        return None if flops is None else flops * self.strategy.num_replicas_in_sync
 
     def train_step_text(self) -> str | None:
         """Returns the program that the train step was compiled to, as XLA's text; None if it did not compile yet."""

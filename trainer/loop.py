@@ -26,7 +26,7 @@ from trainer.data.batches import GroupBuffer, Mark
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup
 from trainer.interrupts import Interrupts
-from trainer.phase import CompiledPhase
+from trainer.phase import CompiledPhase, on_host
 from trainer.timing import Timing
 from trainer.training_run import TrainingRun
 
@@ -254,6 +254,7 @@ def _timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
     finally:
         timing.end()
         if outer.is_running:
+            outer.inner_secs += timing.report()["total"]
             model.timing = outer
 
 
@@ -394,11 +395,13 @@ def _placed(model: Trainee, feed: _Feed, epoch: int, batch: int = 0) -> Iterator
 
 
 def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:
+    begin = functools.cache(lambda: feed.phase.begin_results(running))
+
     def fetch() -> dict[str, Any]:
         with feed.timing.measure("device"):
-            return feed.phase.fetch_results(running)
+            return on_host(begin())
 
-    return LazyLogs(feed.phase.log_names, fetch)
+    return LazyLogs(feed.phase.log_names, fetch, begin)
 
 
 def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> Iterator[Any]:

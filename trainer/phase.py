@@ -25,6 +25,12 @@ from trainer.replica import ReplicaContext
 from trainer.timing import Timing
 
 
+def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
+    """Returns what `CompiledPhase.begin_results` began, as floats, or numpy arrays where there are several values."""
+    fetched = jax.device_get(values)
+    return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class FusingLimits:
     """How many steps of what cost go into one execution.
@@ -80,7 +86,8 @@ class CompiledPhase:
         make_context = ReplicaContext if eager else strategy.replica_context
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
         # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
-        self._one_batch = one_batch if eager else functools.partial(self._on_replicas, compiled(one_batch))
+        self._one_batch = functools.partial(
+            self._eagerly if eager else self._on_replicas, one_batch if eager else compiled(one_batch))
         self._compile_guard = compile_guard
         self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
@@ -120,7 +127,7 @@ class CompiledPhase:
 
     @property
     def step_flops(self) -> float | None:
-        """How many floating-point operations each device has in one step; None if XLA does not know, or it is eager."""
+        """How many floating-point operations a replica has in one step; None if XLA does not know, or it is eager."""
         return None if self._cost is None else self._cost().get("flops")
 
     def _learn(self, shapes: Any, state: Any) -> None:
@@ -164,8 +171,14 @@ class CompiledPhase:
 
         They are floats, or numpy arrays where a metric has several values. Waits for the steps that the logs are of.
         """
-        values = jax.device_get(self._results(running))
-        return {name: float(value) if np.ndim(value) == 0 else value for name, value in values.items()}
+        return on_host(self.begin_results(running))
+
+    def begin_results(self, running: Any) -> dict[str, jax.Array]:
+        """Returns the values of running logs, which are being computed and sent to the host; does not wait for them."""
+        values = self._results(running)
+        for value in jax.tree.leaves(values):
+            value.copy_to_host_async()
+        return values
 
     def new_guard(self) -> CompileGuard:
         """Returns what watches over the compilations of one run."""
@@ -242,8 +255,15 @@ class CompiledPhase:
         if self._kind != "train":
             return returned
         left, step_logs, rows = returned
-        new_state = strategy.finish(state, left).with_one_loss_scale()
-        return new_state, step.with_skipped(step_logs, state, new_state), rows
+        return *step.settled(state, strategy.finish(state, left).with_one_loss_scale(), step_logs), rows
+
+    def _eagerly(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
+        """Returns what one batch gives, as one replica computes it, operation by operation."""
+        returned = one_batch(state, batch, mask)
+        if self._kind != "train":
+            return returned
+        new_state, step_logs, rows = returned
+        return *step.settled(state, new_state.with_one_loss_scale(), step_logs), rows
 
     def _one_step(self, state: Any, data: Any, mask: Any) -> Any:
         batch = jax.tree.map(lambda leaf: leaf[0], data)

@@ -219,12 +219,10 @@ class LossScale(NamedTuple):
     Attributes:
       scale: the factor of gradients inside of modules, a float32 scalar and a power of two.
       good_steps: steps with finite gradients since the scale last changed, an int32 scalar.
-      skipped: steps without effect so far, as their gradients were not finite, an int32 scalar.
     """
 
     scale: jax.Array
     good_steps: jax.Array
-    skipped: jax.Array
 
 
 def initial_loss_scale() -> LossScale:
@@ -233,7 +231,7 @@ def initial_loss_scale() -> LossScale:
     >>> float(initial_loss_scale().scale)
     32768.0
     """
-    return LossScale(jnp.asarray(INITIAL_SCALE, jnp.float32), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    return LossScale(jnp.asarray(INITIAL_SCALE, jnp.float32), jnp.zeros((), jnp.int32))
 
 
 def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array) -> LossScale:
@@ -248,19 +246,52 @@ def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array) -> LossScale:
       is_finite: whether all gradients of the step were finite, a boolean scalar that is equal on all replicas, as
         `all_finite` of reduced gradients is.
 
-    >>> after = next_loss_scale(initial_loss_scale(), jnp.array(False))
-    >>> float(after.scale), int(after.skipped)
-    (16384.0, 1)
+    >>> float(next_loss_scale(initial_loss_scale(), jnp.array(False)).scale)
+    16384.0
     """
-    scale, good_steps, skipped = loss_scale
+    scale, good_steps = loss_scale
     good_steps = jnp.where(is_finite, good_steps + 1, 0)
     grows = good_steps >= GROWTH_STEPS
     grown = jnp.where(grows, jnp.minimum(scale * 2, MAX_SCALE), scale)
     return LossScale(
         scale=jnp.where(is_finite, grown, jnp.maximum(scale / 2, MIN_SCALE)),
         good_steps=jnp.where(grows, 0, good_steps),
-        skipped=skipped + jnp.where(is_finite, 0, 1),
     )
+
+
+# --- updates that are left out -------------------------------------------------------------------------------------
+
+
+class SkippedUpdates(NamedTuple):
+    """How many updates were left out, as their gradients were not finite.
+
+    Attributes:
+      total: so far, an int32 scalar.
+      in_a_row: since the last update that was made, an int32 scalar.
+    """
+
+    total: jax.Array
+    in_a_row: jax.Array
+
+
+def no_skipped_updates() -> SkippedUpdates:
+    """Returns the counts before the first update.
+
+    >>> int(no_skipped_updates().total)
+    0
+    """
+    return SkippedUpdates(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def next_skipped_updates(skipped: SkippedUpdates, is_finite: jax.Array) -> SkippedUpdates:
+    """Returns the counts after an update, which was made if its gradients, as `is_finite` says, were finite.
+
+    >>> skipped = next_skipped_updates(no_skipped_updates(), jnp.array(False))
+    >>> [int(count) for count in next_skipped_updates(skipped, jnp.array(True))]
+    [1, 0]
+    """
+    return SkippedUpdates(total=skipped.total + jnp.where(is_finite, 0, 1),
+                          in_a_row=jnp.where(is_finite, 0, skipped.in_a_row + 1))
 
 
 def all_finite(tree: Any) -> jax.Array:

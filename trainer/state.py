@@ -61,10 +61,19 @@ class TrainState:
         return self.replace(opt_state=opt_state)
 
     @property
-    def skipped_updates(self) -> jax.Array | None:
-        """How many updates were skipped as their gradients were not finite; None without a loss scale."""
-        skipped = [part.loss_scale.skipped for part in self._opt_states() if part.loss_scale is not None]
-        return sum(skipped) if skipped else None
+    def skipped_updates(self) -> Any:
+        """A `precision.SkippedUpdates`: of all optimizers, and the most of one in a row; None where all are made."""
+        skipped = [part.skipped for part in self._opt_states() if part.skipped is not None]
+        if not skipped:
+            return None
+        return skipped[0]._replace(total=functools.reduce(jnp.add, [counts.total for counts in skipped]),
+                                   in_a_row=functools.reduce(jnp.maximum, [counts.in_a_row for counts in skipped]))
+
+    @property
+    def skips_non_finite(self) -> bool:
+        """Whether updates are skipped whose gradients are not finite, and not only for the sake of a loss scale."""
+        rules = self.optimizer.values() if isinstance(self.optimizer, Mapping) else [self.optimizer]
+        return any(rule is not None and rule.skips_non_finite for rule in rules)
 
     def averaged(self) -> TrainState:
         """Returns the state to evaluate with: with the moving averages of the parameters, where they are kept."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from jax import lax
 from trainer import errors, replica, side_effects
 from trainer.data.resident import batch_at, stack_length
 from trainer.logs import MetricValue, RunningLog, add_step, check_logs, merge_over_replicas
-from trainer.metrics import Sum
+from trainer.metrics import Metric, Sum
+from trainer.precision import where_finite
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState, check_same_structure
 
@@ -61,19 +63,53 @@ def train_one_batch(
         return context.close_state(state, new_state), logs, context.global_rows
 
 
-def with_skipped(logs: dict[str, Any], before: TrainState, after: TrainState) -> dict[str, Any]:
-    """Returns a step's logs with the number of updates that were skipped in it, where there is a loss scale."""
+def settled(
+    before: TrainState, after: TrainState, logs: Mapping[str, Any]
+) -> tuple[TrainState, OrderedDict[str, Any]]:
+    """Returns the state and the logs of a step once its updates are made: where one was skipped, it is accounted for.
+
+    The model state then stays as it was, too. The log "skipped_steps" counts these steps; where they are skipped for
+    their own sake, and not only for that of a loss scale, "skipped_in_a_row" has the most in a row.
+    """
     skipped_before, skipped_after = before.skipped_updates, after.skipped_updates
     if skipped_before is None or skipped_after is None:
-        return logs
-    skipped = jnp.asarray(skipped_after - skipped_before, jnp.float32)
-    metric = _skipped_steps()
-    return {**logs, metric.name: MetricValue([skipped], metric)}
+        return after, OrderedDict(logs)
+    skipped = skipped_after.total - skipped_before.total
+    after = after.replace(model_state=where_finite(skipped == 0, after.model_state, before.model_state))
+    counts: list[tuple[Metric, Any]] = [(_skipped_steps(), skipped)]
+    if after.skips_non_finite:
+        counts.append((_skipped_in_a_row(), skipped_after.in_a_row))
+    values = {metric.name: MetricValue([count.astype(jnp.float32)], metric) for metric, count in counts}
+    return after, OrderedDict({**logs, **values})
 
 
-@functools.cache  # made when it is needed, as its first array starts JAX's backend
+# Metrics are made when they are needed, as their first array starts JAX's backend.
+
+
+@functools.cache
 def _skipped_steps() -> Sum:
     return Sum(name="skipped_steps")
+
+
+@functools.cache
+def _skipped_in_a_row() -> Metric:
+    return _Most(name="skipped_in_a_row")
+
+
+class _Most(Metric):
+    """The largest of some counts."""
+
+    additive = False
+
+    def __init__(self, name: str):
+        super().__init__(name=name)
+        self.most = self.add_variable(name="most")
+
+    def merge_variables(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        return [jnp.maximum(one, other) for one, other in zip(first, second, strict=True)]
+
+    def result(self) -> jax.Array:
+        return self.most.value
 
 
 def test_one_batch(

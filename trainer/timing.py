@@ -19,6 +19,8 @@ class Timing:
 
     Attributes:
       rows: training rows of the run so far; counted by whoever runs the steps.
+      inner_secs: the seconds of other runs inside of this one, such as an `evaluate` that a callback calls; counted by
+        whoever starts them, and in some category too.
 
     Example:
       >>> timing = Timing()
@@ -31,6 +33,7 @@ class Timing:
 
     def __init__(self) -> None:
         self.rows = 0
+        self.inner_secs = 0.0
         self._secs = dict.fromkeys(CATEGORIES, 0.0)
         self._begin = time.perf_counter()
         self._measurements = {name: _Measurement(self, name) for name in CATEGORIES}
@@ -60,8 +63,11 @@ class Timing:
 
         The rate is of training rows, over the total without what compiling took.
         """
-        total = (self._end or time.perf_counter()) - self._begin
+        now = self._end or time.perf_counter()
+        total = now - self._begin
         secs = dict(self._secs)
+        if self._open:
+            secs[self._open[-1]] += now - self._since
         running = total - secs["compile"]
         return {**secs, "host": max(total - sum(secs.values()), 0.0), "total": total,
                 "rows_per_sec": self.rows / running if running > 0 else 0.0}

@@ -20,13 +20,21 @@ def make_update_rules(optimizer: Any, options: CompileOptions) -> UpdateRule | N
     """
     def rule(part: Any, prefix: str) -> UpdateRule:
         return UpdateRule(optimizers.get(part), prefix=prefix, is_frozen=options.is_frozen if options.freeze else None,
-                          ema_decay=options.ema_decay, scales_gradients=options.scales_gradients)
+                          ema_decay=options.ema_decay, scales_gradients=options.scales_gradients,
+                          skips_non_finite=options.skip_non_finite)
 
     if optimizer is None:
         return None
     if not isinstance(optimizer, Mapping):
         return rule(optimizer, "")
     return NamedRules({name: rule(part, f"{name}{paths.SEPARATOR}") for name, part in optimizer.items()})
+
+
+def with_options(rules: UpdateRule | NamedRules | None, options: CompileOptions) -> UpdateRule | NamedRules | None:
+    """Returns rules of the same optimizers for other options."""
+    optimizers_of = rules.optimizer if isinstance(rules, UpdateRule) else (
+        None if rules is None else {name: rule.optimizer for name, rule in rules.items()})
+    return make_update_rules(optimizers_of, options)
 
 
 def check_names(rules: Any, names: Iterable[str], what: str) -> None:

@@ -24,6 +24,7 @@ class OptimizerState(NamedTuple):
       inner: the state of the optax transformation.
       average: the moving average of the trained parameters, float32, a tree like them; None where none is kept.
       loss_scale: a `precision.LossScale`; None where gradients are not scaled.
+      skipped: a `precision.SkippedUpdates`; None where every update is made, whatever its gradients are.
     """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as in optax's states
@@ -31,6 +32,7 @@ class OptimizerState(NamedTuple):
     inner: Any
     average: Any = None
     loss_scale: Any = None
+    skipped: Any = None
 
 
 class Optimizer:

@@ -27,11 +27,13 @@ class UpdateRule:
       prefix: what to put before the paths of these parameters, such as "generator/".
       ema_decay: the decay of a moving average of the trained parameters, which the optimizer's state then holds in
         float32; None keeps none.
-      scales_gradients: whether the optimizer's state holds a dynamic loss scale, and updates with gradients that are
-        not finite are skipped.
+      scales_gradients: whether the optimizer's state holds a dynamic loss scale. Updates with gradients that are not
+        finite are then skipped.
+      skips_non_finite: whether such updates are skipped without a loss scale too.
 
     Attributes:
       optimizer: the optimizer.
+      skips_non_finite: as it was given.
 
     Example:
       >>> from trainer import optimizers
@@ -50,12 +52,14 @@ class UpdateRule:
         prefix: str = "",
         ema_decay: float | None = None,
         scales_gradients: bool = False,
+        skips_non_finite: bool = False,
     ):
         self.optimizer = optimizer
         self._is_frozen = is_frozen
         self._prefix = prefix
         self._ema_decay = ema_decay
         self._scales_gradients = scales_gradients
+        self.skips_non_finite = skips_non_finite
 
     def trainable(self, tree: Any) -> Any:
         """Returns the part of a tree of parameters, or of their gradients, that is trained."""
@@ -71,7 +75,20 @@ class UpdateRule:
             state = state._replace(average=jax.tree.map(_as_average, trainable))
         if self._scales_gradients:
             state = state._replace(loss_scale=precision.initial_loss_scale())
-        return state
+        return self.with_counts(state)
+
+    def with_counts(self, state: OptimizerState) -> OptimizerState:
+        """Returns the state of a rule that may differ from this one in `skips_non_finite` as this one keeps it.
+
+        Counts of skipped updates begin, or are dropped; all else stays.
+        """
+        if not self._skips:
+            return state._replace(skipped=None)
+        return state if state.skipped is not None else state._replace(skipped=precision.no_skipped_updates())
+
+    @property
+    def _skips(self) -> bool:
+        return self._scales_gradients or self.skips_non_finite
 
     def update(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, OptimizerState]:
         """Returns the parameters and the state after an update.
@@ -89,11 +106,13 @@ class UpdateRule:
             # As in Keras, the first update sets the average.
             decay = jnp.where(state.count == 0, 0.0, self._ema_decay)
             average = jax.tree.map(lambda mean, leaf: decay * mean + (1 - decay) * _as_average(leaf), average, new)
-        new_state = new_state._replace(average=average, loss_scale=state.loss_scale)
-        if self._scales_gradients:
+        new_state = new_state._replace(average=average, loss_scale=state.loss_scale, skipped=state.skipped)
+        if self._skips:
             is_finite = precision.all_finite(grads)
             new, new_state = precision.where_finite(is_finite, (new, new_state), (trainable, state))
-            new_state = new_state._replace(loss_scale=precision.next_loss_scale(state.loss_scale, is_finite))
+            new_state = new_state._replace(skipped=precision.next_skipped_updates(state.skipped, is_finite))
+            if self._scales_gradients:
+                new_state = new_state._replace(loss_scale=precision.next_loss_scale(state.loss_scale, is_finite))
         return (new if self._is_frozen is None else _with(params, new)), new_state
 
     def averaged(self, state: OptimizerState, params: Any) -> Any:
