@@ -63,10 +63,10 @@ def main() -> None:
     rows = [(name, sum(getattr(kill, name) is not None for kill in everything)) for name in
             ("step", "validation", "save")]
     write_section("Killed and resumed", f"""
-`kill -9` at {len(everything)} random moments of trainings over Linen and NNX modules with BatchNorm and dropout, arrays,
-Grain and a generator, 1 and 4 simulated replicas, fused and single steps, which save every 5 steps; then the same
-command again: `python benchmarks/crashes.py --kills {options.kills} --seed {options.seed}`. Weights, optimizer state,
-history, callback state and the CSV log are compared with an undisturbed run, bit by bit.
+`kill -9` at {len(everything)} random moments of trainings over Linen and NNX modules with BatchNorm and dropout,
+arrays, Grain and a generator, 1 and 4 simulated replicas, fused and single steps, which save every 5 steps; then the
+same command again: `python benchmarks/crashes.py --kills {options.kills} --seed {options.seed}`. Weights, optimizer
+state, history, callback state and the CSV log are compared with an undisturbed run, bit by bit.
 It took {time.monotonic() - start:.0f} s.
 
 {table(("killed after or within", "times"), rows)}

@@ -33,8 +33,8 @@ class BackupAndRestore(Callback):
         exit code 143; None for none.
 
     Raises:
-      ValueError: for an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints of which
-        none is whole, or of another run.
+      ValueError: for an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints of
+        which none is whole, or of another run.
       OSError: from `fit`, if a checkpoint cannot be written. What was written before stays.
 
     Example:
@@ -49,7 +49,7 @@ class BackupAndRestore(Callback):
         save_freq: str | int | datetime.timedelta = "epoch",
         double_checkpoint: bool = True,
         delete_checkpoint: bool = True,
-        preemption_signal: int | None = signal.SIGTERM,
+        preemption_signal: signal.Signals | int | None = signal.SIGTERM,
     ):
         if not os.fspath(backup_dir):
             raise ValueError("Empty `backup_dir` argument passed. Give the folder for the checkpoints.")
@@ -57,7 +57,7 @@ class BackupAndRestore(Callback):
         self.save_freq = _checked_save_freq(save_freq)
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
-        self.preemption_signal = preemption_signal
+        self.preemption_signal = None if preemption_signal is None else signal.Signals(preemption_signal)
         self._saved_at = 0.0
         self._point: Any = None
         self._is_preempted = False
@@ -110,9 +110,9 @@ class BackupAndRestore(Callback):
 
     def _save_and_exit(self) -> None:
         self._save(self._point, wait=True)
-        name = signal.Signals(self.preemption_signal).name
-        print(f"Received {name}: the run is saved in {self.backup_dir!r}. The same command goes on from there.",
-              file=sys.stderr, flush=True)
+        assert self.preemption_signal is not None, "it was received"
+        print(f"Received {self.preemption_signal.name}: the run is saved in {self.backup_dir!r}. The same command goes "
+              "on from there.", file=sys.stderr, flush=True)
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
     # --- the signal ------------------------------------------------------------------------------------------------
@@ -123,8 +123,9 @@ class BackupAndRestore(Callback):
             self._outer_handler = signal.signal(self.preemption_signal, self._note)
 
     def _stop_listening(self) -> None:
-        if self._outer_handler is not None and signal.getsignal(self.preemption_signal) == self._note:
-            signal.signal(self.preemption_signal, self._outer_handler)
+        number = self.preemption_signal
+        if number is not None and self._outer_handler is not None and signal.getsignal(number) == self._note:
+            signal.signal(number, self._outer_handler)
         self._outer_handler = None
 
     def _note(self, number: int, frame: Any) -> None:

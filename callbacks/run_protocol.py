@@ -143,6 +143,9 @@ class Run(Protocol):
     timing: RunTiming
     """The clock of the run."""
 
+    validator: Any
+    """While a `fit` with validation data runs, what `validate` calls; None otherwise."""
+
     keeps_averages: bool
     """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
 

@@ -4,13 +4,8 @@ It writes the weights, the optimizer's state, the history and the state of the c
 """
 
 import os
+import pathlib
 import sys
-
-module_kind, data_kind, replicas, steps_per_execution = sys.argv[1:5]
-save_freq = sys.argv[5] if len(sys.argv) > 5 else "5"
-os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={replicas} "
-                           "--xla_backend_optimization_level=0")
-os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
@@ -19,6 +14,13 @@ from flax import nnx
 
 import trainer
 from trainer import callbacks
+
+module_kind, data_kind, replicas, steps_per_execution = sys.argv[1:5]
+save_freq = sys.argv[5] if len(sys.argv) > 5 else "5"
+# JAX reads this when the devices are first used.
+os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={replicas} "
+                           "--xla_backend_optimization_level=0")
+jax.config.update("jax_platforms", "cpu")
 
 ROWS, BATCH_SIZE, EPOCHS = 150, 12, 3  # a last batch of 6 rows, which 4 replicas pad
 rng = np.random.default_rng(0)
@@ -61,9 +63,9 @@ def generated_batches():
             yield x[rows], y[rows]
 
 
-data = {"arrays": lambda: dict(x=x, y=y, batch_size=BATCH_SIZE),
-        "grain": lambda: dict(x=grain_batches()),
-        "generator": lambda: dict(x=generated_batches(), steps_per_epoch=-(-ROWS // BATCH_SIZE))}[data_kind]()
+data = {"arrays": lambda: {"x": x, "y": y, "batch_size": BATCH_SIZE},
+        "grain": lambda: {"x": grain_batches()},
+        "generator": lambda: {"x": generated_batches(), "steps_per_epoch": -(-ROWS // BATCH_SIZE)}}[data_kind]()
 strategy = (trainer.distribute.MirroredStrategy() if int(replicas) > 1 else trainer.distribute.OneDeviceStrategy())
 with strategy.scope():
     model = trainer.Model(Linen() if module_kind == "linen" else Nnx(nnx.Rngs(0)), seed=5)
@@ -83,5 +85,5 @@ arrays |= {f"history {name}": np.asarray(values) for name, values in history.his
 arrays |= {f"best weight {number}": weight for number, weight in enumerate(stopping.best_weights)}
 arrays |= {"callbacks": np.asarray([plateau.best, plateau.wait, plateau.cooldown_counter, stopping.best, stopping.wait,
                                     stopping.best_epoch, float(model.optimizer.learning_rate)]),
-           "epochs": np.asarray(history.epoch), "log.csv": np.frombuffer(open("log.csv", "rb").read(), np.uint8)}
+           "epochs": np.asarray(history.epoch), "log.csv": np.frombuffer(pathlib.Path("log.csv").read_bytes(), np.uint8)}
 np.savez("result.npz", **arrays)

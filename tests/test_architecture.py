@@ -23,8 +23,8 @@ LAYERS = ("errors", "timing", "interrupts", "compilation_cache", "side_effects",
           "losses", "metrics", "optimizers", "data", "distribute", "logs", "outputs", "compiled_loss",
           "compiled_metrics", "checks", "compile_guard", "compile_options", "update_rules", "step", "phase",
           "attached_optimizer",
-          "microbatches", "built_model", "compiled_model", "checkpoint", "file_kinds", "export", "saved_model", "model_files",
-          "training_run", "loop", "model", "estimator", "launch",
+          "microbatches", "built_model", "compiled_model", "checkpoint", "file_kinds", "export", "saved_model",
+          "model_files", "training_run", "loop", "model", "estimator", "launch",
           "testing")
 # They import nothing of the trainer, so any layer may build on them.
 STANDALONE = {"callbacks": None, "models": {"flax", "jax", "numpy"}}  # -> the only third-party packages, if restricted

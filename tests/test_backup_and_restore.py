@@ -1,4 +1,4 @@
-"""`BackupAndRestore` in fit: what resumes, what is refused, and when it saves. Real kills are in test_exact_resume.py."""
+"""`BackupAndRestore` in fit: what resumes, what is refused, when it saves. Real kills are in test_exact_resume.py."""
 
 from __future__ import annotations
 
@@ -161,11 +161,11 @@ def test_without_a_whole_checkpoint_there_is_no_silent_restart(tmp_path):
     interrupted(tmp_path, Interrupt(1, 5))
     for path in tmp_path.glob("*/manifest.json"):
         path.unlink()
-    with pytest.raises(ValueError, match="No checkpoint in .* is whole"):
+    with pytest.raises(ValueError, match=r"No checkpoint in .* is whole"):
         fit(make_model(), cb.BackupAndRestore(tmp_path))
 
 
-# --- other data, models and callbacks ----------------------------------------------------------------------------------
+# --- other data, models and callbacks ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("changes", "named"), [
@@ -202,7 +202,7 @@ def test_what_a_callback_cannot_save_is_named(tmp_path):
         fit(make_model(), cb.BackupAndRestore(tmp_path, 2), Odd())
 
 
-# --- other data than arrays --------------------------------------------------------------------------------------------
+# --- other data than arrays -------------------------------------------------------------------------------------------
 
 
 def batches():
@@ -227,13 +227,13 @@ class Iterable:
 
 
 PIPELINES = {
-    "generator": lambda: dict(data=(batches(),), steps_per_epoch=7),
-    "iterable": lambda: dict(data=(Iterable(),)),
-    "endless": lambda: dict(data=(Iterable(),), steps_per_epoch=5),
-    "dataset": lambda: dict(data=(trainer.data.Dataset.from_arrays((X, Y)).shuffle(1).batch(BATCH_SIZE)
-                                  .map(lambda x, y: (x * 2, y)),)),
-    "validated by a generator": lambda: dict(data=(Iterable(),), validation_data=validation_batches(),
-                                             validation_steps=2),
+    "generator": lambda: {"data": (batches(),), "steps_per_epoch": 7},
+    "iterable": lambda: {"data": (Iterable(),)},
+    "endless": lambda: {"data": (Iterable(),), "steps_per_epoch": 5},
+    "dataset": lambda: {"data": (trainer.data.Dataset.from_arrays((X, Y)).shuffle(1).batch(BATCH_SIZE)
+                                  .map(lambda x, y: (x * 2, y)),)},
+    "validated by a generator": lambda: {"data": (Iterable(),), "validation_data": validation_batches(),
+                                             "validation_steps": 2},
 }
 
 
@@ -254,8 +254,10 @@ def test_pipelines_are_continued(tmp_path, kind, capfd):
 def test_grain_continues_by_its_state(tmp_path, capfd):
     grain = pytest.importorskip("grain")
 
-    def pipeline(seed=0):
-        rows = grain.MapDataset.range(len(X)).shuffle(seed=seed).map(lambda row: (X[row], Y[row]))
+    def pipeline(seed=0, rows=52, first=None):
+        # The first rows are those of `first` rows, so that only the length differs.
+        numbers = [*grain.MapDataset.range(first or rows).shuffle(seed=seed)][:rows]
+        rows = grain.MapDataset.source(numbers).map(lambda row: (X[row], Y[row]))
         return rows.batch(BATCH_SIZE).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
 
     for data, steps in ((pipeline, None), (lambda: iter(pipeline()), 3), (pipeline, 3)):
@@ -268,8 +270,10 @@ def test_grain_continues_by_its_state(tmp_path, capfd):
         assert_same_run(model, history, expected, expected_history)
         assert "dropped" not in capfd.readouterr().out.splitlines()[0]
     interrupted(tmp_path, Interrupt(1, 1), save_freq=1, data=(pipeline(),), batch_size=None)
-    with pytest.raises(ValueError, match="training data .* differ in first batch.* seed"):
+    with pytest.raises(ValueError, match=r"training data .* differ in first batch.* seed"):
         fit(make_model(), cb.BackupAndRestore(tmp_path), data=(pipeline(seed=1),), batch_size=None)
+    with pytest.raises(ValueError, match=r"training data .* differ in steps of the pipeline"):
+        fit(make_model(), cb.BackupAndRestore(tmp_path), data=(pipeline(rows=48, first=52),), batch_size=None)
 
 
 def test_a_generator_with_other_batches_goes_on_with_a_warning(tmp_path):
@@ -279,7 +283,7 @@ def test_a_generator_with_other_batches_goes_on_with_a_warning(tmp_path):
         fit(make_model(), cb.BackupAndRestore(tmp_path), data=(other,), steps_per_epoch=7, batch_size=None)
 
 
-# --- other devices -----------------------------------------------------------------------------------------------------
+# --- other devices ----------------------------------------------------------------------------------------------------
 
 
 def many_devices():
@@ -306,7 +310,7 @@ def test_a_run_goes_on_on_other_devices(tmp_path, before, after):
         np.testing.assert_allclose(history.history[name], values, rtol=1e-4, err_msg=name)
 
 
-# --- arguments and the signal ------------------------------------------------------------------------------------------
+# --- arguments and the signal -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("save_freq", ["batch", 0, -1, 2.5, True, datetime.timedelta(0), None])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import trainer
-from tests.networks import LinenMLP, NNXMLP, classification, logits_loss, mirrored
+from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer import distribute
 
 X, Y, _ = classification(40)
@@ -96,7 +96,7 @@ def test_other_files_are_told_apart(tmp_path, trained):
     with pytest.raises(ValueError, match=r"holds no training state\. Weights alone are loaded with `Model.load_weigh"):
         trainer.load(tmp_path / "weights.safetensors", make_model())
     trained.save(tmp_path / "model.keras")
-    with pytest.raises(FileNotFoundError, match="Did you mean .*model.keras"):
+    with pytest.raises(FileNotFoundError, match=r"Did you mean .*model.keras"):
         trainer.load(tmp_path / "model.kers", make_model())
     with pytest.raises(TypeError, match="`model` must be a model"):
         trainer.load(tmp_path / "model.keras", LinenMLP())

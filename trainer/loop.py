@@ -377,7 +377,7 @@ def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: 
 
 @contextlib.contextmanager
 def _placed(model: Trainee, feed: _Feed, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
-    """Gives one epoch's groups from `batch` on on the devices; where whole batches are sent there, a thread is ahead of the block."""
+    """Gives an epoch's groups on the devices, from a batch on; where batches are sent there, a thread is ahead."""
     def place(group: Group) -> PlacedGroup:
         if not feed.labels_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)

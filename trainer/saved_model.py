@@ -117,9 +117,9 @@ def _open_file(path: str) -> tuple[Any, Restore]:
 
     def restore(targets: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         found = part(_STATE_ARRAYS)
-        specs = [{name: (leaf.shape, leaf.dtype) for name, leaf in tree.items()} for tree in (found, targets)]
-        if specs[0] != specs[1]:
-            raise CheckpointError(f"The arrays in {path!r} are not the model's. {match_arrays(*specs)}")
+        there, wanted = ({name: (leaf.shape, leaf.dtype) for name, leaf in tree.items()} for tree in (found, targets))
+        if there != wanted:
+            raise CheckpointError(f"The arrays in {path!r} are not the model's. {match_arrays(there, wanted)}")
         return {name: jax.make_array_from_callback(leaf.shape, leaf.sharding, found[name].__getitem__)
                 for name, leaf in targets.items()}
 

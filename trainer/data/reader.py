@@ -167,7 +167,8 @@ class Reader:
         digest = hashlib.sha256(str(structure).encode())
         for leaf in leaves:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
-        return {"batches of an epoch": self.num_batches, "rows": self._source.rows, "first batch": digest.hexdigest()}
+        return {"batches of an epoch": self.num_batches, "rows": self._source.rows,
+                "steps of the pipeline": self._source.pipeline, "first batch": digest.hexdigest()}
 
     def position(self, epoch: int, batch: int, mark: Mark | None = None) -> dict[str, Any]:
         """Returns plain data with which `resume` continues at a batch.

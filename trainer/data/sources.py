@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from trainer.data.batches import Batch, BatchConverter, unpack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
 from trainer.data.order import Count, is_finite
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Source(Protocol):
@@ -43,6 +46,10 @@ class Source(Protocol):
     def seeks(self) -> bool:
         """Whether `read` leaves out batches without reading them."""
 
+    @property
+    def pipeline(self) -> list[str]:
+        """What the data say that they are made by, one line for each step; empty if they say nothing."""
+
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         """Returns a generator of the batches of one pass, trees of numpy arrays, leaving out the first `start`.
 
@@ -65,6 +72,7 @@ class DatasetSource:
 
     is_one_shot = False
     seeks = True
+    pipeline: list[str] = []
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -106,6 +114,17 @@ class IterableSource:
     def is_exact(self) -> bool:
         return hasattr(self._iterator, "get_state") and hasattr(self._iterator, "set_state")
 
+    @property
+    def pipeline(self) -> list[str]:
+        # Grain's datasets have `parents`, and tell their class, their number of workers and, often, their length.
+        lines, steps = [], [self._iterable] if hasattr(self._iterable, "parents") else []
+        while steps:
+            step = steps.pop()
+            length = f" of {len(step)}" if hasattr(step, "__len__") else ""
+            lines.append(_ADDRESS.sub("", str(step)) + length)
+            steps += getattr(step, "parents", ())
+        return lines
+
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         return self._read(pass_index, start)
 
@@ -146,6 +165,7 @@ class IndexedSource:
     is_one_shot = False
     is_exact = False  # whatever the object draws at random is its own
     seeks = True
+    pipeline: list[str] = []
 
     def __init__(self, items: Any, num_batches: Count, shuffle: bool, seed: int):
         self._items = items
@@ -185,6 +205,7 @@ class WeightedSource:
         self.rows = source.rows
         self.is_one_shot = source.is_one_shot
         self.seeks = source.seeks
+        self.pipeline = source.pipeline
 
     @property
     def is_exact(self) -> bool:
