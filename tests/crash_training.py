@@ -85,5 +85,6 @@ arrays |= {f"history {name}": np.asarray(values) for name, values in history.his
 arrays |= {f"best weight {number}": weight for number, weight in enumerate(stopping.best_weights)}
 arrays |= {"callbacks": np.asarray([plateau.best, plateau.wait, plateau.cooldown_counter, stopping.best, stopping.wait,
                                     stopping.best_epoch, float(model.optimizer.learning_rate)]),
-           "epochs": np.asarray(history.epoch), "log.csv": np.frombuffer(pathlib.Path("log.csv").read_bytes(), np.uint8)}
+           "epochs": np.asarray(history.epoch),
+           "log.csv": np.frombuffer(pathlib.Path("log.csv").read_bytes(), np.uint8)}
 np.savez("result.npz", **arrays)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MAX_ITEMS = 8  # of a container, in a message
@@ -38,6 +38,20 @@ def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueErr
 def wrong_type(argument: str, received: Any, expected: str) -> TypeError:
     """Returns the error for an argument of a type that cannot be used."""
     return TypeError(f"`{argument}` must be {expected}. Received: a value of type {type(received).__name__}.")
+
+
+def listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[str]:
+    """Returns one line with a few of the names, each with the one among `others` that looks like it; none for none.
+
+    >>> listed("missing", ["bias"], ["biases"])
+    ['1 missing: bias (near: biases)']
+    """
+    shown = []
+    for name in names[:MAX_ITEMS]:
+        near = near_names(name, others, limit=1)
+        shown.append(f"{name} (near: {near[0]})" if near else name)
+    more = ", ..." if len(names) > MAX_ITEMS else ""
+    return [f"{len(names)} {what}: {', '.join(shown)}{more}"] if names else []
 
 
 def describe(value: Any) -> str:

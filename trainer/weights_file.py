@@ -202,12 +202,12 @@ class MatchReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.matched)} arrays match."]
-        lines += _listed("missing from the file", self.missing, self.unexpected)
-        lines += _listed("not in the model", self.unexpected, self.missing)
-        lines += _listed("of another shape or kind of dtype",
+        lines += errors.listed("missing from the file", self.missing, self.unexpected)
+        lines += errors.listed("not in the model", self.unexpected, self.missing)
+        lines += errors.listed("of another shape or kind of dtype",
                          [f"{name} (file: {_spec_text(found)}, model: {_spec_text(wanted)})"
                           for name, (found, wanted) in self.mismatched.items()])
-        return "\n".join(lines + _listed("selected by no pattern", self.skipped))
+        return "\n".join(lines + errors.listed("selected by no pattern", self.skipped))
 
     def raise_unless_complete(self, partial: bool = False) -> None:
         """Checks that everything selected can be loaded.
@@ -372,13 +372,3 @@ def _comparable(spec: Spec) -> tuple[tuple[int, ...], str]:
 
 def _spec_text(spec: Spec) -> str:
     return f"{spec[1]}{tuple(spec[0])}"
-
-
-def _listed(what: str, names: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Returns one line with a few of the names, each with those among `others` that look like it; none for no names."""
-    shown = []
-    for name in names[:errors.MAX_ITEMS]:
-        near = errors.near_names(name, others, limit=1)
-        shown.append(f"{name} (near: {near[0]})" if near else name)
-    more = ", ..." if len(names) > errors.MAX_ITEMS else ""
-    return [f"{len(names)} {what}: {', '.join(shown)}{more}"] if names else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -58,9 +58,9 @@ class Checkpoint:
         different = [f"{name} (checkpoint: {_text_of(self.specs[name])}, wanted: {_text_of(spec)})"
                      for name, spec in wanted.items() if name in self.specs and self.specs[name] != spec]
         if missing or unexpected or different:
-            lines = [*_listed("missing from the checkpoint", missing, unexpected),
-                     *_listed("in the checkpoint but not wanted", unexpected),
-                     *_listed("of another shape or dtype", different)]
+            lines = [*errors.listed("missing from the checkpoint", missing, unexpected),
+                     *errors.listed("in the checkpoint but not wanted", unexpected),
+                     *errors.listed("of another shape or dtype", different)]
             raise CheckpointError(f"The arrays of the checkpoint {self.path!r} are not those that are wanted.\n"
                                   + "\n".join(lines))
 
@@ -162,13 +162,3 @@ def _without_elements(target: jax.ShapeDtypeStruct) -> jax.Array:
 
 def _text_of(spec: layout.Spec) -> str:
     return f"{spec[1]}{spec[0]}"
-
-
-def _listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[str]:
-    """Returns one line with a few of the names, each with the one among `others` that looks like it; none for none."""
-    shown = []
-    for name in names[:errors.MAX_ITEMS]:
-        near = errors.near_names(name, others, limit=1)
-        shown.append(f"{name} (near: {near[0]})" if near else name)
-    more = ", ..." if len(names) > errors.MAX_ITEMS else ""
-    return [f"{len(names)} {what}: {', '.join(shown)}{more}"] if names else []
