@@ -30,7 +30,7 @@ def differing(present: Contents, original: Contents) -> set[str]:
     return {name for name, content in original.items() if present.get(name) != content}
 
 
-# --- one checkpoint: each changes at least one file ---------------------------------------------------------------------
+# --- one checkpoint: each changes at least one file -------------------------------------------------------------------
 
 
 def _a_file(rng: random.Random, folder: Path) -> Path:
@@ -113,7 +113,7 @@ def _swap_two_files(rng: random.Random, folder: Path) -> None:
     (folder / second).write_bytes(contents[first])
 
 
-# --- two checkpoints ----------------------------------------------------------------------------------------------------
+# --- two checkpoints --------------------------------------------------------------------------------------------------
 
 
 def _common(first: Path, second: Path) -> list[str]:
@@ -185,7 +185,7 @@ def damage(kind: str, rng: random.Random, newest: Path, older: Path) -> str:
     return where
 
 
-# --- disks --------------------------------------------------------------------------------------------------------------
+# --- disks ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -99,8 +99,8 @@ def test_small_steps_are_fused_by_default_and_large_ones_are_not():
 
 def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):
     fetched = []
-    real = CompiledPhase.fetch_results
-    monkeypatch.setattr(CompiledPhase, "fetch_results",
+    real = CompiledPhase.begin_results
+    monkeypatch.setattr(CompiledPhase, "begin_results",
                         lambda phase, running: fetched.append(1) or real(phase, running))
     x, y, _ = classification(64)
     ignores_logs = trainer.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)

@@ -190,7 +190,7 @@ class TrainingRun:
             if now == then:
                 continue
             differ = "their being there" if now is None or then is None else ", ".join(
-                key for key in now if now[key] != then.get(key))
+                key for key in {**then, **now} if now.get(key) != then.get(key))
             message = (f"The {name} are not those of the run that {path!s} is from: they differ in {differ}. Give the "
                        "same data, batch size, seed and number of workers, or start in another folder.")
             if reader is None or then is None or reader.is_exact:

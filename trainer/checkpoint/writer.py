@@ -178,8 +178,19 @@ def _begin_state(path: str, arrays: Mapping[str, jax.Array]) -> Callable[[], Non
     options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_SECS, create_directories_asynchronously=False)
     checkpointer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler(), async_options=options)
     items = {layout.item_name(name): array for name, array in _out_of_reach(arrays).items()}
-    checkpointer.save(path, args=ocp.args.StandardSave(items))
-    return checkpointer.close
+
+    def finish() -> None:
+        try:
+            checkpointer.wait_until_finished()
+        finally:
+            checkpointer.close()  # which ends no thread if it is what raises
+
+    try:
+        checkpointer.save(path, args=ocp.args.StandardSave(items))
+    except BaseException:
+        checkpointer.close()
+        raise
+    return finish
 
 
 def _out_of_reach(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -89,7 +89,7 @@ def kill_at(step: int | None = None) -> Callback:
         `assert_resumes_exactly` says when, and outside of it nothing happens.
 
     Example:
-      >>> callbacks = [trainer.callbacks.BackupAndRestore("backup"), kill_at()]
+      >>> callbacks = [kill_at()]  # of a `fit` that has `BackupAndRestore` too
     """
     checks.check_count("step", step, 1, optional=True)
     if step is not None:

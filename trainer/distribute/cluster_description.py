@@ -1,0 +1,145 @@
+"""Which processes train together: their addresses, their order, and which of them this one is.
+
+Owns the form of an address and the errors that say what is wrong with a cluster. Must not know where a description
+comes from, nor JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+
+MAX_PORT = 65535
+EXAMPLE_ADDRESS = "10.0.0.1:2222"
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # underscores: container names have them
+_LIKE_IPV4 = re.compile(r"[0-9.]+")
+
+
+class ClusterError(ValueError):
+    """The description of a cluster is wrong, or its processes were started with different ones."""
+
+
+class ClusterTimeout(TimeoutError):
+    """Not all processes of a cluster met before the deadline."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Returns the host and the port of "host:port"; an IPv6 host stands in brackets.
+
+    Args:
+      address: such as "10.0.0.1:2222", "worker-0.jobs:2222" or "[fd00::1]:2222".
+
+    Returns:
+      The host without brackets, and the port.
+
+    Raises:
+      ClusterError: if it has no port, a port that cannot be used, or a host that cannot be reached.
+
+    Example:
+      >>> split_address("[fd00::1]:2222")
+      ('fd00::1', 2222)
+    """
+    if "://" in address:
+        raise ClusterError(f"{address!r} has a scheme. Write host and port only, such as {EXAMPLE_ADDRESS!r}.")
+    host, colon, port = address.rpartition(":")
+    if not colon or (address.startswith("[") and address.endswith("]")):
+        raise ClusterError(f"{address!r} has no port. Write it as host:port, such as {EXAMPLE_ADDRESS!r}.")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if not _is_ip(host, version=6):
+            raise ClusterError(f"{address!r} has no IPv6 address in its brackets.")
+    elif ":" in host:
+        raise ClusterError(f"{address!r} has several colons. Write an IPv6 host in brackets, such as '[fd00::1]:2222'.")
+    elif not _HOST_NAME.fullmatch(host) or (_LIKE_IPV4.fullmatch(host) and not _is_ip(host, version=4)):
+        raise ClusterError(f"{address!r} has no valid host name or IP address before the port.")
+    if not (port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT)) and 1 <= int(port) <= MAX_PORT):
+        raise ClusterError(f"{address!r} has the port {port!r}, which is no whole number from 1 to {MAX_PORT}.")
+    if _is_ip(host) and ipaddress.ip_address(host).is_unspecified:
+        raise ClusterError(f"{address!r} stands for all interfaces. Write the address that the other processes reach.")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host is only reached from its own machine: localhost, 127.*, ::1.
+
+    Example:
+      >>> [is_loopback(host) for host in ("localhost", "127.0.1.1", "::1", "10.0.0.1", "worker-0")]
+      [True, True, True, False, False]
+    """
+    return host.lower() == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def normal_form(address: str) -> tuple[str, int]:
+    """Returns host and port such that two spellings of one address give the same.
+
+    Example:
+      >>> normal_form("LOCALHOST:80") == normal_form("127.0.0.1:80")
+      True
+    """
+    host, port = split_address(address)
+    host = host.lower().removesuffix(".")
+    if host == "localhost":
+        host = "127.0.0.1"
+    return str(ipaddress.ip_address(host)) if _is_ip(host) else host, port
+
+
+def _is_ip(host: str, version: int | None = None) -> bool:
+    try:
+        return version in (None, ipaddress.ip_address(host).version)
+    except ValueError:
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterDescription:
+    """The processes that train together, as one of them sees them.
+
+    Attributes:
+      addresses: "host:port" of every process, in the order of their numbers. The first one's is where all meet.
+      process_id: this process's number; None for one that does not train, such as an evaluator.
+      role: this process's task type, such as "worker".
+      names: what messages call each process, such as "worker 1"; empty for "process 0", "process 1", ...
+
+    Raises:
+      ClusterError: if there is no address, an address is wrong, or `process_id` or `names` do not fit them.
+
+    Example:
+      >>> cluster = ClusterDescription(("10.0.0.1:2222", "10.0.0.2:2222"), process_id=1, names=("chief", "worker 0"))
+      >>> cluster.coordinator_address, cluster.member(1)
+      ('10.0.0.1:2222', 'worker 0 (10.0.0.2:2222)')
+    """
+
+    addresses: tuple[str, ...]
+    process_id: int | None
+    role: str = "worker"
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if not self.addresses:
+            raise ClusterError("A cluster needs the address of at least one process. Received: none.")
+        for address in self.addresses:
+            split_address(address)
+        if self.process_id is not None and not 0 <= self.process_id < len(self.addresses):
+            raise ClusterError(f"`process_id` is {self.process_id}, but the {len(self.addresses)} processes have the "
+                               f"numbers 0 to {len(self.addresses) - 1}.")
+        if len(self.names) not in (0, len(self.addresses)):
+            raise ClusterError(f"`names` has {len(self.names)} names for {len(self.addresses)} addresses.")
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes train together."""
+        return len(self.addresses)
+
+    @property
+    def coordinator_address(self) -> str:
+        """The address of process 0, where all processes meet."""
+        return self.addresses[0]
+
+    def name(self, process_id: int) -> str:
+        """Returns what messages call a process."""
+        return self.names[process_id] if self.names else f"process {process_id}"
+
+    def member(self, process_id: int) -> str:
+        """Returns a process's name with its address, for messages."""
+        return f"{self.name(process_id)} ({self.addresses[process_id]})"

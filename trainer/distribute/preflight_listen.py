@@ -1,0 +1,67 @@
+"""The port that process 0 listens on before JAX does, held by nobody else."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterable
+
+from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
+
+BACKLOG = 128
+
+
+def listen(address: str, owner: str) -> list[socket.socket]:
+    """Returns sockets that listen on an address's port, which nothing else may hold.
+
+    On loopback only if the address is one, otherwise on all interfaces.
+
+    Raises:
+      ClusterError: if the port is in use or may not be used.
+    """
+    host, port = split_address(address)
+    sockets: list[socket.socket] = []
+    try:
+        if is_loopback(host):
+            found = {str(info[4][0]): info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+            sockets += _listen_on_each(found, port)
+        elif socket.has_dualstack_ipv6():
+            sockets.append(socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG,
+                                                dualstack_ipv6=True))
+        else:
+            sockets.append(socket.create_server(("", port), backlog=BACKLOG))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ClusterError(
+                f"Port {port} is in use, and {owner} must listen on it. Another program holds it: an earlier run, "
+                f"another job, or a second process with the same index. `ss -ltnp 'sport = :{port}'` shows which. End "
+                "it, or give another port in TF_CONFIG on all processes.") from None
+        raise ClusterError(f"{owner} cannot listen on port {port}: {error.strerror or error}. Give another port in "
+                           "TF_CONFIG on all processes.") from None
+    return sockets
+
+
+def close_all(sockets: Iterable[socket.socket]) -> None:
+    """Closes sockets."""
+    for sock in sockets:
+        sock.close()
+
+
+def _listen_on_each(families: dict[str, int], port: int) -> list[socket.socket]:
+    """Returns a socket for each IP address, but for those that this machine does not have, unless it has none."""
+    sockets: list[socket.socket] = []
+    absent = None
+    try:
+        for ip, family in families.items():
+            try:
+                sockets.append(socket.create_server((ip, port), family=family, backlog=BACKLOG))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                absent = error  # "localhost" is often also ::1 where IPv6 is off
+        if absent is not None and not sockets:
+            raise absent
+    except OSError:
+        close_all(sockets)
+        raise
+    return sockets

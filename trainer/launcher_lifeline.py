@@ -1,0 +1,85 @@
+"""Ties the processes of a job to the life of its launcher, which may be killed without a chance to end them.
+
+Owns the two small programs that this takes. It is run as a script, by its path and before anything else in a worker,
+so it imports nothing of the trainer.
+
+  launcher_lifeline.py tie PID PROGRAM ARGUMENTS...   becomes the program, which the kernel kills once PID has ended
+  launcher_lifeline.py guard JOB_ID                   reads process groups, a line each; kills them at the end of input
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+JOB_ID_VARIABLE = "TRAINER_JOB_ID"
+DONE = "done"  # the last line for a guard whose launcher has ended everything itself
+_PR_SET_PDEATHSIG = 1
+_ROUNDS, _PAUSE_SECS = 50, 0.01
+
+
+def tie(parent: int, command: list[str]) -> None:
+    """Replaces this process by a program that is killed when its parent ends.
+
+    Not by SIGTERM, which JAX and many programs survive.
+
+    Args:
+      parent: the process that started this one. If it is gone already, this one exits.
+      command: the program's path and its arguments.
+    """
+    import ctypes  # costs more than the rest of this file
+
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() == parent:  # else it ended before the line above, and nobody will send the signal
+        os.execv(command[0], command)
+
+
+def kill_group(group: int) -> None:
+    """Sends SIGKILL to what is left of a process group, if anything."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def kill_all_of(job_id: str) -> None:
+    """Kills every process that was started with this job id in its environment, in whatever session it is now."""
+    marker = f"{JOB_ID_VARIABLE}={job_id}".encode()
+    for _ in range(_ROUNDS):  # one may have forked while the list was read
+        found = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+                 if pid != os.getpid() and marker in _environment(pid)]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_SECS)
+
+
+def guard(job_id: str) -> None:
+    """Waits until nobody can write to stdin any more, and then ends the job, unless the last line says it is done."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    lines = sys.stdin.read().split()
+    if lines[-1:] == [DONE]:
+        return
+    for group in map(int, filter(str.isdecimal, lines)):
+        kill_group(group)
+    kill_all_of(job_id)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:  # another user's, or gone
+        return []
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "tie":
+        tie(int(sys.argv[2]), sys.argv[3:])
+    else:
+        guard(sys.argv[2])
