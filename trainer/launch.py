@@ -21,7 +21,7 @@ from typing import Any
 
 from trainer import launcher_output
 from trainer.launcher_job import Job
-from trainer.launcher_supervisor import REFUSED, Outcome, describe_end, supervise
+from trainer.launcher_supervisor import FAILED, REFUSED, TIMEOUT, Outcome, describe_end, supervise
 
 _MAX_WORKERS = 1024
 _DESCRIPTION = """\
@@ -75,7 +75,7 @@ def run(
         for restart in range(restarts + 1):
             remaining_secs = None if deadline is None else deadline - time.monotonic()
             outcome = _run_once(command, workers, devices_per_worker, env, remaining_secs, grace_secs, requests)
-            again = outcome.exit_code not in (0, REFUSED) and outcome.reason in (None, "failed") and not requests
+            again = outcome.exit_code not in (0, REFUSED) and outcome.reason in (None, FAILED) and not requests
             if not again or restart == restarts:
                 break
             launcher_output.say(f"Starting all workers again (restart {restart + 1} of {restarts}).")
@@ -124,15 +124,18 @@ def _run_once(
 
     with Job(command, workers, devices_per_worker, env, show) as job:
         outcome = supervise(job, timeout_secs, grace_secs, requests=requests)
+    if outcome.killed:
+        names = ", ".join(map(str, outcome.killed))
+        launcher_output.say(f"Killed, as they did not end in time: {names}.")
     if outcome.worker is not None:
         _tell_of_failure(job, outcome.worker)
-    elif outcome.reason == "timeout":
+    elif outcome.reason == TIMEOUT:
         launcher_output.say("The time is over.")
     return outcome
 
 
 def _tell_of_failure(job: Job, worker: int) -> None:
-    lines, code, workers = launcher_output.end_of(job.last_lines[worker]), job.codes[worker], len(job.codes)
+    lines, code, workers = launcher_output.end_of(list(job.last_lines[worker])), job.codes[worker], len(job.codes)
     assert code is not None, "the job has ended"
     if lines and workers > 1:  # what others wrote since may hide it
         launcher_output.say(f"The end of worker {worker}'s stderr:")

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Sequence
 
-from trainer import launcher_output
 from trainer.launcher_job import Job
 
 PEER_LOST = 75  # as MultiWorkerMirroredStrategy exits when another process is gone
@@ -34,11 +33,13 @@ class Outcome:
       worker: whose exit code it is, if one worker's.
       reason: why the processes that still ran were ended: `FAILED`, `TIMEOUT`, `INTERRUPTED` by SIGINT or
         `TERMINATED` by SIGTERM; None if they ended by themselves.
+      killed: the workers that did not end in time then, and were killed.
     """
 
     exit_code: int
     worker: int | None = None
     reason: str | None = None
+    killed: tuple[int, ...] = ()
 
 
 def supervise(
@@ -117,10 +118,7 @@ class _Watch:
         self.kill_at = time.monotonic() + grace_secs
 
     def kill(self) -> None:
-        late = self.job.running
-        if late:
-            launcher_output.say(f"Killing {', '.join(f'worker {worker}' for worker in late)}.")
-        self.killed.update(late)
+        self.killed.update(self.job.running)
         self.job.kill()
         self.kill_at = float("inf")
 
@@ -130,16 +128,19 @@ class _Watch:
         return code
 
     def outcome(self) -> Outcome:
+        return dataclasses.replace(self._outcome(), reason=self.reason, killed=tuple(sorted(self.killed)))
+
+    def _outcome(self) -> Outcome:
         codes = {worker: self.code(worker) for worker in range(len(self.job.codes))}
         own = self._outcome_of(self.failures, codes)
         if own is not None and _is_cause(codes[own]):
             return self._of_worker(own)
         if self.reason == TIMEOUT:
-            return Outcome(TIMED_OUT, None, self.reason)
+            return Outcome(TIMED_OUT)
         if not any(codes.values()):
-            return Outcome(0, None, self.reason)
+            return Outcome(0)
         if self.reason == INTERRUPTED:
-            return Outcome(128 + signal.SIGINT, None, self.reason)
+            return Outcome(128 + signal.SIGINT)
         if self.reason == TERMINATED:
             return self._outcome_of_termination(codes)
         assert own is not None, "a process that was not ended by us has failed"
@@ -153,7 +154,7 @@ class _Watch:
         if self.killed:
             return self._of_worker(min(self.killed))
         if saved or failed is None:
-            return Outcome(PREEMPTED, None, self.reason)
+            return Outcome(PREEMPTED)
         return self._of_worker(failed)
 
     @staticmethod
@@ -168,7 +169,7 @@ class _Watch:
 
     def _of_worker(self, worker: int) -> Outcome:
         code = self.code(worker)
-        return Outcome(PEER_LOST if code == -signal.SIGABRT else 128 - code if code < 0 else code, worker, self.reason)
+        return Outcome(PEER_LOST if code == -signal.SIGABRT else 128 - code if code < 0 else code, worker)
 
 
 def describe_end(code: int) -> str:

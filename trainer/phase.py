@@ -20,7 +20,7 @@ from trainer.compiled_step import compiled, compiling
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
-from trainer.distribute.placement import PlacedGroup
+from trainer.distribute.placement import PlacedGroup, to_devices
 from trainer.replica import ReplicaContext
 from trainer.timing import Timing
 
@@ -135,7 +135,7 @@ class CompiledPhase:
         if self._kind != "predict":
             empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
             self._log_shapes = jax.eval_shape(lambda: empty)
-            self.empty_logs = jax.device_put(logs.packed(empty), self._strategy.logs_sharding)
+            self.empty_logs = to_devices(logs.packed(empty), self._strategy.logs_sharding)
             self.log_names = tuple(jax.eval_shape(logs.results, empty))
             self._results = compiling(lambda running: logs.results(self._unpacked(running)), self.empty_logs)
 
@@ -239,7 +239,7 @@ class CompiledPhase:
     def _compiled_execution(self, run: Callable[..., Any]) -> Any:
         strategy = self._strategy
         out_shardings = {"train": (self._state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
-                         "predict": strategy.batch_sharding}
+                         "predict": strategy.outputs_sharding}
         # Running logs are not donated: a callback may read an earlier step's later.
         return compiled(functools.partial(self._execute, run), out_shardings[self._kind],
                         donate=(0,) if self._kind == "train" else ())

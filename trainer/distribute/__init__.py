@@ -8,12 +8,15 @@ from trainer.distribute.collectives import (
     ReductionToOneDevice,
     RingAllReduce,
 )
+from trainer.distribute.cluster_description import ClusterError, ClusterTimeout
+from trainer.distribute.cluster_resolver import TFConfigClusterResolver
 from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.fully_sharded import CentralStorageStrategy, FullyShardedStrategy
 from trainer.distribute.layout_map import LayoutMap
 from trainer.distribute.mirrored import MirroredStrategy, OneDeviceStrategy
 from trainer.distribute.model_parallel import ModelParallelStrategy
+from trainer.distribute.multi_worker import MultiWorkerMirroredStrategy
 from trainer.distribute.per_replica import PerReplica
 from trainer.distribute.strategy import Strategy, ValueContext, get_strategy, has_strategy, in_cross_replica_context
 from trainer.distribute.tpu import TPUStrategy
@@ -21,6 +24,8 @@ from trainer.replica import ReduceOp, ReplicaContext, get_replica_context
 
 __all__ = [
     "CentralStorageStrategy",
+    "ClusterError",
+    "ClusterTimeout",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
@@ -31,6 +36,7 @@ __all__ = [
     "LayoutMap",
     "MirroredStrategy",
     "ModelParallelStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
@@ -39,6 +45,7 @@ __all__ = [
     "ReplicaContext",
     "RingAllReduce",
     "Strategy",
+    "TFConfigClusterResolver",
     "TPUStrategy",
     "ValueContext",
     "experimental",

@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 from trainer.data import Group, Reader, adapt, prefetch
 from trainer.distribute.per_replica import PerReplica
-from trainer.distribute.placement import pad_rows
+from trainer.distribute.placement import pad_rows, to_devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,5 +117,5 @@ class DistributedDataset:
         return self._on_replicas(data, mask)
 
     def _on_replicas(self, data: Any, mask: np.ndarray | None) -> Any:
-        placed_mask = None if mask is None else jax.device_put(mask, self._sharding)
-        return jax.tree.map(lambda leaf: PerReplica(leaf, placed_mask), jax.device_put(data, self._sharding))
+        placed_mask = None if mask is None else to_devices(mask, self._sharding)
+        return jax.tree.map(lambda leaf: PerReplica(leaf, placed_mask), to_devices(data, self._sharding))

@@ -45,6 +45,29 @@ class PlacedGroup:
         return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
+def to_devices(tree: Any, shardings: Any) -> Any:
+    """Returns the arrays of a tree placed on devices, of which each gets its part only.
+
+    Of devices of several processes each process serves its own, from arrays that all of them have whole.
+
+    Args:
+      tree: host arrays, or JAX arrays, whose buffers the result may share.
+      shardings: where each goes: a sharding, or a tree of them like `tree`.
+    """
+    if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
+        return jax.device_put(tree, shardings)
+    if isinstance(shardings, Sharding):
+        return jax.tree.map(lambda leaf: _to_devices_of_all(leaf, shardings), tree)
+    return jax.tree.map(_to_devices_of_all, tree, shardings)
+
+
+def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)  # from all processes' devices to all processes' devices
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:
     """Returns `array` with `axis` grown to `size` by repeating its entries from the first on."""
     return np.take(array, np.arange(size) % array.shape[axis], axis=axis)
@@ -79,10 +102,10 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
         # A CPU device would use aligned memory as it is, and several devices copy what is not once for each of them.
         jax_copies = not on_cpu or (len(devices) == 1 and not is_aligned(array))
         if jax_copies and (rows, dtype) == (array.shape[0], array.dtype):
-            return jax.device_put(array, sharding)
+            return to_devices(array, sharding)
         copy = aligned_empty((rows, *array.shape[1:]), dtype)
         copy[:array.shape[0]] = array
         copy[array.shape[0]:] = 0
-        return jax.device_put(copy, sharding)
+        return to_devices(copy, sharding)
 
     return jax.tree.map(placed, arrays.tree)

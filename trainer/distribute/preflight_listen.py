@@ -20,16 +20,12 @@ def listen(address: str, owner: str) -> list[socket.socket]:
       ClusterError: if the port is in use or may not be used.
     """
     host, port = split_address(address)
-    sockets: list[socket.socket] = []
     try:
         if is_loopback(host):
-            found = {str(info[4][0]): info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-            sockets += _listen_on_each(found, port)
-        elif socket.has_dualstack_ipv6():
-            sockets.append(socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG,
-                                                dualstack_ipv6=True))
-        else:
-            sockets.append(socket.create_server(("", port), backlog=BACKLOG))
+            return _listen_on_each(host, port)
+        if socket.has_dualstack_ipv6():
+            return [socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)]
+        return [socket.create_server(("", port), backlog=BACKLOG)]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(
@@ -38,7 +34,6 @@ def listen(address: str, owner: str) -> list[socket.socket]:
                 "it, or give another port in TF_CONFIG on all processes.") from None
         raise ClusterError(f"{owner} cannot listen on port {port}: {error.strerror or error}. Give another port in "
                            "TF_CONFIG on all processes.") from None
-    return sockets
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
@@ -47,8 +42,9 @@ def close_all(sockets: Iterable[socket.socket]) -> None:
         sock.close()
 
 
-def _listen_on_each(families: dict[str, int], port: int) -> list[socket.socket]:
-    """Returns a socket for each IP address, but for those that this machine does not have, unless it has none."""
+def _listen_on_each(host: str, port: int) -> list[socket.socket]:
+    """Returns a socket for each of the host's IP addresses that this machine has; raises if it has none."""
+    families = {str(info[4][0]): info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     sockets: list[socket.socket] = []
     absent = None
     try:

@@ -24,7 +24,14 @@ from trainer.distribute.devices import default_devices, memory_bytes
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.explain import StateReport, report
 from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
-from trainer.distribute.placement import DATA_FRACTION, REPLICA_AXIS, PlacedGroup, pad_stack, place_arrays
+from trainer.distribute.placement import (
+    DATA_FRACTION,
+    REPLICA_AXIS,
+    PlacedGroup,
+    pad_stack,
+    place_arrays,
+    to_devices,
+)
 from trainer.distribute.run import ReplicaRunner
 from trainer.distribute.sharded_state import specs_of
 from trainer.paths import named_leaves
@@ -83,6 +90,11 @@ class Strategy:
     def batch_sharding(self) -> NamedSharding:
         """Where groups of batches live, whose leaves are `(batches, rows, ...)`: rows split over the replicas."""
         return self._batch_sharding
+
+    @property
+    def outputs_sharding(self) -> NamedSharding:
+        """Where the outputs of `predict` are: where the batches are, or on all devices if other processes have some."""
+        return self._batch_sharding if self._whole.is_fully_addressable else self._whole
 
     @property
     def rows_spec(self) -> PartitionSpec:
@@ -147,7 +159,7 @@ class Strategy:
         """Returns a state of host or device arrays placed as this strategy keeps it; JAX arrays may share buffers."""
         # JAX would use the memory of a numpy array on CPU, and so see what its owner writes there later.
         owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), state)
-        return jax.device_put(owned, self.state_shardings(owned))
+        return to_devices(owned, self.state_shardings(owned))
 
     def gradient_shardings(self, state: TrainState) -> Any:
         """Returns where the reduced gradients of the trained parameters of a state live."""
@@ -214,8 +226,8 @@ class Strategy:
         data, mask = group.data, None
         if rows != group.rows:
             data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
-            mask = jax.device_put((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
-        data = jax.device_put(data, self._batch_sharding)
+            mask = to_devices((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
+        data = to_devices(data, self._batch_sharding)
         return PlacedGroup(
             data=data if arrays is None else ResidentBatches(arrays, data),
             mask=mask,
@@ -228,7 +240,7 @@ class Strategy:
     def place_number(self, number: int) -> jax.Array:
         """Returns a small int as an int32 scalar on each device, placed once."""
         if number not in self._numbers:
-            self._numbers[number] = jax.device_put(np.int32(number), self._whole)
+            self._numbers[number] = to_devices(np.int32(number), self._whole)
         return self._numbers[number]
 
     # --- loops of one's own ----------------------------------------------------------------------------------------
@@ -319,7 +331,7 @@ class Strategy:
         replicas = self.num_replicas_in_sync
         values = [value_fn(ValueContext(index, replicas)) for index in range(replicas)]
         return jax.tree.map(
-            lambda *leaves: PerReplica(jax.device_put(np.stack(leaves), self._rows_sharding)), *values)
+            lambda *leaves: PerReplica(to_devices(np.stack(leaves), self._rows_sharding)), *values)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:

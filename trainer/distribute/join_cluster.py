@@ -1,0 +1,78 @@
+"""Joining the processes of a cluster to one JAX program, once per process.
+
+Owns the start of JAX's distributed runtime and the end of a process that failed. What a cluster is, and that its
+processes were started alike, is known before JAX is asked for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from types import TracebackType
+
+import jax
+
+from trainer.distribute.cluster_description import ClusterDescription, ClusterError, is_loopback, split_address
+from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
+from trainer.distribute.preflight import agree
+
+DEFAULT_TIMEOUT_SECS = 300.0
+_HEARTBEAT_SECS = 60
+_SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
+
+
+def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
+    """Lets all devices of the cluster that this process belongs to become JAX's; does nothing outside of a cluster.
+
+    The cluster is what TF_CONFIG describes, or else what JAX finds by itself (SLURM, Open MPI, Kubernetes, TPU). May be
+    called again.
+
+    Args:
+      timeout_secs: how long to wait for the other processes.
+
+    Raises:
+      ClusterError: if TF_CONFIG is wrong, or the processes were started with different clusters, jobs or versions.
+      ClusterTimeout: if not all processes come; it names those that are missing.
+      RuntimeError: if JAX has used its devices already.
+    """
+    if jax.distributed.is_initialized():
+        return
+    description = resolve_cluster()
+    if description is None:
+        if detect_cluster() is not None:
+            _initialize(timeout_secs)
+        return
+    if description.process_id is None:
+        raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. Run it "
+                           "without `MultiWorkerMirroredStrategy`.")
+    if description.num_processes == 1:
+        return
+    agree(description, {}, timeout_secs)
+    host, port = split_address(description.coordinator_address)
+    bind = {"coordinator_bind_address": f"{host}:{port}"} if is_loopback(host) else {}
+    _initialize(
+        timeout_secs, coordinator_address=description.coordinator_address, num_processes=description.num_processes,
+        process_id=description.process_id, **bind)
+
+
+def _initialize(timeout_secs: float, **options: object) -> None:
+    try:
+        jax.distributed.initialize(
+            initialization_timeout=int(timeout_secs), heartbeat_timeout_seconds=_HEARTBEAT_SECS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECS, **options)
+    except RuntimeError as error:
+        if "before" not in str(error):
+            raise
+        raise RuntimeError("`MultiWorkerMirroredStrategy` must be made before JAX is used for anything else: make it "
+                           f"at the beginning of the script. JAX says: {error}") from error
+    jax.devices()  # at once: the processes wait for each other in it
+    sys.excepthook = _exit_at_once
+
+
+def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ends a process that failed. At a normal exit it would wait for the others, which wait for it."""
+    traceback.print_exception(kind, error, trace)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)

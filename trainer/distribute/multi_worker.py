@@ -1,0 +1,52 @@
+"""Synchronous training over the devices of several processes, on one machine or many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from trainer.distribute.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
+from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions, checked_options
+from trainer.distribute.devices import default_devices
+from trainer.distribute.join_cluster import DEFAULT_TIMEOUT_SECS, join_cluster
+from trainer.distribute.strategy import Strategy
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on all devices of several processes, each with a copy of the state.
+
+    Every process runs the same script with the same data, of which each takes the rows of its own replicas. Weights,
+    losses, metrics and predictions are those of one device, and the same in all processes.
+
+    The processes are those that TF_CONFIG names, or that JAX finds by itself (SLURM, Open MPI, Kubernetes, TPU). Without
+    either there is one, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
+
+    Args:
+      communication_options: `implementation` says how gradients are reduced, `timeout_seconds` how long to wait for the
+        other processes at the start, 300 by default.
+
+    Attributes:
+      is_chief: whether this process is the one that writes files.
+      local_replicas: how many of the replicas are this process's.
+
+    Raises:
+      ClusterError: if TF_CONFIG is wrong, or the processes were started with different clusters, jobs or versions.
+      ClusterTimeout: if not all processes come in time; it names those that are missing.
+      RuntimeError: if JAX has used its devices already.
+      TypeError: if `communication_options` are none.
+
+    Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(self, communication_options: CommunicationOptions | None = None):
+        options = checked_options(communication_options) or CommunicationOptions()
+        join_cluster(options.timeout_seconds or DEFAULT_TIMEOUT_SECS)
+        devices = jax.devices() if jax.process_count() > 1 else default_devices()
+        super().__init__(devices, _reduction(options.implementation))
+        self.is_chief = jax.process_index() == 0
+        self.local_replicas = sum(device.process_index == jax.process_index() for device in devices)
+
+
+def _reduction(implementation: Any) -> CrossDeviceOps:
+    return RingAllReduce() if implementation is CommunicationImplementation.RING else NcclAllReduce()
