@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from numbers import Integral
 from typing import Any
 
 from trainer.callbacks.callback import Callback
@@ -51,13 +52,16 @@ class BackupAndRestore(Callback):
         delete_checkpoint: bool = True,
         preemption_signal: signal.Signals | int | None = signal.SIGTERM,
     ):
+        if not isinstance(backup_dir, (str, bytes, os.PathLike)):
+            raise TypeError(f"`backup_dir` must be the path of a folder. Received: a {type(backup_dir).__name__}.")
         if not os.fspath(backup_dir):
             raise ValueError("Empty `backup_dir` argument passed. Give the folder for the checkpoints.")
-        self.backup_dir = os.fspath(backup_dir)
+        self.backup_dir = os.fsdecode(backup_dir)
         self.save_freq = _checked_save_freq(save_freq)
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
         self.preemption_signal = None if preemption_signal is None else signal.Signals(preemption_signal)
+        self._folder = self.backup_dir
         self._saved_at = 0.0
         self._point: Any = None
         self._is_preempted = False
@@ -75,7 +79,8 @@ class BackupAndRestore(Callback):
     def on_save_point(self, point):
         if point.kind == "start":
             self._point = point
-            resumed = point.restore(self.backup_dir)
+            self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
+            resumed = point.restore(self._folder)
             if resumed and self._verbose:
                 print(resumed)
             self._listen()
@@ -91,7 +96,7 @@ class BackupAndRestore(Callback):
             self._save_and_exit()
         self._point.wait()
         if self.delete_checkpoint:
-            self._point.delete(self.backup_dir)
+            self._point.delete(self._folder)
 
     @property
     def _verbose(self) -> bool:
@@ -105,7 +110,7 @@ class BackupAndRestore(Callback):
         return time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
 
     def _save(self, point: Any, wait: bool = False) -> None:
-        point.save(self.backup_dir, keep=2 if self.double_checkpoint else 1, wait=wait)
+        point.save(self._folder, keep=2 if self.double_checkpoint else 1, wait=wait)
         self._saved_at = time.monotonic()
 
     def _save_and_exit(self) -> None:
@@ -120,13 +125,15 @@ class BackupAndRestore(Callback):
     def _listen(self) -> None:
         # Python calls handlers in the main thread only, and only there may they be set.
         if self.preemption_signal is not None and threading.current_thread() is threading.main_thread():
-            self._outer_handler = signal.signal(self.preemption_signal, self._note)
+            outer = signal.signal(self.preemption_signal, self._note)
+            if outer != self._note:  # else an exception ended the last `fit`
+                self._outer_handler = signal.SIG_DFL if outer is None else outer
 
     def _stop_listening(self) -> None:
         number = self.preemption_signal
         if number is not None and self._outer_handler is not None and signal.getsignal(number) == self._note:
             signal.signal(number, self._outer_handler)
-        self._outer_handler = None
+            self._outer_handler = None
 
     def _note(self, number: int, frame: Any) -> None:
         if self._point.kind != "closed":
@@ -138,9 +145,10 @@ class BackupAndRestore(Callback):
 
 
 def _checked_save_freq(value: Any) -> Any:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if isinstance(value, Integral) and not isinstance(value, bool) and value > 0:
+        return int(value)
     is_duration = isinstance(value, datetime.timedelta) and value.total_seconds() > 0
-    if value == "epoch" or is_count or is_duration:
+    if is_duration or (isinstance(value, str) and value == "epoch"):
         return value
     raise ValueError(f"Unrecognized save_freq: {value!r}. Expected 'epoch', a positive number of batches, or a "
                      "`datetime.timedelta`.")

@@ -208,7 +208,7 @@ class Callback:
 
 def _copied_containers(value: Any) -> Any:
     """Returns `value` with its lists, tuples and dicts copied and everything else shared."""
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {key: _copied_containers(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_copied_containers(item) for item in value)

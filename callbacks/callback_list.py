@@ -153,7 +153,15 @@ class CallbackList(Callback):
             name = type(callback).__name__
             count = counts.get(name, 0)
             counts[name] = count + 1
-            if callback.state_attributes or _function(callback.state_dict) is not Callback.state_dict:
+            own = [_function(getattr(callback, hook)) is not getattr(Callback, hook)
+                   for hook in ("state_dict", "load_state_dict")]
+            if isinstance(callback.state_attributes, str):
+                raise TypeError(f"`{type(callback).__name__}.state_attributes` must be a tuple of names. Received: a "
+                                f"str. Write ({callback.state_attributes!r},).")
+            if own == [True, False]:
+                raise TypeError(f"`{type(callback).__name__}` defines `state_dict` and not `load_state_dict`, so it "
+                                "could not be restored. Define both, or name attributes in `state_attributes`.")
+            if callback.state_attributes or own[0]:
                 yield (f"{name}_{count}" if count else name), callback
 
     def on_train_begin(self, logs=None):

@@ -31,10 +31,20 @@ class LateLogsCallback(TrainBatchCallback):
     """
 
     _unread: tuple[int, int, Any] | None = None
+    _has_terminated = False
+
+    def state_dict(self):
+        unread = self._unread and (*self._unread[:2], dict(self._unread[2]))
+        return {**super().state_dict(), "unread": unread, "has_terminated": self._has_terminated}
+
+    def load_state_dict(self, state):
+        own = {"unread", "has_terminated"}
+        super().load_state_dict({name: value for name, value in state.items() if name not in own})
+        self._unread, self._has_terminated = state["unread"], state["has_terminated"]
 
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
-        self._unread = None  # an exception may have ended the last fit
+        self._unread, self._has_terminated = None, False  # an exception may have ended the last fit
 
     def _after_batches(self, first, last, logs):
         # Plain dicts of a loop of one's own cannot be fetched ahead.

@@ -39,8 +39,6 @@ class SkipNonFinite(LateLogsCallback):
     ([1.0], True)
     """
 
-    _has_terminated = False
-
     def __init__(self, max_consecutive: int | None = None, raise_error: bool = False):
         if max_consecutive is not None and (
                 not isinstance(max_consecutive, Integral) or isinstance(max_consecutive, bool) or max_consecutive < 1):
@@ -52,10 +50,6 @@ class SkipNonFinite(LateLogsCallback):
     def set_model(self, model):
         super().set_model(model)
         model.skip_non_finite = True
-
-    def on_train_begin(self, logs=None):
-        super().on_train_begin(logs)
-        self._has_terminated = False
 
     def _after_batches(self, first, last, logs):
         if self.max_consecutive is not None:  # else there is nothing to read

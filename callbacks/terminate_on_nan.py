@@ -43,14 +43,8 @@ class TerminateOnNaN(LateLogsCallback):
     Source: Keras 3's callback of this name, which looks at every batch before the next one begins.
     """
 
-    _has_terminated = False
-
     def __init__(self, raise_error: bool = False):
         self.raise_error = raise_error
-
-    def on_train_begin(self, logs=None):
-        super().on_train_begin(logs)
-        self._has_terminated = False
 
     @_for_other_loops
     def on_batch_end(self, batch, logs=None):

@@ -269,12 +269,32 @@ def test_at_least_one_is_kept(tmp_path, keep):
 
 def test_leftovers_of_killed_saves_are_removed_and_nothing_else(folder):
     fill(folder, 1)
-    names = [".step_2.0123456789ab.tmp", ".step_3.ffffffffffff.tmp"]
-    others = [".step_2.tmp", ".notes.0123456789ab.tmp", "corrupt_step_4", ".step_2.0123456789ab.old", "notes"]
+    names = [".step_2.0123456789ab.tmp", ".step_3.ffffffffffff.tmp", ".step_1.0123456789ab.old"]
+    others = [".step_2.tmp", ".notes.0123456789ab.tmp", "corrupt_step_4", ".notes.0123456789ab.old", "notes"]
     for name in [*names, *others]:
         os.makedirs(os.path.join(folder.path, name, "state"))
-    folder.remove_leftovers()
+    folder.prepare()
     assert sorted(os.listdir(folder.path)) == sorted([*others, "step_1"])
+
+
+def test_a_checkpoint_that_was_being_replaced_gets_its_name_back(folder):
+    fill(folder, 1, 2)
+    os.rename(folder.path_of(2), os.path.join(folder.path, ".step_2.0123456789ab.old"))
+    folder.prepare()
+    assert folder.newest_whole() == folder.path_of(2)
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(OSError, match=r"cannot be written to the folder.*Give a folder that can be"):
+            CheckpointFolder(path).prepare()
+
+
+def test_the_working_folder_is_not_deleted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    CheckpointFolder(".").delete()
+    assert tmp_path.is_dir()
 
 
 def test_delete_removes_all_checkpoints_and_a_folder_without_anything_else(folder):

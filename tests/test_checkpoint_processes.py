@@ -126,7 +126,7 @@ def test_a_process_killed_while_it_saves_leaves_whole_checkpoints_and_hidden_fol
             checkpoint = open_checkpoint(folder.path_of(step))
             assert checkpoint.document == {"step": step} and len(checkpoint.specs) == 4
         assert folder.newest_whole() == folder.path_of(folder.steps()[-1])
-        folder.remove_leftovers()
+        folder.prepare()
         assert sorted(os.listdir(folder.path)) == sorted(visible)
 
 
@@ -144,7 +144,7 @@ writer.write_manifest = lambda folder: os.kill(os.getpid(), 9)
     assert folder.newest_whole() is None
     with CheckpointWriter() as checkpoints:
         checkpoints.save(folder.path_of(0), {}, None)
-    folder.remove_leftovers()
+    folder.prepare()
     assert os.listdir(tmp_path) == ["step_0"]
 
 

@@ -25,7 +25,7 @@ def config(cluster, role="worker", index=0):
 
 
 def message_for(tf_config):
-    with pytest.raises(ClusterError, match="^TF_CONFIG ") as caught:
+    with pytest.raises(ClusterError, match=r"^TF_CONFIG ") as caught:
         TFConfigClusterResolver(tf_config)
     return str(caught.value)
 
@@ -43,7 +43,7 @@ def no_network(monkeypatch):
 def outside_of_clusters(monkeypatch):
     for name in CLUSTER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cluster_resolver.os.path, "exists", lambda path: False)
+    monkeypatch.setattr(cluster_resolver, "TPU_DEVICES", ())
 
 
 @pytest.mark.parametrize(("role", "index", "process_id", "is_chief"),
@@ -94,14 +94,14 @@ def test_the_environment_variable_is_read_when_nothing_is_given(monkeypatch):
 def test_without_the_environment_variable_there_is_no_cluster(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert resolve_cluster() is None
-    with pytest.raises(ClusterError, match="^TF_CONFIG is not set"):
+    with pytest.raises(ClusterError, match=r"^TF_CONFIG is not set"):
         TFConfigClusterResolver()
 
 
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_environment_variable_is_not_taken_for_a_missing_one(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ClusterError, match="TF_CONFIG is set but empty.* Unset it"):
+    with pytest.raises(ClusterError, match=r"TF_CONFIG is set but empty.* Unset it"):
         resolve_cluster()
 
 
@@ -161,8 +161,8 @@ def test_a_long_wrong_value_is_shortened_in_the_message():
 
 
 @pytest.mark.parametrize(("address", "expected"), [
-    ("10.0.0.1:1", ("10.0.0.1", 1)), ("worker-0.jobs:65535", ("worker-0.jobs", 65535)), ("my_app_1:80", ("my_app_1", 80)),
-    ("[fd00::1]:2222", ("fd00::1", 2222)), ("[::1]:80", ("::1", 80)), ("host.:80", ("host.", 80))])
+    ("10.0.0.1:1", ("10.0.0.1", 1)), ("worker-0.jobs:65535", ("worker-0.jobs", 65535)), ("[::1]:80", ("::1", 80)),
+    ("my_app_1:80", ("my_app_1", 80)), ("[fd00::1]:2222", ("fd00::1", 2222)), ("host.:80", ("host.", 80))])
 def test_an_address_is_host_and_port(address, expected):
     assert split_address(address) == expected
 
@@ -170,10 +170,10 @@ def test_an_address_is_host_and_port(address, expected):
 @pytest.mark.parametrize(("address", "reason"), [
     ("host", "no port"), ("[::1]", "no port"), ("", "no port"), ("host:0", "1 to 65535"), ("host:65536", "1 to 65535"),
     ("host:", "1 to 65535"), ("host:+80", "1 to 65535"), ("host:8_0", "1 to 65535"), ("host: 80", "1 to 65535"),
-    ("host:\u0661", "1 to 65535"), ("host:" + "9" * 5000, "1 to 65535"), ("::1:80", "in brackets"), (":80", "no valid host"),
-    ("a b:80", "no valid host"), ("-x:80", "no valid host"), ("256.0.0.1:80", "no valid host"),
-    ("[host]:80", "no IPv6 address"), ("[10.0.0.1]:80", "no IPv6 address"), ("grpc://host:80", "scheme"),
-    ("0.0.0.0:80", "all interfaces"), ("[::]:80", "all interfaces")])
+    ("host:\u0661", "1 to 65535"), ("host:" + "9" * 5000, "1 to 65535"), (":80", "no valid host"),
+    ("::1:80", "in brackets"), ("a b:80", "no valid host"), ("-x:80", "no valid host"),
+    ("256.0.0.1:80", "no valid host"), ("[host]:80", "no IPv6 address"), ("[10.0.0.1]:80", "no IPv6 address"),
+    ("grpc://host:80", "scheme"), ("0.0.0.0:80", "all interfaces"), ("[::]:80", "all interfaces")])
 def test_an_address_that_cannot_be_reached_is_refused(address, reason):
     with pytest.raises(ClusterError, match=reason):
         split_address(address)
@@ -198,14 +198,15 @@ def test_a_cluster_is_detected_by_its_environment_variables(monkeypatch, names, 
 
 
 @pytest.mark.parametrize(("names", "package", "expected"), [
-    (("TPU_WORKER_HOSTNAMES",), "libtpu", "gketpu"), ((), "libtpu", "gcetpu"), (("TPU_SKIP_MDS_QUERY",), "libtpu", None),
+    (("TPU_WORKER_HOSTNAMES",), "libtpu", "gketpu"), ((), "libtpu", "gcetpu"), ((), "another", None),
+    (("TPU_SKIP_MDS_QUERY",), "libtpu", None),
     (("KUBERNETES_SERVICE_HOST",), "kubernetes", "k8s"), (("KUBERNETES_SERVICE_HOST",), "another", None)])
 @pytest.mark.usefixtures("outside_of_clusters")
-def test_tpus_and_kubernetes_need_a_package_too(monkeypatch, names, package, expected):
+def test_tpus_and_kubernetes_need_a_package_too(monkeypatch, tmp_path, names, package, expected):
     for name in names:
         monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(cluster_resolver.importlib.util, "find_spec", lambda name: object() if name == package else None)
-    monkeypatch.setattr(cluster_resolver.os.path, "exists", lambda path: path == "/dev/accel0")
+    monkeypatch.setattr(cluster_resolver, "_has_package", lambda name: name == package)
+    monkeypatch.setattr(cluster_resolver, "TPU_DEVICES", (str(tmp_path),))
     assert detect_cluster() == expected
 
 

@@ -195,8 +195,9 @@ time.sleep(99)
 
 
 def test_of_several_tracebacks_only_those_that_belong_together_are_shown_again():
-    head, chain = b"Traceback (most recent call last):", b"During handling of the above exception, another exception "
-    lines = [head, b"Logged: only a warning", b"step", head, b"KeyError: 1", b"", chain + b"occurred:", b"", head, b"E: 2"]
+    head, chain = (b"Traceback (most recent call last):",
+                   b"During handling of the above exception, another exception occurred:")
+    lines = [head, b"Logged: only a warning", b"step", head, b"KeyError: 1", b"", chain, b"", head, b"ValueError: 2"]
     assert launcher_output.end_of(lines) == lines[3:]
     assert launcher_output.end_of([b"%d" % number for number in range(50)]) == [b"%d" % n for n in range(30, 50)]
 
@@ -209,7 +210,8 @@ def test_of_several_tracebacks_only_those_that_belong_together_are_shown_again()
     (["sys.exit(143)", "time.sleep(0.3); sys.exit(143)"], 143, "Worker 0 of 2 failed with exit code 143 (preempted)."),
     (["os.kill(os.getpid(), 40)", "time.sleep(99)"], 168, "Worker 0 of 2 was killed by signal 40."),
 ])
-def test_the_exit_code_is_that_of_the_failure_which_came_first(exits, code, says, capfd):
+def test_the_exit_code_is_that_of_the_failure_which_came_first(exits, code, says, capfd, monkeypatch):
+    monkeypatch.setattr("trainer.launcher_supervisor._PEER_LOST_WAIT_SECS", 30.0)  # on a busy machine
     assert run(f"exec({exits!r}[index])") == code
     assert says in capfd.readouterr().err.splitlines()[-1]
 
@@ -392,7 +394,7 @@ def test_time_that_is_over_ends_all_with_124_and_without_a_restart(capfd):
     (["--workers", "2", "--restarts", "-1", "worker.py"], "`restarts` must be at least 0. Received: -1."),
     (["--workers", "2", "--grace", "nan", "worker.py"], "`grace_secs` must be at least 0. Received: nan."),
     (["--workers", "2", "--timeout", "-1", "worker.py"], "`timeout_secs` must be at least 0. Received: -1.0."),
-    (["--workers", "2", "--worker", "worker.py"], "There is no script '--worker'|unrecognized arguments"),
+    (["--workers", "2", "--worker", "worker.py"], "unrecognized arguments: --worker worker.py"),
     (["--workers", "2", "missing.py"], "There is no script 'missing.py' in "),
     (["--workers", "2"], "there is nothing to run. Give a script, or -m and a module"),
     (["--workers", "2", "-m"], "there is nothing to run. Give a script, or -m and a module"),
@@ -402,8 +404,7 @@ def test_arguments_that_make_no_sense_give_exit_code_2(arguments, says, capsys):
     with pytest.raises(SystemExit) as exit:
         launch.main(arguments)
     assert exit.value.code == 2
-    errors = capsys.readouterr().err
-    assert any(text in errors for text in says.split("|"))
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "error", "says"), [

@@ -88,6 +88,11 @@ class BuiltModel:
                                  f"Received: an {errors.describe(leaf)}.")
         self._state, self._state_is_lent = placed, True
 
+    def load_state(self, value: TrainState) -> None:
+        """Sets the state, and takes over its seed for whatever else is drawn, such as the order of rows."""
+        self.state = value
+        self._seed = int(value.seed)
+
     def build(self, sample: Any) -> None:
         """Makes the weights from the shapes of a sample.
 

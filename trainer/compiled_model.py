@@ -349,6 +349,13 @@ class CompiledModel(BuiltModel):
             return self.strategy.placed_arrays(arrays)
         return self.strategy.place_arrays(arrays, forced)
 
+    def run_settings(self) -> dict[str, Any]:
+        """Returns, as plain data, what must not differ when a run is resumed, and is not in the state's arrays."""
+        options = self._options
+        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite")
+        return {"seed": self._seed, "precision": None if options.policy is None else repr(options.policy),
+                **{name: getattr(options, name) for name in names}}
+
     def check_labels(self, batch: Any) -> None:
         """Raises ValueError for integer labels outside of the model's classes."""
         checks.check_labels(self._loss, unpack_x_y_sample_weight(batch)[1])

@@ -89,10 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: those of the command line, by default this process's.
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if options.module is not None:
-        command = ["-m", *options.module]
+    own, command = _split(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(own)
     if command in ([], ["-m"]):
         parser.error("there is nothing to run. Give a script, or -m and a module, after the options.")
     try:
@@ -150,15 +148,15 @@ def _signals() -> Iterator[list[int]]:
     received: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number, recorded in ((signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM),
-                                 (signal.SIGHUP, signal.SIGTERM)):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            recorded = signal.SIGTERM if number == signal.SIGHUP else number
             if signal.getsignal(number) not in (signal.SIG_IGN, None):  # of `nohup`, or in the background
                 before[number] = signal.signal(number, lambda *_, recorded=recorded: received.append(recorded))
     try:
         yield received
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
 
 
 def _check(
@@ -196,10 +194,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, metavar="SECS", help="end all after so long, with exit code 124")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECS",
                         help="how long workers may take to end after Ctrl-C or SIGTERM (default: 30)")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
-                        help="run a module in place of a script")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments")
     return parser
+
+
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Returns the launcher's own options, and the command: `argparse` would take its options, or drop a `--` of it."""
+    position = 0
+    while position < len(arguments) and arguments[position].startswith("-") and arguments[position] not in ("-m", "--"):
+        position += 1 if "=" in arguments[position] or arguments[position] in ("-h", "--help") else 2
+    command = list(arguments[position:])
+    return arguments[:position], command[1:] if command[:1] == ["--"] else command
 
 
 if __name__ == "__main__":

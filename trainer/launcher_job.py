@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from trainer import launcher_lifeline, launcher_output
 
@@ -166,7 +166,6 @@ class Job:
 
     def _close_pipe(self, pipe: Any) -> None:
         self._selector.unregister(pipe)
-        pipe: IO[bytes]
         pipe.close()
 
     def _reap(self) -> list[int]:

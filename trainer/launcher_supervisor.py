@@ -21,7 +21,7 @@ FAILED, TIMEOUT, INTERRUPTED, TERMINATED = "failed", "timeout", "interrupted", "
 
 _POLL_SECS = 0.05
 _FAILURE_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for the others, once one has failed
-_PEER_LOST_WAIT_SECS = 2.0  # for the process that caused it to say what was wrong with it
+_PEER_LOST_WAIT_SECS = 5.0  # for the process that caused it to say what was wrong with it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,6 +62,9 @@ class Trainee(Protocol):
     def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
         """Returns the reader's arrays on the devices, if batches are to be gathered there."""
 
+    def run_settings(self) -> dict[str, Any]:
+        """Returns, as plain data, what must not differ when a run is resumed."""
+
     def check_labels(self, batch: Any) -> None:
         """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
 
@@ -100,12 +103,12 @@ def fit(
         test = None if validation is None else _begin(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
-        run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, initial_epoch, timing)
+        run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
         with run, _validator(model, test, callbacks):
-            logs: Any = {}
             with timing.measure("callbacks"):
                 callbacks.on_train_begin()
             run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
+            logs: Any = run.logs
             while run.epoch < epochs and not run.is_over:
                 epoch = run.epoch
                 if run.batch == 0:
@@ -123,7 +126,7 @@ def fit(
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
-                run.epoch_ended()
+                run.epoch_ended(logs)
             with timing.measure("callbacks"):
                 callbacks.on_train_end(logs)
 

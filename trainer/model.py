@@ -121,7 +121,8 @@ class Model(ModelFiles):
         with contextlib.ExitStack() as readers:
             reader = readers.enter_context(Reader(
                 adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=self._seed,
-                      class_weight=class_weight, steps=steps_per_epoch), steps_per_epoch))
+                      class_weight=class_weight, steps=steps_per_epoch), steps_per_epoch,
+                first_epoch=initial_epoch))
             validation = None
             if validation_data is not None:
                 source = _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps)

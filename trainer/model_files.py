@@ -271,6 +271,8 @@ def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
     if export.MANIFEST_KEY in metadata:
         raise ValueError(f"{path!r} is an exported model. `trainer.load_exported` loads it; weights for `load_weights` "
                          "are written by `save_weights`.")
+    if saved_model.DOCUMENT_KEY in metadata:
+        raise ValueError(f"{path!r} is a training state, as `Model.save` writes it. `trainer.load` loads it.")
     if metadata.get("package") == export.PACKAGE and metadata.get(_VERSION_KEY) != str(FORMAT_VERSION):
         raise ValueError(f"{path!r} has version {metadata.get(_VERSION_KEY)} of the format of weights. This trainer "
                          f"knows version {FORMAT_VERSION}. Install the one that wrote the file.")

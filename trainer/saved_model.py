@@ -16,7 +16,14 @@ import numpy as np
 
 from trainer import paths
 from trainer.built_model import INIT_ROWS, BuiltModel
-from trainer.checkpoint import CheckpointError, CheckpointWriter, open_checkpoint, plain
+from trainer.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointWriter,
+    is_checkpoint,
+    open_checkpoint,
+    plain,
+)
 from trainer.file_kinds import checked_path, open_arrays
 from trainer.state import TrainState
 from trainer.weights_file import checksum, match_arrays, save_arrays
@@ -25,7 +32,8 @@ M = TypeVar("M", bound=BuiltModel)
 Restore = Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
 
 _KIND = "training state"
-_DOCUMENT_KEY, _CHECKSUM_KEY = "training_state", "checksum"
+DOCUMENT_KEY = "training_state"
+_CHECKSUM_KEY = "checksum"
 _DOCUMENT_ARRAYS, _STATE_ARRAYS = "document/", "state/"
 
 
@@ -81,13 +89,18 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
                                     document["inputs"]))
     state = model.current_state
     try:
-        model.state = paths.with_leaves(state, restore(paths.named_leaves(state)))
+        model.load_state(paths.with_leaves(state, restore(paths.named_leaves(state))))
     except CheckpointError as error:
         raise CheckpointError(f"{error}\nMake and compile the model as it was when it was saved.") from None
     return model
 
 
 def _open_folder(path: str) -> tuple[Any, Restore]:
+    if CheckpointFolder(path).steps():
+        raise ValueError(f"{path!r} has the checkpoints of a run of `fit`. Give it to `BackupAndRestore`; what "
+                         "`Model.save` writes is loaded here.")
+    if not is_checkpoint(path):
+        raise ValueError(f"{path!r} is a folder, but no checkpoint as `Model.save` writes it.")
     checkpoint = open_checkpoint(path)
     return checkpoint.document, checkpoint.restore
 
@@ -99,12 +112,12 @@ def _save_file(path: str, arrays: Mapping[str, jax.Array], document: Any) -> Non
     text = json.dumps(encoded)
     every = {f"{_STATE_ARRAYS}{name}": np.asarray(leaf) for name, leaf in arrays.items()}
     every |= {f"{_DOCUMENT_ARRAYS}{name}": array for name, array in document_arrays.items()}
-    save_arrays(path, every, {_DOCUMENT_KEY: text, _CHECKSUM_KEY: checksum(text, every)})
+    save_arrays(path, every, {DOCUMENT_KEY: text, _CHECKSUM_KEY: checksum(text, every)})
 
 
 def _open_file(path: str) -> tuple[Any, Restore]:
     with open_arrays(path, "what `Model.save` writes", "") as file:
-        text = file.metadata.get(_DOCUMENT_KEY)
+        text = file.metadata.get(DOCUMENT_KEY)
         if text is None:
             raise ValueError(f"{path!r} holds no training state. Weights alone are loaded with `Model.load_weights`, "
                              "exported models with `trainer.load_exported`.")

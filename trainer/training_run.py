@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from trainer import paths
 from trainer.callbacks import CallbackList
-from trainer.checkpoint import CheckpointFolder, CheckpointWriter, open_checkpoint
+from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 from trainer.data import Reader
 from trainer.data.batches import Mark
 from trainer.timing import Timing
@@ -32,23 +33,27 @@ class TrainingRun:
       validation: the validation's batches, or None.
       callbacks: all callbacks of the run.
       empty_logs: the running logs at the beginning of an epoch.
-      epoch: the first epoch.
+      epochs: the first epoch, and the number after that of the last one.
       timing: the clock of the run.
 
     Attributes:
       kind, epoch, batch, batches: see `SavePoint`.
       running: the running logs of the epoch so far.
+      logs: those of the last epoch that ended.
       is_epoch_over: whether the epoch has no further batch, as the run that is resumed was stopped in it.
       is_over: whether there is no further epoch, as the run was stopped.
     """
 
     def __init__(self, model: Any, reader: Reader, validation: Reader | None, callbacks: CallbackList, empty_logs: Any,
-                 epoch: int, timing: Timing):
+                 epochs: tuple[int, int], timing: Timing):
         self.kind = "start"
-        self.epoch = epoch
+        self.epoch = epochs[0]
+        self.logs: dict[str, Any] = {}
         self.batch = self.batches = 0
         self.running = self._empty_logs = empty_logs
         self.is_epoch_over = self.is_over = False
+        self._epochs = epochs
+        self._is_restored = False
         self._model = model
         self._reader, self._validation = reader, validation
         self._callbacks = callbacks
@@ -82,8 +87,9 @@ class TrainingRun:
         """Some batches of the validation are done."""
         self._reached("validation")
 
-    def epoch_ended(self) -> None:
-        """All callbacks were told that the epoch is over."""
+    def epoch_ended(self, logs: Mapping[str, Any]) -> None:
+        """All callbacks were told that the epoch is over, which had these logs."""
+        self.logs = dict(logs) if self._is_watched else {}
         self.epoch, self.batch, self.running, self._mark = self.epoch + 1, 0, self._empty_logs, None
         self._before_validation = None
         self.is_epoch_over, self.is_over = False, bool(self._model.stop_training)
@@ -130,29 +136,31 @@ class TrainingRun:
     def restore(self, folder: str) -> str | None:
         with self._timing.measure("checkpoint"):
             checkpoints = CheckpointFolder(folder)
-            checkpoints.remove_leftovers()
+            checkpoints.prepare()
             path = checkpoints.newest_whole()
             if path is None:
                 return None
             checkpoint = open_checkpoint(path, verify=False)
         document = checkpoint.document
         if document.get("kind") != _KIND:
-            raise ValueError(f"{path!s} is no checkpoint of a run. `trainer.load` reads what `model.save` wrote.")
+            raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
+        self._check_arguments(path, document)
         self._check_data(path, document["fingerprint"])
         now = {"state": self._model.current_state, "logs": self._empty_logs}
         with self._timing.measure("checkpoint"):
-            restored = paths.with_leaves(now, checkpoint.restore(paths.named_leaves(now)))
+            restored = paths.with_leaves(now, self._restored(checkpoint, paths.named_leaves(now)))
+        self._is_restored = True
         if document["batch"] > 0:
             # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
             self._callbacks.on_epoch_begin(document["epoch"])
         self._model.keep_state(restored["state"])
-        self.running = restored["logs"]
+        self.running, self.logs = restored["logs"], document["logs"]
         self._callbacks.load_state_dict(document["callbacks"])
         self.epoch, self.batch, self.batches = document["epoch"], document["batch"], document["batches"]
         self._model.stop_training = document["stop_training"]
         self.is_epoch_over = document["stop_training"] and self.batch > 0
         self.is_over = document["stop_training"] and self.batch == 0
-        return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!s}.{self._continue_data(document)}"
+        return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{self._continue_data(document)}"
 
     def wait(self) -> None:
         if self._writer is not None:
@@ -172,6 +180,9 @@ class TrainingRun:
             "epoch": self.epoch,
             "batch": self.batch,
             "batches": self.batches,
+            "logs": self.logs,
+            "initial_epoch": self._epochs[0],
+            "settings": self._model.run_settings(),
             "stop_training": bool(self._model.stop_training),
             "data": self._reader.position(self.epoch, self.batch, self._mark),
             "validation": None if validation is None else {
@@ -179,6 +190,31 @@ class TrainingRun:
             "fingerprint": self._fingerprint,
             "callbacks": self._callbacks.state_dict(),
         }
+
+    def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
+        if self._is_restored:
+            raise ValueError("Two `BackupAndRestore` callbacks have a checkpoint of this run. Use one.")
+        now, then = self._model.run_settings(), saved["settings"]
+        differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {then.get(name)!r})"
+                  for name in {**then, **now} if now.get(name) != then.get(name)]
+        if saved["initial_epoch"] != self._epochs[0]:
+            differ.append(f"initial_epoch (received {self._epochs[0]}, in the checkpoint {saved['initial_epoch']})")
+        if differ:
+            raise ValueError(f"The run that {path!r} is from differs in {', '.join(differ)}. Do as then, or start in "
+                             "another folder.")
+        if saved["epoch"] > self._epochs[1]:
+            raise ValueError(f"The run that {path!r} is from has {saved['epoch']} epochs behind it. Received: "
+                             f"epochs={self._epochs[1]}. Give at least as many, or start in another folder.")
+
+    def _restored(self, checkpoint: Checkpoint, targets: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return checkpoint.restore(targets)
+        except CheckpointError as error:
+            logs = {name: (leaf.shape, leaf.dtype) for name, leaf in targets.items() if name.startswith("logs/")}
+            same = all(checkpoint.specs.get(name) == spec for name, spec in logs.items())
+            what = "model and its optimizer" if same else "loss and the metrics"
+            raise CheckpointError(f"The {what} are not those of the run. Make and compile the model as then, or start "
+                                  f"in another folder. {error}") from None
 
     def _described_data(self) -> dict[str, Any]:
         return {"training data": self._reader.fingerprint(),
@@ -189,15 +225,21 @@ class TrainingRun:
             now, then = (self._fingerprint or {}).get(name), saved[name]
             if now == then:
                 continue
-            differ = "their being there" if now is None or then is None else ", ".join(
-                key for key in {**then, **now} if now.get(key) != then.get(key))
-            message = (f"The {name} are not those of the run that {path!s} is from: they differ in {differ}. Give the "
+            if now is None or then is None:
+                differ = f"there are {'none' if now is None else 'some'} now"
+            else:
+                differ = "they differ in " + ", ".join(
+                    f"{key} (received {_shown(now.get(key))}, then {_shown(then.get(key))})"
+                    for key in {**then, **now} if now.get(key) != then.get(key))
+            message = (f"The {name} are not those of the run that {path!r} is from: {differ}. Give the "
                        "same data, batch size, seed and number of workers, or start in another folder.")
             if reader is None or then is None or reader.is_exact:
                 raise ValueError(message)
             warnings.warn(f"{message} The run goes on, but not as it would have done.", stacklevel=2)
 
     def _continue_data(self, document: dict[str, Any]) -> str:
+        if self.is_over or self.epoch >= self._epochs[1]:
+            return ""
         begin = time.perf_counter()
         skipped = self._reader.resume(self.epoch, self.batch, document["data"])
         if self._validation is not None and (consumed := document["validation"]["consumed"]):
@@ -205,3 +247,8 @@ class TrainingRun:
         if not skipped:
             return ""
         return f" {skipped} batches were read and dropped to get there, in {time.perf_counter() - begin:.1f} s."
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

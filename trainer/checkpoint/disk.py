@@ -32,6 +32,11 @@ def name_of_temporary(name: str) -> str | None:
     return match["name"] if match else None
 
 
+def name_of_old(name: str) -> str | None:
+    """Returns the name that the folder `name` had before it was to be replaced; None if it is not such a folder's."""
+    return name_of_temporary(f"{name.removesuffix('.old')}.tmp") if name.endswith(".old") else None
+
+
 def flush(path: str) -> None:
     """Returns once a file, or which names a folder has, is on the disk.
 

@@ -5,15 +5,17 @@ Owns their names, and what happens to one that is damaged. Knows nothing of what
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import tempfile
 import warnings
 
 import jax
 
 from trainer.checkpoint import disk, processes
-from trainer.checkpoint.manifest import FILE_NAME, CheckpointError, NewerFormatError, check_manifest
+from trainer.checkpoint.manifest import CheckpointError, NewerFormatError, check_manifest, is_checkpoint
 
 _CHECKPOINT = re.compile(r"step_(0|[1-9][0-9]*)")
 _ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
@@ -52,7 +54,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Returns the steps with a checkpoint that looks complete, ascending. Its files are not checked."""
-        return [step for step in self._numbered() if os.path.isfile(os.path.join(self.path_of(step), FILE_NAME))]
+        return [step for step in self._numbered() if is_checkpoint(self.path_of(step))]
 
     def newest_whole(self) -> str | None:
         """Returns the newest checkpoint whose files are all as they were written; None if there is none yet.
@@ -80,19 +82,41 @@ class CheckpointFolder:
             for step in self.steps()[:-self._keep]:
                 disk.discard(self.path_of(step))
 
-    def remove_leftovers(self) -> None:
-        """Deletes the hidden folders of saves that were killed. No save may be under way.
+    def prepare(self) -> None:
+        """Makes the folder ready to be saved to: it is there, can be written, and has no leftovers of killed saves.
+
+        A checkpoint that was being replaced when its process was killed gets its name back. No save may be under way.
 
         Raises:
-          OSError: if one cannot be deleted.
+          OSError: if the folder cannot be made or written, on process 0; CheckpointError on the others.
         """
-        if jax.process_index() == 0:
-            for name in self._names():
-                if _CHECKPOINT.fullmatch(disk.name_of_temporary(name) or ""):
-                    shutil.rmtree(os.path.join(self.path, name))
+        processes.from_first(lambda: self._prepare() or "")
+
+    def _prepare(self) -> None:
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise type(error)(error.errno, f"Checkpoints cannot be written to the folder ({error.strerror}). Give a "
+                              "folder that can be made and written", self.path) from error
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        for name in self._names():
+            for is_old, found in ((False, disk.name_of_temporary(name)), (True, disk.name_of_old(name))):
+                if not _CHECKPOINT.fullmatch(found or ""):
+                    continue
+                path, place = os.path.join(self.path, name), os.path.join(self.path, found)
+                if is_old and not os.path.lexists(place):
+                    os.rename(path, place)
+                else:
+                    shutil.rmtree(path)
 
     def delete(self) -> None:
-        """Deletes all checkpoints, damaged ones and leftovers too, and the folder if nothing else is in it.
+        """Deletes all checkpoints, damaged ones and leftovers too, and the folder if that leaves it empty.
+
+        A folder that cannot be deleted, as one that a file system is mounted on, stays, and so does the working folder.
 
         Raises:
           OSError: if one cannot be deleted.
@@ -103,9 +127,10 @@ class CheckpointFolder:
             disk.discard(self.path_of(step))
         for name in self._asides():
             shutil.rmtree(os.path.join(self.path, name))
-        self.remove_leftovers()
-        if os.path.isdir(self.path) and not os.listdir(self.path):
-            os.rmdir(self.path)
+        self._remove_leftovers()
+        if os.path.isdir(self.path) and not os.path.samefile(self.path, os.curdir):
+            with contextlib.suppress(OSError):  # it is not empty, for example
+                os.rmdir(self.path)
 
     def _newest_whole(self) -> str | None:
         steps = self._numbered()[::-1]

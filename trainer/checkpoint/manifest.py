@@ -57,6 +57,11 @@ def write_manifest(folder: str | os.PathLike[str]) -> None:
         disk.flush(parent)
 
 
+def is_checkpoint(folder: str) -> bool:
+    """Returns whether a folder looks like a checkpoint. Its files are not checked."""
+    return os.path.isfile(os.path.join(folder, FILE_NAME))
+
+
 def check_manifest(folder: str | os.PathLike[str]) -> None:
     """Checks that a checkpoint is whole: that each file is what it was when it was saved, bit for bit.
 

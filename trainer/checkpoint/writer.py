@@ -24,7 +24,7 @@ import numpy as np
 
 from trainer import compiled_step, errors, weights_file
 from trainer.checkpoint import disk, layout, plain, processes
-from trainer.checkpoint.manifest import FILE_NAME, CheckpointError, write_manifest
+from trainer.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
 
 _TIMEOUT_SECS = 3600  # of waiting for the other processes' parts
 _HOST_MEMORY = ("pinned_host", "unpinned_host")
@@ -160,7 +160,7 @@ def _make_temporary(path: str, replace: bool) -> str:
     if os.path.lexists(path):
         if not replace:
             raise FileExistsError(f"There is something at {path!r} already. Save elsewhere, or pass `replace=True`.")
-        if not os.path.isfile(os.path.join(path, FILE_NAME)):
+        if not is_checkpoint(path):
             raise FileExistsError(f"What is at {path!r} is not a checkpoint, so it is not replaced. Save elsewhere.")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = disk.temporary_path(path)

@@ -39,6 +39,7 @@ class Reader:
       source: what `adapt` returned.
       steps_per_epoch: batches of an epoch; None for as many as the source yields in a pass.
       group_size: the most batches that a group holds; may be assigned between epochs.
+      first_epoch: the number of the first epoch that will be read, at which a one-shot source begins.
 
     Attributes:
       group_size: see above.
@@ -49,7 +50,9 @@ class Reader:
       ValueError: the source is endless and `steps_per_epoch` is None, or an argument is not a positive integer.
     """
 
-    def __init__(self, source: Source, steps_per_epoch: int | None = None, group_size: int = 1):
+    def __init__(
+        self, source: Source, steps_per_epoch: int | None = None, group_size: int = 1, first_epoch: int = 0
+    ):
         if steps_per_epoch is not None:
             steps_per_epoch = check_positive_int("steps_per_epoch", steps_per_epoch)
         elif source.num_batches == math.inf:
@@ -57,6 +60,7 @@ class Reader:
                              "how many batches an epoch has.")
         self._source = source
         self._steps = steps_per_epoch
+        self._first_epoch = first_epoch if source.is_one_shot else 0
         self.group_size = check_positive_int("group_size", group_size)
         self.exhausted = False
         self.marks_groups = False
@@ -194,9 +198,17 @@ class Reader:
         """
         if self.arrays is not None:
             return 0
-        place, mark = self._place(epoch, batch), position["mark"]
+        if self.is_single_pass and epoch > self._first_epoch:
+            self.exhausted = True
+            return 0
+        place, mark, skipped = self._place(epoch, batch), position["mark"], 0
         if mark is None:
-            skipped = 0 if self._source.seeks else place[1]
+            if self._source.seeks or self.is_exact:
+                num_batches = self._source.num_batches
+                self._source.leave_out(
+                    place[0] if self._steps is None or not is_finite(num_batches) else place[1] // num_batches)
+            else:
+                skipped = self._read_up_to(place)
             stream = self._seek(epoch, batch)
         else:
             self.close()
@@ -207,6 +219,16 @@ class Reader:
                 self._next_batch(stream, number)
         self._look_at(stream, batch)
         return 0 if self.is_exact else skipped
+
+    def _read_up_to(self, place: tuple[int, int]) -> int:
+        """Reads and drops all batches before a place; returns how many. A pass may depend on those before it."""
+        count = 0
+        for pass_index in range(place[0] + 1):
+            stream = self._seek_place(pass_index, 0)
+            while ((pass_index, stream.position) != place
+                   and self._next_batch(stream, stream.position) is not None):
+                count += 1
+        return count
 
     def close(self) -> None:
         """Closes the iterator that is open, unless it is the user's own one-shot iterator."""
@@ -267,7 +289,7 @@ class Reader:
 
     def _look_ahead(self) -> tuple[_Stream, Batch | None]:
         """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""
-        stream = self._seek(0, 0)
+        stream = self._seek(self._first_epoch, 0)
         return stream, self._look_at(stream, 0)
 
     def _look_at(self, stream: _Stream, number: int) -> Batch | None:
@@ -279,6 +301,7 @@ class Reader:
 
     def _place(self, epoch: int, start: int) -> tuple[int, int]:
         """Returns the pass and the position in its stream of an epoch's batch."""
+        epoch -= self._first_epoch
         return (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
 
     def _mark(self, stream: _Stream, number: int) -> Mark | None:
@@ -290,7 +313,9 @@ class Reader:
 
     def _seek(self, epoch: int, start: int) -> _Stream:
         """Returns the stream of batches from where the epoch's batch `start` is next."""
-        pass_index, position = self._place(epoch, start)
+        return self._seek_place(*self._place(epoch, start))
+
+    def _seek_place(self, pass_index: int, position: int) -> _Stream:
         stream = self._stream
         if self._source.is_one_shot:
             stream = self._stream = stream or self._open(0, 0)

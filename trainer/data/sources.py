@@ -62,6 +62,9 @@ class Source(Protocol):
     def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
         """Returns a generator of the rest of the pass in which `state` was taken."""
 
+    def leave_out(self, passes: int) -> None:
+        """Does what else belongs to whole passes that a run, as it is resumed, need not read."""
+
 
 class DatasetSource:
     """Batches of a `Dataset`, from any position without reading what comes before it.
@@ -82,6 +85,9 @@ class DatasetSource:
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
         return self.dataset.read(pass_index, start)
+
+    def leave_out(self, passes: int) -> None:
+        """Does nothing: no pass depends on another."""
 
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
@@ -137,6 +143,9 @@ class IterableSource:
     def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
         return self._read(state["pass_index"], 0, state["iterator"])
 
+    def leave_out(self, passes: int) -> None:
+        """Does nothing: passes that do not depend on each other have a state, and others are read."""
+
     def _read(self, pass_index: int, start: int, state: Any = None) -> Generator[Batch, None, None]:
         iterator, convert = iter(self._iterable), BatchConverter()
         self._pass_index, self._iterator = pass_index, iterator
@@ -177,8 +186,12 @@ class IndexedSource:
         convert = BatchConverter()
         for index in self._indices(pass_index, start):
             yield convert(self._items[index])
+        self.leave_out(1)
+
+    def leave_out(self, passes: int) -> None:
         if hasattr(self._items, "on_epoch_end"):
-            self._items.on_epoch_end()
+            for _ in range(passes):
+                self._items.on_epoch_end()
 
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
@@ -219,6 +232,9 @@ class WeightedSource:
 
     def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
         return self._weighted(self._source.read_from(state))
+
+    def leave_out(self, passes: int) -> None:
+        self._source.leave_out(passes)
 
     def _weighted(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         try:

@@ -1,6 +1,8 @@
 """Strategies: which devices train together, where the state lives, and how values are reduced."""
 
 from trainer.distribute import experimental
+from trainer.distribute.cluster_description import ClusterError, ClusterTimeout
+from trainer.distribute.cluster_resolver import TFConfigClusterResolver
 from trainer.distribute.collectives import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -8,8 +10,6 @@ from trainer.distribute.collectives import (
     ReductionToOneDevice,
     RingAllReduce,
 )
-from trainer.distribute.cluster_description import ClusterError, ClusterTimeout
-from trainer.distribute.cluster_resolver import TFConfigClusterResolver
 from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.fully_sharded import CentralStorageStrategy, FullyShardedStrategy

@@ -24,7 +24,8 @@ from trainer.distribute.cluster_description import (
 VARIABLE = "TF_CONFIG"
 ROLES = ("chief", "worker", "ps", "evaluator")
 TRAINING_ROLES = ("chief", "worker")  # in the order of their process numbers
-EXAMPLE = ('{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}')
+EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}'
+TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 MAX_SHOWN = 60  # characters of a value, in a message
 
 
@@ -143,7 +144,7 @@ def _in_slurm() -> bool:
 
 
 def _on_tpu() -> bool:
-    return _has_package("libtpu") and (os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0"))
+    return _has_package("libtpu") and any(os.path.exists(path) for path in TPU_DEVICES)
 
 
 def _in_gke_tpu() -> bool:

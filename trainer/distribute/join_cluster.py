@@ -13,7 +13,7 @@ from types import TracebackType
 
 import jax
 
-from trainer.distribute.cluster_description import ClusterDescription, ClusterError, is_loopback, split_address
+from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
 from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
 from trainer.distribute.preflight import agree
 
@@ -44,16 +44,16 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
             _initialize(timeout_secs)
         return
     if description.process_id is None:
-        raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. Run it "
-                           "without `MultiWorkerMirroredStrategy`.")
+        raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. Run "
+                           "it without `MultiWorkerMirroredStrategy`.")
     if description.num_processes == 1:
         return
     agree(description, {}, timeout_secs)
-    host, port = split_address(description.coordinator_address)
-    bind = {"coordinator_bind_address": f"{host}:{port}"} if is_loopback(host) else {}
-    _initialize(
-        timeout_secs, coordinator_address=description.coordinator_address, num_processes=description.num_processes,
-        process_id=description.process_id, **bind)
+    address = description.coordinator_address
+    # JAX's coordinator would listen on all interfaces.
+    bind = {"coordinator_bind_address": address} if is_loopback(split_address(address)[0]) else {}
+    _initialize(timeout_secs, coordinator_address=address, num_processes=description.num_processes,
+                process_id=description.process_id, **bind)
 
 
 def _initialize(timeout_secs: float, **options: object) -> None:

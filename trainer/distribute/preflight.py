@@ -88,7 +88,7 @@ def agree(
         cluster=description.addresses,
         process_id=description.process_id,
         job_id=job_id or os.environ.get(JOB_ID_VARIABLE) or _hash_of(description.addresses),
-        versions={**_package_versions(), **digest},
+        versions={**package_versions(), **digest},
         process=f"pid {os.getpid()} on {socket.gethostname()}",
         nonce=secrets.token_hex(8),
     )
@@ -109,7 +109,8 @@ def _hash_of(addresses: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps(addresses).encode()).hexdigest()[:16]
 
 
-def _package_versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Returns the installed versions that must be the same everywhere."""
     versions = {}
     for name, distribution in COMPARED_PACKAGES.items():
         try:

@@ -7,7 +7,7 @@ import socket
 import time
 
 from trainer.distribute.cluster_description import ClusterError, ClusterTimeout, split_address
-from trainer.distribute.preflight_messages import Connection, Hello, NotOurs, printable
+from trainer.distribute.preflight_messages import Connection, Hello, NotOurs, close_at_once, printable
 from trainer.distribute.preflight_wait import POLL_SECS, Wait
 
 CONNECT_SECS = 5.0  # for one attempt
@@ -132,7 +132,7 @@ def connect(address: str, timeout_secs: float) -> socket.socket:
     # On one machine, a port that nobody listens on can be given to the very socket that connects to it: it then
     # talks to itself, and keeps process 0 from listening.
     if sock.getsockname() == sock.getpeername():
-        sock.close()
+        close_at_once(sock)
         raise ConnectionRefusedError("The socket was connected to itself.")
     return sock
 

@@ -116,6 +116,13 @@ def _value(value: str | None) -> str:
     return "not given" if value is None else repr(printable(value, MAX_VALUE))
 
 
+def close_at_once(sock: socket.socket) -> None:
+    """Closes a socket so that its port is free at once; the other end may lose what it has not read."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
 class Connection:
     """One end of a TCP connection, which never blocks.
 
@@ -205,12 +212,11 @@ class Connection:
         """Closes the connection.
 
         Args:
-          abort: leave nothing behind that would keep the port; the other end may lose what it has not read.
+          abort: close at once, see `close_at_once`.
         """
         self.ended = True
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._sock)
-        with contextlib.suppress(OSError):
-            if abort:
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if abort:
+            close_at_once(self._sock)
         self._sock.close()

@@ -23,7 +23,7 @@ from trainer.callbacks import Callback
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
 _VALIDATION_VARIABLE = "TRAINER_KILL_AT_VALIDATION"
-_UNFINISHED = re.compile(r"\..+\.tmp")  # the name of a checkpoint that is being written
+_UNFINISHED = re.compile(r"\.step_[0-9]+\..+\.tmp")  # the name of a checkpoint that is being written
 _POLL_SECS = 0.001
 
 
@@ -55,6 +55,7 @@ class _KillAt(Callback):
         self._at = {"train": train, "test": test}
         self._before_epoch = {"train": 0, "test": 0}
         self._in_epoch = {"train": 0, "test": 0}
+        self._offset: int | None = None  # the first batch of this process
 
     def on_epoch_begin(self, epoch, logs=None):
         self._begin("train")
@@ -68,14 +69,20 @@ class _KillAt(Callback):
 
     def next_look(self, phase, batch):
         at = self._at[phase]
-        last = None if at is None else at - self._before_epoch[phase] - 1
+        if self._offset is None and phase == "train":
+            self._offset = batch  # a resumed run begins in the middle of an epoch
+            self._in_epoch[phase] = batch
+        last = None if at is None else at + self._skipped(phase) - self._before_epoch[phase] - 1
         return last if last is not None and last >= batch else None
+
+    def _skipped(self, phase: str) -> int:
+        return (self._offset or 0) if phase == "train" else 0
 
     def on_execution_end(self, phase, batch, logs=None):
         if phase not in self._at:
             return
         self._in_epoch[phase] = batch + 1
-        if self._before_epoch[phase] + batch + 1 == self._at[phase]:
+        if self._before_epoch[phase] + batch + 1 - self._skipped(phase) == self._at[phase]:
             for _ in (logs or {}).items():
                 pass  # waits for the device: the batch is done
             os.kill(os.getpid(), signal.SIGKILL)
@@ -189,7 +196,9 @@ def _wait_for_save(process: subprocess.Popen, folder: pathlib.Path, count: int, 
     seen: set[pathlib.Path] = set()
     deadline = time.monotonic() + timeout_secs
     while process.poll() is None and time.monotonic() < deadline:
-        seen |= {path for path in folder.glob("*/.*") if _UNFINISHED.fullmatch(path.name)}
+        seen |= {path for path in folder.rglob(".*") if _UNFINISHED.fullmatch(path.name)}
         if len(seen) > count:
             return
         time.sleep(_POLL_SECS)
+    if process.poll() is None:
+        raise RuntimeError(f"There was no save number {count}, counted from 0, within {timeout_secs} s.")
