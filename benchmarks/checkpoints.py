@@ -117,8 +117,8 @@ the rounds; beside it, that of the medians of both. What such a fit does at its 
 last save has no training beside it. Blocked is what the training thread itself spends on it, CPU time what all threads
 do. The bar is {BAR_PERCENT:.0f} % at one save a minute.
 
-{table(("model", "state, MB", "checkpoint, MB", "fit, s", "saves", "one save costs, ms", "of medians, ms", "blocked, ms",
-        "CPU time, ms", "% at one a minute", "met"), rows)}""")
+{table(("model", "state, MB", "checkpoint, MB", "fit, s", "saves", "one save costs, ms", "of medians, ms",
+        "blocked, ms", "CPU time, ms", "% at one a minute", "met"), rows)}""")
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def test_without_a_whole_checkpoint_there_is_no_silent_restart(tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "named"), [
-    ({"data": (X[:40], Y[:40])}, r"differ in batches of an epoch \(received 5, then 7\), rows \(received 40, then 52\)"),
+    ({"data": (X[:40], Y[:40])}, r"batches of an epoch \(received 5, then 7\), rows \(received 40, then 52\)"),
     ({"data": (X + 1, Y)}, "training data .* differ in first batch"),
     ({"batch_size": 4}, "training data"),
     ({"shuffle": False}, "training data .* differ in first batch"),
