@@ -67,10 +67,11 @@ def main() -> None:
     write_section("Damaged and resumed", f"""
 A training with BatchNorm, dropout, Adam, ReduceLROnPlateau and EarlyStopping is interrupted and leaves two checkpoints.
 A copy of them is damaged at random, and the training is started again; with some disks, saving then fails:
-`python benchmarks/corruptions.py --count {options.count} --seed {options.seed}`. It ends with the numbers of an
-undisturbed run, to the bit (state, history, callbacks), after a warning that names the damaged file if the newest
-checkpoint is damaged; or with an error that names the checkpoint, and nothing is lost: if one was whole, the next start
-on a good disk gives the same numbers. Whatever else happens is wrong. It took {time.monotonic() - start:.0f} s.
+`python benchmarks/corruptions.py --count {options.count} --seed {options.seed}`. The run ends with the numbers of an
+undisturbed one, to the bit (state, history, callbacks), after a warning that names the damaged file if the newest
+checkpoint is damaged; or with an error that names the folder or the checkpoint, and nothing is lost: if one was whole,
+the next start on a good disk gives the same numbers. Whatever else happens is wrong.
+It took {time.monotonic() - start:.0f} s.
 
 {table(("damage", "same numbers", "clear error", "wrong"), rows)}""")
     sys.exit(1 if counts["all", WRONG] else 0)

@@ -11,6 +11,8 @@ import time
 from numbers import Integral
 from typing import Any
 
+import jax
+
 from trainer.callbacks.callback import Callback
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
@@ -81,7 +83,7 @@ class BackupAndRestore(Callback):
             self._point = point
             self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
             resumed = point.restore(self._folder)
-            if resumed and self._verbose:
+            if resumed and self._verbose and jax.process_index() == 0:
                 print(resumed)
             self._listen()
             return

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import jax
+
 from trainer import paths
 from trainer.callbacks import CallbackList
 from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
@@ -108,8 +110,8 @@ class TrainingRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.kind = "closed"
-        if self._writer is None:
-            return
+        if self._writer is None or (error is not None and jax.process_count() > 1):
+            return  # other processes would be waited for, which may not come
         try:
             with self._timing.measure("checkpoint"):
                 self._writer.close()

@@ -193,10 +193,11 @@ def _killed(
 
 
 def _wait_for_save(process: subprocess.Popen, folder: pathlib.Path, count: int, timeout_secs: float) -> None:
-    seen: set[pathlib.Path] = set()
+    seen: set[str] = set()
     deadline = time.monotonic() + timeout_secs
     while process.poll() is None and time.monotonic() < deadline:
-        seen |= {path for path in folder.rglob(".*") if _UNFINISHED.fullmatch(path.name)}
+        for parent, folders, _ in os.walk(folder):  # which passes over what vanishes meanwhile
+            seen |= {os.path.join(parent, name) for name in folders if _UNFINISHED.fullmatch(name)}
         if len(seen) > count:
             return
         time.sleep(_POLL_SECS)
