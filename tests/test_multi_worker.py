@@ -16,6 +16,7 @@ import trainer
 from tests import project_files
 from tests.networks import LinenMLP, classification, logits_loss
 from trainer import callbacks as cb
+from trainer import distribute
 from trainer.testing import LocalCluster
 
 X, Y, WEIGHTS = classification(45)
@@ -43,11 +44,22 @@ class CustomStep(trainer.Model):
 
 def train(kind, folder):
     """Trains under the strategy; returns what a process then has."""
-    strategy = trainer.distribute.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = (CustomStep if kind == "custom step" else trainer.Model)(LinenMLP(batch_norm=True), seed=1)
-        model.compile(trainer.optimizers.SGD(0.1, momentum=0.9), logits_loss(), metrics=["accuracy"],
-                      microbatches=2 if kind == "microbatches" else 1)
+    strategy = {
+        "sharded": lambda: distribute.FullyShardedStrategy(min_shard_bytes=0),
+        "model parallel": lambda: distribute.ModelParallelStrategy(
+            {"replica": jax.device_count() // 2, "model": 2}, layout_map={"Dense_0/kernel": (None, "model")}),
+    }.get(kind, distribute.MultiWorkerMirroredStrategy)
+    if kind == "model parallel":
+        distribute.MultiWorkerMirroredStrategy()  # joins the cluster, so that the devices can be counted
+    with strategy().scope():
+        return fitted(kind, folder)
+
+
+def fitted(kind, folder):
+    """Trains a model under the strategy in scope."""
+    strategy = distribute.get_strategy()
+    model = (CustomStep if kind == "custom step" else trainer.Model)(LinenMLP(batch_norm=True), seed=1)
+    model.compile(trainer.optimizers.SGD(0.1, momentum=0.9), logits_loss(), metrics=["accuracy"])
     data = {"x": generated(), "steps_per_epoch": 6} if kind == "generator" else {
         "x": X, "y": Y, "batch_size": BATCH_SIZE, "sample_weight": WEIGHTS if kind == "arrays" else None}
     backup = cb.BackupAndRestore(os.path.join(folder, "backup"), 3, delete_checkpoint=False)
@@ -55,19 +67,20 @@ def train(kind, folder):
     best = cb.ModelCheckpoint(os.path.join(folder, "best.safetensors"), save_best_only=True, save_weights_only=True)
     history = model.fit(**data, epochs=2, validation_data=(X, Y), verbose=0, callbacks=[backup, logger, best])
     return {
-        "replicas": [strategy.num_replicas_in_sync, strategy.local_replicas], "chief": strategy.is_chief,
+        "replicas": strategy.num_replicas_in_sync, "chief": jax.process_index() == 0,
         "weights": model.get_weights(), "history": history.history, "predictions": model.predict(X, verbose=0),
         "logs": model.evaluate(X, Y, verbose=0),
     }
 
 
-@pytest.mark.parametrize("kind", ["arrays", "generator", "custom step"])
+@pytest.mark.parametrize("kind", ["arrays", "generator", "custom step", "sharded", "model parallel"])
 def test_processes_give_the_numbers_of_one_device(kind, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    expected = train(kind, str(tmp_path / "one"))
+    with distribute.OneDeviceStrategy().scope():
+        expected = fitted(kind, str(tmp_path / "one"))
     chief, other = LocalCluster(2, devices_per_worker=2).run(train, kind, str(tmp_path / "two"))
-    assert (expected["replicas"], chief["replicas"]) == ([1, 1], [4, 2])
+    assert chief["replicas"] == (2 if kind == "model parallel" else 4)
     assert (chief.pop("chief"), other.pop("chief")) == (True, False)
     assert jax.tree.structure(chief) == jax.tree.structure(other)
     for one, two in zip(jax.tree.leaves(chief), jax.tree.leaves(other), strict=True):
@@ -84,6 +97,7 @@ import os, sys
 import numpy as np
 import trainer
 from trainer import callbacks as cb
+from trainer import distribute
 from flax import linen as nn
 
 x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)

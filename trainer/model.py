@@ -19,6 +19,7 @@ from trainer.callbacks import CallbackList, History
 from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_validation, unpack_x_y_sample_weight
 from trainer.data.arrays import is_array_tree, is_leaf
 from trainer.data.batches import as_batch
+from trainer.distribute.placement import to_host
 from trainer.model_files import ModelFiles
 from trainer.modules import render_summary
 from trainer.phase import MAX_FUSED_STEPS
@@ -322,7 +323,7 @@ class Model(ModelFiles):
             # One device's copy: the user's eager calls run on one device.
             state = self.strategy.on_devices(self.current_state)
             params, model_state = jax.tree.map(
-                lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else np.asarray(leaf),
+                lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else to_host(leaf),
                 (state.params, state.model_state))
             self._functional.absorb(params, model_state)
 

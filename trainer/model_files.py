@@ -19,6 +19,7 @@ from trainer.built_model import BuiltModel, first_rows
 from trainer.compiled_model import CompiledModel
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.batches import as_batch
+from trainer.distribute.placement import to_host
 from trainer.file_kinds import checked_path, open_arrays
 from trainer.state import TrainState
 from trainer.weights_file import MatchReport, match_arrays, save_arrays
@@ -37,7 +38,7 @@ class ModelFiles(CompiledModel):
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: the parameters, then the model state."""
         state = self._shown_state()
-        return [np.array(leaf) for leaf in jax.tree.leaves((state.params, state.model_state))]
+        return [np.array(to_host(leaf)) for leaf in jax.tree.leaves((state.params, state.model_state))]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Replaces all weights. Moving averages, which `ema_decay` keeps, start anew from them.
@@ -88,7 +89,7 @@ class ModelFiles(CompiledModel):
         are split over devices are whole in the file, and are fetched one at a time. Moving averages that `ema_decay`
         keeps are not weights; `export` takes them.
 
-        Where several JAX processes train together, all may call this and the first one writes.
+        Where several JAX processes train together, all must call this and the first one writes.
 
         Args:
           filepath: the file, of any suffix, in a folder that exists.
@@ -107,7 +108,8 @@ class ModelFiles(CompiledModel):
         Source: `keras.Model.save_weights`; the format is https://github.com/huggingface/safetensors.
         """
         path = checked_path("filepath", filepath)
-        weights = _named_weights(self._shown_state())
+        weights = {name: to_host(leaf) if _is_split_over_processes(leaf) else leaf
+                   for name, leaf in _named_weights(self._shown_state()).items()}
         if jax.process_index() != 0:
             return
         if not overwrite and os.path.exists(path):
@@ -265,6 +267,10 @@ def _named_weights(state: TrainState) -> dict[str, jax.Array]:
         raise ValueError(f"A parameter and an array of the model state both have the path {shared[0]!r}, so a file "
                          "could not tell them apart. Rename the submodule or the collection.")
     return {**params, **model_state}
+
+
+def _is_split_over_processes(leaf: jax.Array) -> bool:
+    return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
 def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:

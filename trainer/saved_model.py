@@ -24,6 +24,7 @@ from trainer.checkpoint import (
     open_checkpoint,
     plain,
 )
+from trainer.distribute.placement import to_host
 from trainer.file_kinds import checked_path, open_arrays
 from trainer.state import TrainState
 from trainer.weights_file import checksum, match_arrays, save_arrays
@@ -106,11 +107,11 @@ def _open_folder(path: str) -> tuple[Any, Restore]:
 
 
 def _save_file(path: str, arrays: Mapping[str, jax.Array], document: Any) -> None:
+    every = {f"{_STATE_ARRAYS}{name}": to_host(leaf) for name, leaf in arrays.items()}
     if jax.process_index() != 0:
         return
     encoded, document_arrays = plain.encode(document)
     text = json.dumps(encoded)
-    every = {f"{_STATE_ARRAYS}{name}": np.asarray(leaf) for name, leaf in arrays.items()}
     every |= {f"{_DOCUMENT_ARRAYS}{name}": array for name, array in document_arrays.items()}
     save_arrays(path, every, {DOCUMENT_KEY: text, _CHECKSUM_KEY: checksum(text, every)})
 

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 
 from trainer import errors
 from trainer.distribute.devices import find_devices
+from trainer.distribute.join_cluster import cluster_devices
 from trainer.distribute.sharded_state import (
     ShardedReplicaContext,
     ShardingRule,
@@ -122,8 +123,8 @@ class FullyShardedStrategy(ShardedStrategy):
     is none, which `explain` shows.
 
     Args:
-      devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. All local devices by
-        default.
+      devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. By default all
+        devices of the cluster that TF_CONFIG or JAX's own detection tells of, or else all local ones.
       level: "parameters" splits parameters and optimizer state; "optimizer" splits the optimizer state only, which
         saves the gathering of parameters for each step, at the cost of a whole copy of them on each device.
       min_shard_bytes: smaller arrays stay whole.
@@ -143,7 +144,7 @@ class FullyShardedStrategy(ShardedStrategy):
     def __init__(
         self, devices: Sequence[Any] | None = None, level: str = "parameters", min_shard_bytes: int = MIN_SHARD_BYTES
     ):
-        super().__init__(find_devices(devices), level, min_shard_bytes)
+        super().__init__(cluster_devices() if devices is None else find_devices(devices), level, min_shard_bytes)
 
 
 class CentralStorageStrategy(ShardedStrategy):

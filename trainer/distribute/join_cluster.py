@@ -56,6 +56,12 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
                 process_id=description.process_id, **bind)
 
 
+def cluster_devices() -> list[jax.Device]:
+    """Returns all devices of the cluster that this process belongs to, which it joins; outside of one, its own."""
+    join_cluster()
+    return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
+
+
 def _initialize(timeout_secs: float, **options: object) -> None:
     try:
         jax.distributed.initialize(

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer import errors
 from trainer.distribute.devices import find_devices
+from trainer.distribute.join_cluster import cluster_devices
 from trainer.distribute.layout_map import LayoutMap
 from trainer.distribute.placement import REPLICA_AXIS
 from trainer.distribute.sharded_state import part, part_names
@@ -30,8 +31,7 @@ class ModelParallelStrategy(Strategy):
     Args:
       mesh_shape: the sizes of the mesh's axes by name, such as `{"replica": 4, "model": 2}`. Without "replica" there is
         one replica.
-      devices: as many devices as the mesh has places, the last axis fastest; as in `MirroredStrategy`. All local
-        devices by default.
+      devices: as many devices as the mesh has places, the last axis fastest; as in `FullyShardedStrategy`.
       layout_map: a `LayoutMap`, or a mapping that it takes: which parameters are split over which axes. Others are
         whole on each device.
 
@@ -54,7 +54,7 @@ class ModelParallelStrategy(Strategy):
         layout_map: LayoutMap | Mapping[str, Any] | None = None,
     ):
         sizes = _checked_sizes(mesh_shape)
-        found = find_devices(devices)
+        found = cluster_devices() if devices is None else find_devices(devices)
         if math.prod(sizes.values()) != len(found):
             raise ValueError(f"`mesh_shape` {dict(mesh_shape)} has {math.prod(sizes.values())} places, but there are "
                              f"{len(found)} devices. Expected: one device for each place.")

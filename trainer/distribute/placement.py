@@ -68,6 +68,15 @@ def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
+def to_host(array: Any) -> np.ndarray:
+    """Returns an array whole on the host. One that is split over processes is gathered: all of them must call this."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:
     """Returns `array` with `axis` grown to `size` by repeating its entries from the first on."""
     return np.take(array, np.arange(size) % array.shape[axis], axis=axis)
