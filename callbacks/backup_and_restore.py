@@ -33,7 +33,8 @@ class BackupAndRestore(Callback):
       double_checkpoint: whether the checkpoint before the newest stays too, for the case that the newest gets damaged.
       delete_checkpoint: whether the checkpoints are deleted at the end of the training.
       preemption_signal: a signal on which the run saves at the next boundary of batches and ends the process with the
-        exit code 143; None for none.
+        exit code 143; None for none. Several processes agree on the boundary, and on SIGTERM only: one of them may have
+        received it.
 
     Raises:
       ValueError: for an empty `backup_dir` or an unknown `save_freq`; from `fit`, if the folder has checkpoints of
@@ -67,6 +68,7 @@ class BackupAndRestore(Callback):
         self._saved_at = 0.0
         self._point: Any = None
         self._is_preempted = False
+        self._boundaries = 0
         self._outer_handler: Any = None
 
     def on_train_begin(self, logs=None):
@@ -80,6 +82,8 @@ class BackupAndRestore(Callback):
 
     def on_save_point(self, point):
         if point.kind == "start":
+            if jax.process_count() > 1:
+                self._check_for_several_processes()
             self._point = point
             self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
             resumed = point.restore(self._folder)
@@ -87,7 +91,7 @@ class BackupAndRestore(Callback):
                 print(resumed)
             self._listen()
             return
-        if self._is_preempted:
+        if self._is_preempted_everywhere():
             self._save_and_exit()
         if self._is_due(point):
             self._save(point)
@@ -124,7 +128,26 @@ class BackupAndRestore(Callback):
 
     # --- the signal ------------------------------------------------------------------------------------------------
 
+    def _check_for_several_processes(self) -> None:
+        if isinstance(self.save_freq, datetime.timedelta):
+            raise ValueError("`save_freq` must be 'epoch' or a number of batches where several processes train: their "
+                             f"clocks differ. Received: {self.save_freq!r}.")
+        if self.preemption_signal not in (None, signal.SIGTERM):
+            raise ValueError("`preemption_signal` must be SIGTERM or None where several processes train. Received: "
+                             f"{self.preemption_signal!r}.")
+
+    def _is_preempted_everywhere(self) -> bool:
+        if jax.process_count() == 1 or self.preemption_signal is None:
+            return self._is_preempted
+        from jax.experimental import multihost_utils
+
+        # JAX has a handler of its own, and finds a boundary that no process has passed.
+        self._boundaries += 1
+        return multihost_utils.reached_preemption_sync_point(self._boundaries)
+
     def _listen(self) -> None:
+        if jax.process_count() > 1:
+            return
         # Python calls handlers in the main thread only, and only there may they be set.
         if self.preemption_signal is not None and threading.current_thread() is threading.main_thread():
             outer = signal.signal(self.preemption_signal, self._note)

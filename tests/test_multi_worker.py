@@ -139,6 +139,33 @@ def test_a_job_that_was_killed_goes_on_to_the_bit(tmp_path):
         np.testing.assert_array_equal(values, results[1][name], err_msg=name)
 
 
+def test_a_signal_to_one_process_saves_all_at_one_step(tmp_path):
+    preempted = SCRIPT.replace("trainer.testing.kill_at()", "Preempt()").replace("history =", """
+import signal
+class Preempt(cb.Callback):
+    batches = 0
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.batches == 3 and not strategy.is_chief and not os.path.exists("preempted"):
+            open("preempted", "w").close()
+            os.kill(os.getpid(), signal.SIGTERM)
+history =""")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "preempted").write_text("")  # so that it is not
+    (tmp_path / "two").mkdir()
+    results = []
+    for folder, codes in (("one", [0]), ("two", [143, 0])):
+        (tmp_path / folder / "train.py").write_text(preempted)
+        for code in codes:
+            done = launch(tmp_path / folder)
+            assert done.returncode == code, done.stderr
+        with np.load(tmp_path / folder / "result.npz") as arrays:
+            results.append(dict(arrays))
+    assert "Received SIGTERM" not in done.stderr
+    for name, values in results[0].items():
+        np.testing.assert_array_equal(values, results[1][name], err_msg=name)
+
+
 def test_a_worker_that_fails_ends_the_job_with_its_traceback(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.replace(
         "history =", "if not strategy.is_chief: raise ValueError('only here')\nhistory ="))

@@ -393,7 +393,9 @@ def _placed(model: Trainee, feed: _Feed, epoch: int, batch: int = 0) -> Iterator
             yield map(place, groups)
         return
     demand = Demand()
-    with prefetch(feed.reader.read(epoch, batch, is_urgent=demand.is_urgent), place, demand=demand) as placed:
+    # Several processes must run the same executions, so none of them may end a group for having waited.
+    is_urgent = demand.is_urgent if jax.process_count() == 1 else lambda: False
+    with prefetch(feed.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
         yield placed
 
 

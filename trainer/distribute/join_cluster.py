@@ -6,9 +6,11 @@ processes were started alike, is known before JAX is asked for anything.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 
 import jax
@@ -18,6 +20,7 @@ from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
 from trainer.distribute.preflight import agree
 
 DEFAULT_TIMEOUT_SECS = 300.0
+REFUSED_EXIT_CODE = 2  # as of a wrong command line; `trainer.launch` does not start again after it
 _HEARTBEAT_SECS = 60
 _SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
 
@@ -32,12 +35,22 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
       timeout_secs: how long to wait for the other processes.
 
     Raises:
-      ClusterError: if TF_CONFIG is wrong, or the processes were started with different clusters, jobs or versions.
+      ClusterError: if TF_CONFIG is wrong, or the processes were started with different clusters, jobs or versions. If
+        nobody catches it, the process's exit code is 2.
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
     """
     if jax.distributed.is_initialized():
         return
+    try:
+        _join(timeout_secs)
+    except ClusterError:
+        if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
+            sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
+        raise
+
+
+def _join(timeout_secs: float) -> None:
     description = resolve_cluster()
     if description is None:
         if detect_cluster() is not None:
@@ -48,6 +61,7 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
                            "it without `MultiWorkerMirroredStrategy`.")
     if description.num_processes == 1:
         return
+    _check_unused()  # before the others count on this process
     agree(description, {}, timeout_secs)
     address = description.coordinator_address
     # JAX's coordinator would listen on all interfaces.
@@ -70,10 +84,33 @@ def _initialize(timeout_secs: float, **options: object) -> None:
     except RuntimeError as error:
         if "before" not in str(error):
             raise
-        raise RuntimeError("`MultiWorkerMirroredStrategy` must be made before JAX is used for anything else: make it "
-                           f"at the beginning of the script. JAX says: {error}") from error
+        raise _too_late(error) from error
     jax.devices()  # at once: the processes wait for each other in it
     sys.excepthook = _exit_at_once
+
+
+def _check_unused() -> None:
+    """Raises if JAX has devices already. JAX has no public way to ask, but refuses to change how many it will have."""
+    count = jax.config.jax_num_cpu_devices
+    try:
+        jax.config.update("jax_num_cpu_devices", count + 1)
+    except RuntimeError as error:
+        raise _too_late(error) from error
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def _too_late(error: RuntimeError) -> RuntimeError:
+    return RuntimeError("`MultiWorkerMirroredStrategy` must be made before JAX is used for anything else: make it at "
+                        f"the beginning of the script. JAX says: {error}")
+
+
+def _exit_if_refused(
+    before: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None,
+) -> None:
+    """Ends a process by an uncaught `ClusterError` with the exit code that says not to start it again."""
+    before(kind, error, trace)
+    if issubclass(kind, ClusterError):
+        sys.exit(REFUSED_EXIT_CODE)
 
 
 def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
