@@ -170,7 +170,7 @@ class BackupAndRestore(Callback):
 
 
 def _checked_save_freq(value: Any) -> Any:
-    if isinstance(value, Integral) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0:
         return int(value)
     is_duration = isinstance(value, datetime.timedelta) and value.total_seconds() > 0
     if is_duration or (isinstance(value, str) and value == "epoch"):

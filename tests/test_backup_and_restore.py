@@ -290,8 +290,15 @@ def many_devices():
     return distribute.FullyShardedStrategy([f"cpu:{index}" for index in range(4)], min_shard_bytes=0)
 
 
-@pytest.mark.parametrize("after", [lambda: mirrored(4), many_devices, lambda: None], ids=["mirrored", "sharded", "one"])
-@pytest.mark.parametrize("before", [lambda: mirrored(2), many_devices], ids=["mirrored", "sharded"])
+def layers_over_devices():
+    return distribute.ModelParallelStrategy({"replica": 2, "model": 2}, [f"cpu:{index}" for index in range(4)],
+                                            {"Dense_0/kernel": (None, "model")})
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (lambda: mirrored(2), lambda: mirrored(4)), (lambda: mirrored(2), many_devices), (many_devices, lambda: None),
+    (many_devices, layers_over_devices), (layers_over_devices, lambda: mirrored(2)),
+], ids=["more-devices", "mirrored-sharded", "sharded-one", "sharded-parallel", "parallel-mirrored"])
 def test_a_run_goes_on_on_other_devices(tmp_path, before, after):
     def plain_model(strategy):
         with (strategy or distribute.OneDeviceStrategy()).scope():

@@ -90,9 +90,9 @@ class CheckpointFolder:
         Raises:
           OSError: if the folder cannot be made or written, on process 0; CheckpointError on the others.
         """
-        processes.from_first(lambda: self._prepare() or "")
+        processes.from_first(self._prepare)
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> str:
         try:
             os.makedirs(self.path, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):
@@ -101,11 +101,12 @@ class CheckpointFolder:
             raise type(error)(error.errno, f"Checkpoints cannot be written to the folder ({error.strerror}). Give a "
                               "folder that can be made and written", self.path) from error
         self._remove_leftovers()
+        return self.path
 
     def _remove_leftovers(self) -> None:
         for name in self._names():
             for is_old, found in ((False, disk.name_of_temporary(name)), (True, disk.name_of_old(name))):
-                if not _CHECKPOINT.fullmatch(found or ""):
+                if found is None or not _CHECKPOINT.fullmatch(found):
                     continue
                 path, place = os.path.join(self.path, name), os.path.join(self.path, found)
                 if is_old and not os.path.lexists(place):
