@@ -12,6 +12,8 @@ import random
 import shutil
 import signal
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -170,8 +172,10 @@ def judged(training: Training, saved: pathlib.Path, kind: str, trouble: str, rng
         folder = pathlib.Path(parent, "backup")
         shutil.copytree(saved, folder)
         where = corruptions.damage(kind, rng, folder / NEWEST, folder / OLDER)
+        threads = set(threading.enumerate())
         try:
             message = _checked(training, folder, Damage.of(folder, saved), trouble, rng)
+            _check_threads(threads)
         except Wrong as wrong:
             return Verdict(where, WRONG, str(wrong))
         return Verdict(where, REFUSED if message else SAME, message)
@@ -293,6 +297,15 @@ def _check_left(folder: pathlib.Path, damaged: set[str]) -> None:
                 raise Wrong(f"the failed save has left this: {error}") from error
     if not whole:
         raise Wrong("the failed save has left no whole checkpoint")
+
+
+def _check_threads(before: set[threading.Thread]) -> None:
+    """Checks that no new thread goes on that would keep a process from its end."""
+    deadline = time.monotonic() + 5
+    while left := [thread.name for thread in threading.enumerate() if thread not in before and not thread.daemon]:
+        if time.monotonic() > deadline:
+            raise Wrong(f"threads go on: {left}")
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager

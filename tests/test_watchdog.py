@@ -2,17 +2,17 @@
 
 import json
 import os
-import pathlib
 import signal
 import sys
 import threading
 import time
 
+import jax
 import pytest
 
 from trainer.distribute import watchdog as watchdogs
 from trainer.distribute.join_cluster import join_cluster
-from trainer.distribute.watchdog import Observer, Report, Seen, Watchdog, verdict
+from trainer.distribute.watchdog import Observer, Report, Seen, Watchdog, is_peer_error, verdict
 from trainer.launcher_job import Job
 from trainer.testing import LocalCluster, WorkerError
 
@@ -32,6 +32,20 @@ def test_a_worker_that_is_not_heard_is_lost_even_if_nobody_waits_for_it():
     assert judged(seen("train"), seen("data", silent=3.9, still=3.9)) is None
     assert judged(seen("train"), seen("data", silent=4.0, still=4.0)) == (
         'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data".')
+
+
+def test_if_something_is_known_to_be_wrong_less_silence_is_enough():
+    silent = {0: seen("train"), 1: seen("data", silent=20.0)}
+    assert verdict(silent, 2, 300.0) is None
+    assert verdict(silent, 2, 300.0, silence_secs=20.0).startswith("worker 1 is lost")
+
+
+def test_errors_of_collectives_are_told_from_own_ones():
+    closed = "UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:37257"
+    assert is_peer_error(ValueError(closed)) and is_peer_error(jax.errors.JaxRuntimeError(closed))
+    assert is_peer_error(jax.errors.JaxRuntimeError("INTERNAL: NCCL operation failed: remote error"))
+    assert not is_peer_error(KeyError(closed))
+    assert not is_peer_error(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."))
 
 
 def test_a_worker_at_work_that_another_one_waits_for_has_stalled():
@@ -87,9 +101,9 @@ def test_a_worker_that_may_be_lost_has_not_stalled():
     assert judged(seen("device", still=9.0), seen("data", still=9.0, silent=2.5)) is None
 
 
-def test_workers_that_leave_too_are_not_blamed():
-    assert judged(seen("device", still=9.0), seen("leaving", still=9.0, silent=9.0), seen("data", 3, still=9.0)
-                  ).startswith("worker 2 has stalled at step 3")
+def test_all_take_over_what_one_has_concluded_and_do_not_blame_it_for_leaving():
+    left = Seen(Report(9, 1, 7, "device", "worker 2 has stalled."), 9.0, 9.0)
+    assert judged(seen("device", still=9.0), left, seen("data", 3)) == "worker 2 has stalled."
 
 
 def test_time_in_which_a_process_did_not_look_does_not_count():
@@ -261,7 +275,7 @@ def run_without_launcher(how, failing):
 def test_a_worker_that_is_killed_or_suspended_is_named(how):
     code, text, secs = run_without_launcher(how, failing=1)
     assert code == 75, text
-    assert "Watchdog: worker 1 is lost: nothing was heard of it for 3." in text
+    assert "Watchdog: worker 1 is lost: nothing was heard of it for " in text
     assert 'It was at step 2, in "train". Worker 0 ends with exit code 75' in text
     assert "test_watchdog.py" in text.partition("main thread is here:")[2]
     assert TIMEOUT_SECS < secs < 2 * NOTICED_SECS
@@ -270,7 +284,7 @@ def test_a_worker_that_is_killed_or_suspended_is_named(how):
 def test_a_suspended_coordinator_is_named():
     code, text, secs = run_without_launcher("SIGSTOP", failing=0)
     assert code == 75, text
-    assert "Watchdog: worker 0, which coordinates the job, is lost: it has not answered for 3." in text
+    assert "Watchdog: worker 0, which coordinates the job, is lost: it has not answered for " in text
     assert 'It was at step 2, "train". Worker 1 ends with exit code 75' in text
     assert TIMEOUT_SECS < secs < 2 * NOTICED_SECS
 
@@ -288,9 +302,9 @@ def test_a_worker_stuck_in_its_data_is_named_by_all(capfd):
     err = capfd.readouterr().err
     for index in range(2):
         assert f"Worker {index} ends with exit code 75; its main thread is here" in err
-    assert err.count('worker 1 has stalled at step 3, in "data" for 3.') == 2
+    assert err.count('worker 1 has stalled at step 3, in "data" for ') == 2
     assert err.count("while worker 0 waits (step 3, \"device\")") == 2
-    assert err.count("time.sleep(60)") >= 2, pathlib.Path(__file__).name
+    assert err.count("time.sleep(60)") == 2
 
 
 def test_a_healthy_run_ends_well_though_one_compiles_for_long():

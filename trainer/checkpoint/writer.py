@@ -7,6 +7,7 @@ error. Knows nothing of what a state or a document means.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from trainer.checkpoint import disk, layout, plain, processes
 from trainer.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
 
 _TIMEOUT_SECS = 3600  # of waiting for the other processes' parts
+_MAX_FAILED_WRITES = 8  # in the background; Orbax begins about three of them for a checkpoint
 _HOST_MEMORY = ("pinned_host", "unpinned_host")
 _UNKNOWN_TO_ORBAX = ("uint2", "uint4", "float8_e4m3")
 _OS_ERROR = re.compile(r"os_error_code='([0-9]+)'")  # in the messages of TensorStore, by which Orbax writes
@@ -183,14 +185,22 @@ def _begin_state(path: str, arrays: Mapping[str, jax.Array]) -> Callable[[], Non
         try:
             checkpointer.wait_until_finished()
         finally:
-            checkpointer.close()  # which ends no thread if it is what raises
+            _end_threads(checkpointer)
 
     try:
         checkpointer.save(path, args=ocp.args.StandardSave(items))
     except BaseException:
-        checkpointer.close()
+        _end_threads(checkpointer)
         raise
     return finish
+
+
+def _end_threads(checkpointer: Any) -> None:
+    for _ in range(_MAX_FAILED_WRITES):
+        # Each call raises the error of one write that failed, and ends nothing if there is one.
+        with contextlib.suppress(Exception):
+            checkpointer.close()
+            return
 
 
 def _out_of_reach(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

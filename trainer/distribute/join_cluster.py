@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import jax
 
@@ -76,7 +77,7 @@ def cluster_devices() -> list[jax.Device]:
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
 
 
-def _initialize(timeout_secs: float, **options: object) -> None:
+def _initialize(timeout_secs: float, **options: Any) -> None:
     try:
         jax.distributed.initialize(
             initialization_timeout=int(timeout_secs), heartbeat_timeout_seconds=_HEARTBEAT_SECS,
@@ -91,7 +92,8 @@ def _initialize(timeout_secs: float, **options: object) -> None:
 
 def _check_unused() -> None:
     """Raises if JAX has devices already. JAX has no public way to ask, but refuses to change how many it will have."""
-    count = jax.config.jax_num_cpu_devices
+    config: Any = jax.config  # JAX declares its attributes at run time
+    count = config.jax_num_cpu_devices
     try:
         jax.config.update("jax_num_cpu_devices", count + 1)
     except RuntimeError as error:

@@ -22,6 +22,7 @@ import atexit
 import dataclasses
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -39,13 +40,15 @@ DISPATCHING = {"host", "train", "validation", "test", "predict"}  # may wait too
 OUTSIDE = {"idle", "stopped"}  # of any run: nobody can tell what comes, so that nobody has to hurry unless awaited
 PATIENT = {"compile", "checkpoint", "idle"}  # may take `PATIENCE` times as long
 PATIENCE = 10.0
-_LEAVING = "leaving"  # has noticed, too
 
 _BEATS_PER_TIMEOUT = 4
 _MAX_BEAT_SECS = 5.0
 _LINK_JOIN_SECS = 1.0
 _PRINT_SECS = 2.0  # stderr may be a pipe that nobody reads
+_LINGER_SECS = 0.5
 _KEYS = "trainer/watchdog/"
+# Gloo's errors come as ValueError where the CPU ran the collective in the call, and as JaxRuntimeError otherwise.
+_PEER_ERRORS = re.compile(r"\b(Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED)\b|Connection (closed|reset)")
 
 
 class Store(Protocol):
@@ -67,12 +70,14 @@ class Report:
       moves: how often the process called `Watchdog.progress`.
       step: as it said then.
       phase: as it said then.
+      verdict: what it has concluded, because of which it ends; empty if nothing.
     """
 
     beat: int
     moves: int
     step: int
     phase: str
+    verdict: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,29 +134,34 @@ class Observer:
                 for worker, (report, heard, moved) in self._known.items()}
 
 
-def verdict(seen: Mapping[int, Seen], num_processes: int, timeout_secs: float) -> str | None:
+def verdict(
+    seen: Mapping[int, Seen], num_processes: int, timeout_secs: float, silence_secs: float | None = None
+) -> str | None:
     """Returns what is wrong with the job, or None if nothing is, or nothing yet.
 
-    A process is lost that has not been heard for `timeout_secs`, unless it has stopped its watchdog. Processes have
-    stalled when all have begun, and none has moved for `timeout_secs`, or one waits for its device so long. To blame is
-    then whoever does work of its own, such as "data", or else whoever compiles, saves or is between two runs, or else
-    who may be waiting itself; among several the one of the lowest step. While a process compiles, saves or is between
-    two runs, it has `PATIENCE` times as long before it is to blame, and so have those that wait for it.
+    What a process has concluded, the others take over: it ends, and would seem to be to blame. Otherwise a process is
+    lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when all
+    have begun, and none has moved for `timeout_secs`, or one waits for its device so long. To blame is then whoever
+    does work of its own, such as "data", or else whoever compiles, saves or is between two runs, or else who may be
+    waiting itself; among several the one of the lowest step. While a process compiles, saves or is between two runs,
+    it has `PATIENCE` times as long before it is to blame, and so have those that wait for it.
 
     Args:
       seen: what is known of each process.
       num_processes: how many there are.
       timeout_secs: see above.
+      silence_secs: see above; `timeout_secs` by default.
 
     >>> at_work, waits = Report(9, 80, 7, "data"), Report(9, 81, 7, "device")
     >>> verdict({0: Seen(waits, 0.5, 4.0), 1: Seen(at_work, 0.5, 4.5)}, 2, timeout_secs=4.0)
     'worker 1 has stalled at step 7, in "data" for 4.5 s, while worker 0 waits (step 7, "device").'
     """
-    leaving = {worker for worker, one in seen.items() if one.report.phase == _LEAVING}
-    alive = {worker: one for worker, one in seen.items() if worker not in leaving}
-    heard = {worker: one for worker, one in alive.items() if one.report.phase != "stopped"}
+    for one in seen.values():
+        if one.report.verdict:
+            return one.report.verdict
+    heard = {worker: one for worker, one in seen.items() if one.report.phase != "stopped"}
     worker = max(heard, key=lambda worker: heard[worker].silent_secs, default=None)
-    if worker is not None and heard[worker].silent_secs >= timeout_secs:
+    if worker is not None and heard[worker].silent_secs >= (silence_secs or timeout_secs):
         one = heard[worker]
         return (f'worker {worker} is lost: nothing was heard of it for {one.silent_secs:.1f} s. It was at step '
                 f'{one.report.step}, in "{one.report.phase}".')
@@ -159,14 +169,14 @@ def verdict(seen: Mapping[int, Seen], num_processes: int, timeout_secs: float) -
         return None
     if heard[worker].silent_secs > 2 * beat_secs(timeout_secs):
         return None  # it may turn out to be lost, and then has not stalled
-    return _stall(alive, timeout_secs)
+    return _stall(seen, timeout_secs)
 
 
-def _stall(alive: Mapping[int, Seen], timeout_secs: float) -> str | None:
-    still = {worker: one for worker, one in alive.items() if one.still_secs >= timeout_secs}
+def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
+    still = {worker: one for worker, one in seen.items() if one.still_secs >= timeout_secs}
     waiting = [worker for worker, one in still.items() if one.report.phase in WAITING]
     maybe_waiting = [worker for worker, one in still.items() if one.report.phase in WAITING | DISPATCHING]
-    if len(still) == len(alive):
+    if len(still) == len(seen):
         suspects = set(still) - set(waiting)
         if not suspects or (len(maybe_waiting) == len(still) > 1
                             and len({(one.report.step, one.report.phase) for one in still.values()}) == 1):
@@ -174,7 +184,7 @@ def _stall(alive: Mapping[int, Seen], timeout_secs: float) -> str | None:
                     + ", ".join(f"worker {worker} at step {one.report.step}" for worker, one in sorted(still.items()))
                     + ". A device or a connection hangs, or an execution takes longer than the watchdog's limit.")
     elif waiting:
-        last = max(alive[worker].report.step for worker in waiting)
+        last = max(seen[worker].report.step for worker in waiting)
         suspects = {worker for worker, one in still.items() if worker not in waiting and one.report.step <= last}
     else:
         return None
@@ -235,13 +245,15 @@ class Watchdog:
     def __init__(self, timeout_secs: float, client: Store | None = None, process: tuple[int, int] | None = None):
         if not timeout_secs > 0:
             raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
-        self._timeout_secs, self._beat_secs = timeout_secs, beat_secs(timeout_secs)
+        self._timeout_secs = self._silence_secs = timeout_secs
+        self._beat_secs = beat_secs(timeout_secs)
         self._process, self._num_processes = process or (jax.process_index(), jax.process_count())
         self._uses_jax = client is None
         self._now = (0, 0, "idle")  # moves, step and phase, in one attribute: they are read by other threads
         self._reports: dict[int, Report] = {}
         self._answers = 0  # of the store
         self._error = ""  # of the store
+        self._verdict = ""
         self._stopping, self._leaving, self._wake = threading.Event(), threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         if self._num_processes == 1:
@@ -277,18 +289,19 @@ class Watchdog:
     def await_verdict(self) -> None:
         """Waits as long as it takes to notice that a process is lost, so that this one ends as one that lost a peer.
 
-        For a main thread that failed because a collective did. Returns if no process is lost.
+        For a main thread that failed because a collective did. As it is clear then that something is wrong, four
+        missing beats are enough, 20 s at most. Returns if no process is lost.
         """
         if not self._threads or self._stopping.is_set():
             return
-        self._threads[0].join(self._timeout_secs + 3 * self._beat_secs)
+        self._silence_secs = _BEATS_PER_TIMEOUT * self._beat_secs
+        self._threads[0].join(self._silence_secs + 3 * self._beat_secs)
         if self._leaving.is_set():
             self._threads[0].join()
 
     def _report(self, beat: int) -> Report:
         moves, step, phase = self._now
-        phase = "stopped" if self._stopping.is_set() else _LEAVING if self._leaving.is_set() else phase
-        return Report(beat, moves, step, phase)
+        return Report(beat, moves, step, "stopped" if self._stopping.is_set() else phase, self._verdict)
 
     def _exchange_reports(self) -> None:
         beat = 0
@@ -320,37 +333,48 @@ class Watchdog:
             now = time.monotonic()
             answered = store.observe(now, {0: Report(self._answers, 0, 0, "")})[0].silent_secs
             seen = observer.observe(now, {**self._reports, self._process: self._report(beat)})
-            if answered >= self._timeout_secs:
+            if answered >= self._silence_secs:
                 said = f" ({self._error})" if self._error else ""
                 at = f" It was at {seen[0]}." if 0 in seen else ""
                 return self._leave("worker 0, which coordinates the job, is lost: it has not answered for "
                                    f"{answered:.1f} s{said}.{at}")
             if answered > 2 * self._beat_secs:
                 continue  # then nothing can be said of the others
-            text = verdict(seen, self._num_processes, self._timeout_secs)
+            text = verdict(seen, self._num_processes, self._timeout_secs, self._silence_secs)
             if text is not None:
                 return self._leave(text)
 
     def _leave(self, text: str) -> None:
         """Says why, and ends the process."""
         patience_secs = 2.5 * self._beat_secs
+        self._verdict = text
         self._leaving.set()
         self._wake.set()
-        guard = threading.Timer(_PRINT_SECS + patience_secs, os._exit, (PEER_LOST,))
+        guard = threading.Timer(_PRINT_SECS + patience_secs + _LINGER_SECS, os._exit, (PEER_LOST,))
         guard.daemon = True
         guard.start()
         print(f"Watchdog: {text} Worker {self._process} ends with exit code {PEER_LOST}; its main thread is here:\n"
               f"{_main_stack()}", end="", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # The end of process 0 aborts all others, whose stacks would be missing.
-        deadline = time.monotonic() + (patience_secs if self._process == 0 else 0.2)
-        while time.monotonic() < deadline and not (self._process == 0 and self._all_others_leave()):
+        deadline = time.monotonic() + patience_secs
+        while self._process == 0 and time.monotonic() < deadline and not self._all_others_leave():
             time.sleep(0.02)
+        time.sleep(_LINGER_SECS if self._process == 0 else _LINGER_SECS / 2)  # they say that they leave, then do
         os._exit(PEER_LOST)
 
     def _all_others_leave(self) -> bool:
         others = [report for worker, report in self._reports.items() if worker != self._process]
-        return len(others) == self._num_processes - 1 and all(report.phase == _LEAVING for report in others)
+        return len(others) == self._num_processes - 1 and all(report.verdict for report in others)
+
+
+def is_peer_error(error: BaseException) -> bool:
+    """Tells whether an error can come from the loss of another process, as failed collectives raise it.
+
+    >>> is_peer_error(ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"))
+    True
+    """
+    return isinstance(error, (jax.errors.JaxRuntimeError, ValueError)) and bool(_PEER_ERRORS.search(str(error)))
 
 
 def _main_stack() -> str:
