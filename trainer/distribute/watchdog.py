@@ -336,13 +336,15 @@ class Watchdog:
             if answered >= self._silence_secs:
                 said = f" ({self._error})" if self._error else ""
                 at = f" It was at {seen[0]}." if 0 in seen else ""
-                return self._leave("worker 0, which coordinates the job, is lost: it has not answered for "
-                                   f"{answered:.1f} s{said}.{at}")
+                self._leave("worker 0, which coordinates the job, is lost: it has not answered for "
+                            f"{answered:.1f} s{said}.{at}")
+                return
             if answered > 2 * self._beat_secs:
                 continue  # then nothing can be said of the others
             text = verdict(seen, self._num_processes, self._timeout_secs, self._silence_secs)
             if text is not None:
-                return self._leave(text)
+                self._leave(text)
+                return
 
     def _leave(self, text: str) -> None:
         """Says why, and ends the process."""
