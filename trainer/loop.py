@@ -252,10 +252,16 @@ def _timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
     """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
     outer = model.timing
     timing = model.timing = timing or Timing()
+    watchdog = model.strategy.watchdog
+    if watchdog is not None:
+        timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
+        timing.on_phase("host")
     try:
         yield timing
     finally:
         timing.end()
+        if watchdog is not None:
+            watchdog.progress(timing.steps, "host" if outer.is_running else "idle")
         if outer.is_running:
             outer.inner_secs += timing.report()["total"]
             model.timing = outer
@@ -368,6 +374,7 @@ def _executions(
 def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
     executable = feed.phase.executable(
         model.current_state, running, group=group, guard=feed.guard, timing=feed.timing, start=start, stop=stop)
+    feed.timing.steps += stop - start
     if feed.kind == "test":
         return executable(model.current_state, running)
     # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.

@@ -6,6 +6,7 @@ Owns the clock of `fit`, `evaluate` and `predict`, by what the host does or wait
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 CATEGORIES = ("data", "compile", "device", "callbacks", "checkpoint")
@@ -19,6 +20,8 @@ class Timing:
 
     Attributes:
       rows: training rows of the run so far; counted by whoever runs the steps.
+      steps: likewise all steps.
+      on_phase: called with the category that time goes to from now on, or "host", if somebody set it.
       inner_secs: the seconds of other runs inside of this one, such as an `evaluate` that a callback calls; counted by
         whoever starts them, and in some category too.
 
@@ -32,7 +35,8 @@ class Timing:
     """
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = self.steps = 0
+        self.on_phase: Callable[[str], None] | None = None
         self.inner_secs = 0.0
         self._secs = dict.fromkeys(CATEGORIES, 0.0)
         self._begin = time.perf_counter()
@@ -79,12 +83,16 @@ class Timing:
             self._secs[self._open[-1]] += now - self._since
         self._open.append(category)
         self._since = now
+        if self.on_phase is not None:
+            self.on_phase(category)
 
     def leave(self) -> None:
         """Ends the measurement that began last."""
         now = time.perf_counter()
         self._secs[self._open.pop()] += now - self._since
         self._since = now
+        if self.on_phase is not None:
+            self.on_phase(self._open[-1] if self._open else "host")
 
 
 class _Measurement:

@@ -18,12 +18,15 @@ import jax
 
 from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
 from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
-from trainer.distribute.preflight import agree
+from trainer.distribute.preflight import JOB_ID_VARIABLE, agree
+from trainer.distribute.watchdog import PEER_LOST, Watchdog, is_peer_error
 
 DEFAULT_TIMEOUT_SECS = 300.0
 REFUSED_EXIT_CODE = 2  # as of a wrong command line; `trainer.launch` does not start again after it
 _HEARTBEAT_SECS = 60
 _SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
+
+_watchdog: Watchdog | None = None
 
 
 def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
@@ -77,6 +80,14 @@ def cluster_devices() -> list[jax.Device]:
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
 
 
+def watch(timeout_secs: float) -> Watchdog:
+    """Returns this process's watchdog, which begins with the first call; later limits are ignored."""
+    global _watchdog
+    if _watchdog is None:
+        _watchdog = Watchdog(timeout_secs)
+    return _watchdog
+
+
 def _initialize(timeout_secs: float, **options: Any) -> None:
     try:
         jax.distributed.initialize(
@@ -120,4 +131,8 @@ def _exit_at_once(kind: type[BaseException], error: BaseException, trace: Traceb
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    lost_peer = is_peer_error(error)
+    # The launcher of a local cluster sees itself who was lost first.
+    if lost_peer and _watchdog is not None and JOB_ID_VARIABLE not in os.environ:
+        _watchdog.await_verdict()  # names who is lost, and ends this process
+    os._exit(130 if issubclass(kind, KeyboardInterrupt) else PEER_LOST if lost_peer else 1)

@@ -9,7 +9,7 @@ import jax
 from trainer.distribute.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions, checked_options
 from trainer.distribute.devices import default_devices
-from trainer.distribute.join_cluster import DEFAULT_TIMEOUT_SECS, join_cluster
+from trainer.distribute.join_cluster import DEFAULT_TIMEOUT_SECS, join_cluster, watch
 from trainer.distribute.strategy import Strategy
 
 
@@ -24,7 +24,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
       communication_options: `implementation` says how gradients are reduced, `timeout_seconds` how long to wait for the
-        other processes at the start, 300 by default.
+        other processes, at the start and while training: 300 by default. It must be more than the longest execution,
+        callback and wait for data take.
 
     Attributes:
       is_chief: whether this process is the one that writes files.
@@ -41,9 +42,11 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def __init__(self, communication_options: CommunicationOptions | None = None):
         options = checked_options(communication_options) or CommunicationOptions()
-        join_cluster(options.timeout_seconds or DEFAULT_TIMEOUT_SECS)
+        timeout_secs = options.timeout_seconds or DEFAULT_TIMEOUT_SECS
+        join_cluster(timeout_secs)
         devices = jax.devices() if jax.process_count() > 1 else default_devices()
         super().__init__(devices, _reduction(options.implementation))
+        self.watchdog = watch(timeout_secs) if jax.process_count() > 1 else None
         self.is_chief = jax.process_index() == 0
         self.local_replicas = sum(device.process_index == jax.process_index() for device in devices)
 

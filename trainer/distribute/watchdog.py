@@ -247,7 +247,8 @@ class Watchdog:
             raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
         self._timeout_secs = self._silence_secs = timeout_secs
         self._beat_secs = beat_secs(timeout_secs)
-        self._process, self._num_processes = process or (jax.process_index(), jax.process_count())
+        place: tuple[int, int] = process or (jax.process_index(), jax.process_count())
+        self._process, self._num_processes = place
         self._uses_jax = client is None
         self._now = (0, 0, "idle")  # moves, step and phase, in one attribute: they are read by other threads
         self._reports: dict[int, Report] = {}
