@@ -11,12 +11,10 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Container, Iterator
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
@@ -431,23 +429,3 @@ def _is_due(epoch: int, validation_freq: Any) -> bool:
     if isinstance(validation_freq, Container):
         return epoch + 1 in validation_freq
     return (epoch + 1) % validation_freq == 0
-
-
-def collect(batches: Iterator[Any], rows: int | float | None) -> Any:
-    """Returns the outputs of all batches as one tree of arrays.
-
-    Args:
-      batches: trees of host arrays, rows first.
-      rows: how many rows there will be, if known: the result is then allocated once and filled.
-    """
-    if rows is None or math.isinf(rows):
-        parts = list(batches)
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    filled, start = None, 0
-    for batch in batches:
-        if filled is None:
-            filled = jax.tree.map(lambda leaf: np.empty((int(rows), *leaf.shape[1:]), leaf.dtype), batch)
-        stop = start + jax.tree.leaves(batch)[0].shape[0]
-        jax.tree.map(lambda whole, part, at=slice(start, stop): whole.__setitem__(at, part), filled, batch)
-        start = stop
-    return jax.tree.map(lambda leaf: leaf[:start], filled)

@@ -22,6 +22,7 @@ from trainer.data.batches import as_batch
 from trainer.distribute.placement import to_host
 from trainer.model_files import ModelFiles
 from trainer.modules import render_summary
+from trainer.outputs import collect
 from trainer.phase import MAX_FUSED_STEPS
 from trainer.timing import Timing
 
@@ -251,7 +252,7 @@ class Model(ModelFiles):
         """
         with self._predict_reader(x, batch_size, steps) as (reader, rows):
             callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
-            return loop.collect(loop.predict(self, reader, callback_list), rows)
+            return collect(loop.predict(self, reader, callback_list), rows)
 
     def predict_iter(self, x: Any, batch_size: int | None = None, steps: int | None = None) -> Iterator[Any]:
         """Yields the outputs of `predict` batch by batch, for results that do not fit into memory at once."""

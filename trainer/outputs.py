@@ -1,11 +1,13 @@
-"""A model's outputs by name, and the matching of targets, weights, losses and metrics to them."""
+"""A model's outputs by name, the matching of targets, weights, losses and metrics to them, and all batches as one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from trainer import errors
 
@@ -88,3 +90,23 @@ def match_choices(
                              f"and the model has {len(names)} output{'s' if len(names) > 1 else ''}.")
         return list(choices)
     return [choices] * len(names)
+
+
+def collect(batches: Iterator[Any], rows: int | float | None) -> Any:
+    """Returns the outputs of all batches as one tree of arrays.
+
+    Args:
+      batches: trees of host arrays, rows first.
+      rows: how many rows there will be, if known: the result is then allocated once and filled.
+    """
+    if rows is None or math.isinf(rows):
+        parts = list(batches)
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    filled, start = None, 0
+    for batch in batches:
+        if filled is None:
+            filled = jax.tree.map(lambda leaf: np.empty((int(rows), *leaf.shape[1:]), leaf.dtype), batch)
+        stop = start + jax.tree.leaves(batch)[0].shape[0]
+        jax.tree.map(lambda whole, part, at=slice(start, stop): whole.__setitem__(at, part), filled, batch)
+        start = stop
+    return jax.tree.map(lambda leaf: leaf[:start], filled)
