@@ -186,3 +186,36 @@ def test_a_callback_that_could_not_be_restored_is_refused_at_the_first_save(tmp_
     odd = type("Odd", (cb.Callback,), members)()
     with pytest.raises(TypeError, match=message):
         fit(make_model(), cb.BackupAndRestore(tmp_path, 1), odd)
+
+
+class Halves(cb.Callback):
+    """Changes weights and learning rate in the middle of epochs, and counts how often."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch % 3 == 2:
+            self.count += 1
+            self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+            self.model.optimizer.learning_rate = 0.02 / (1 + self.count)
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_what_a_callback_changes_in_an_epoch_takes_effect_and_is_saved(tmp_path):
+    plain, expected = make_model(), make_model()
+    fit(plain)
+    halves = Halves()
+    expected_history = fit(expected, halves)
+    assert halves.count == 6
+    assert any((one != other).any() for one, other in zip(plain.get_weights(), expected.get_weights(), strict=True))
+    interrupted(tmp_path, Interrupt(1, 4), Halves(), save_freq=2)
+    model, resumed = make_model(), Halves()
+    history = fit(model, cb.BackupAndRestore(tmp_path), resumed)
+    assert_same_run(model, history, expected, expected_history)
+    assert resumed.count == 6
