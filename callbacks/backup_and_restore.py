@@ -8,12 +8,12 @@ import signal
 import sys
 import threading
 import time
-from numbers import Integral
 from typing import Any
 
 import jax
 
 from trainer.callbacks.callback import Callback
+from trainer.callbacks.checks import is_count
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
 
@@ -170,7 +170,7 @@ class BackupAndRestore(Callback):
 
 
 def _checked_save_freq(value: Any) -> Any:
-    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0:
+    if is_count(value):
         return int(value)
     is_duration = isinstance(value, datetime.timedelta) and value.total_seconds() > 0
     if is_duration or (isinstance(value, str) and value == "epoch"):

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.checks import is_count
 from trainer.callbacks.monitor_callback import MonitorCallback
 
 
@@ -255,20 +256,16 @@ def _delete(path: str) -> None:
         warnings.warn(f"`ModelCheckpoint` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 1
-
-
 def _checked_save_freq(value: Any) -> str | int:
     if isinstance(value, str) and value == "epoch":
         return "epoch"
-    if not _is_count(value):
+    if not is_count(value):
         raise ValueError(f"Unrecognized save_freq: {value!r}. Expected save_freq are 'epoch' or integer values, the "
                          "number of batches.")
     return int(value)
 
 
 def _checked_max_to_keep(value: Any) -> int | None:
-    if value is not None and not _is_count(value):
+    if value is not None and not is_count(value):
         raise ValueError(f"`max_to_keep` must be a positive number of files, or None to keep all. Received: {value!r}.")
     return value

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
+from trainer.callbacks.checks import is_count
 from trainer.callbacks.late_logs_callback import LateLogsCallback
 
 
@@ -40,8 +39,7 @@ class SkipNonFinite(LateLogsCallback):
     """
 
     def __init__(self, max_consecutive: int | None = None, raise_error: bool = False):
-        if max_consecutive is not None and (
-                not isinstance(max_consecutive, Integral) or isinstance(max_consecutive, bool) or max_consecutive < 1):
+        if max_consecutive is not None and not is_count(max_consecutive):
             raise ValueError("`max_consecutive` must be a positive integer, or None to go on whatever happens. "
                              f"Received: {max_consecutive!r}.")
         self.max_consecutive = max_consecutive

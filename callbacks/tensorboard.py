@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.callbacks import embedding_projector
 from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.checks import is_count
 from trainer.callbacks.profiler_trace import ProfilerTrace
 
 
@@ -330,12 +331,8 @@ def _as_images(weight: np.ndarray) -> np.ndarray | None:
     return image if image.ndim == 4 and image.shape[-1] in (1, 3, 4) and image.size else None
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
-
-
 def _checked_freq(argument: str, value: Any) -> int:
-    if not _is_count(value, 0):
+    if not is_count(value, 0):
         raise ValueError(f"`{argument}` must be a number of epochs, or 0 for never. Received: {value!r}.")
     return int(value)
 
@@ -343,7 +340,7 @@ def _checked_freq(argument: str, value: Any) -> int:
 def _checked_update_freq(value: Any) -> str | int:
     if value == "epoch":
         return "epoch"
-    if value != "batch" and not _is_count(value, 1):
+    if value != "batch" and not is_count(value):
         raise ValueError(f"`update_freq` must be 'epoch', 'batch' or a positive integer. Received: {value!r}.")
     return 1 if value == "batch" else int(value)
 
@@ -354,10 +351,10 @@ def _checked_profile_batch(value: Any) -> tuple[int, int]:
         parts = [part.strip() for part in value.split(",")]
         numbers = [int(part) for part in parts if part.isdecimal()]
         batches = None if len(numbers) < len(parts) else numbers[0] if len(numbers) == 1 else numbers
-    if _is_count(batches, 0):
+    if is_count(batches, 0):
         return int(batches), int(batches)
     is_pair = isinstance(batches, (tuple, list)) and len(batches) == 2
-    if is_pair and all(_is_count(batch, 1) for batch in batches) and batches[0] <= batches[1]:
+    if is_pair and all(is_count(batch) for batch in batches) and batches[0] <= batches[1]:
         return int(batches[0]), int(batches[1])
     raise ValueError("`profile_batch` must be the number of a batch, counted from 1, a pair of the first and the last, "
                      f"or 0 to profile none. Received: {value!r}.")

@@ -16,6 +16,7 @@ HARNESS = re.search(r"^```py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
 def test_an_example_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "resume.md", "exec"), {"__name__": "__main__"})
+    assert not (tmp_path / "backup").exists(), "a finished training deletes its checkpoints"
 
 
 def test_the_training_that_the_harness_kills_is_exact(tmp_path, monkeypatch):

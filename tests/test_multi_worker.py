@@ -15,6 +15,7 @@ import pytest
 import trainer
 from tests import project_files
 from tests.networks import LinenMLP, classification, logits_loss
+from tests.strategy_cases import CustomStep
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.testing import LocalCluster
@@ -27,19 +28,6 @@ def generated():
     for _ in range(2):
         for start in range(0, len(X), BATCH_SIZE):
             yield X[start:start + BATCH_SIZE], Y[start:start + BATCH_SIZE]
-
-
-class CustomStep(trainer.Model):
-    def train_step(self, state, batch):
-        x, y, weight = trainer.unpack_x_y_sample_weight(batch)
-
-        def loss_fn(params):
-            y_pred, model_state = self.apply(params, state, x, training=True)
-            return self.compute_loss(x, y, y_pred, weight), (y_pred, model_state)
-
-        (loss, (y_pred, model_state)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        state = state.apply_gradients(grads, model_state=model_state)
-        return {"loss": loss, **self.compute_metrics(x, y, y_pred, weight)}, state
 
 
 def train(kind, folder):

@@ -19,7 +19,7 @@ from trainer.built_model import BuiltModel, first_rows
 from trainer.compiled_model import CompiledModel
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.batches import as_batch
-from trainer.distribute.placement import to_host
+from trainer.distribute.placement import is_split_over_processes, to_host
 from trainer.file_kinds import checked_path, open_arrays
 from trainer.state import TrainState
 from trainer.weights_file import MatchReport, match_arrays, save_arrays
@@ -108,7 +108,7 @@ class ModelFiles(CompiledModel):
         Source: `keras.Model.save_weights`; the format is https://github.com/huggingface/safetensors.
         """
         path = checked_path("filepath", filepath)
-        weights = {name: to_host(leaf) if _is_split_over_processes(leaf) else leaf
+        weights = {name: to_host(leaf) if is_split_over_processes(leaf) else leaf
                    for name, leaf in _named_weights(self._shown_state()).items()}
         if jax.process_index() != 0:
             return
@@ -267,10 +267,6 @@ def _named_weights(state: TrainState) -> dict[str, jax.Array]:
         raise ValueError(f"A parameter and an array of the model state both have the path {shared[0]!r}, so a file "
                          "could not tell them apart. Rename the submodule or the collection.")
     return {**params, **model_state}
-
-
-def _is_split_over_processes(leaf: jax.Array) -> bool:
-    return not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
 def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:

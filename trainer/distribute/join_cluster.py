@@ -12,14 +12,17 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
 from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
-from trainer.distribute.preflight import JOB_ID_VARIABLE, agree
-from trainer.distribute.watchdog import PEER_LOST, Watchdog, is_peer_error
+
+if TYPE_CHECKING:
+    from trainer.distribute.watchdog import Watchdog
+
+# What only clusters need, the preflight and the watchdog, is imported where a cluster is joined.
 
 DEFAULT_TIMEOUT_SECS = 300.0
 REFUSED_EXIT_CODE = 2  # as of a wrong command line; `trainer.launch` does not start again after it
@@ -66,6 +69,8 @@ def _join(timeout_secs: float) -> None:
     if description.num_processes == 1:
         return
     _check_unused()  # before the others count on this process
+    from trainer.distribute.preflight import agree
+
     agree(description, {}, timeout_secs)
     address = description.coordinator_address
     # JAX's coordinator would listen on all interfaces.
@@ -84,6 +89,8 @@ def watch(timeout_secs: float) -> Watchdog:
     """Returns this process's watchdog, which begins with the first call; later limits are ignored."""
     global _watchdog
     if _watchdog is None:
+        from trainer.distribute.watchdog import Watchdog
+
         _watchdog = Watchdog(timeout_secs)
     return _watchdog
 
@@ -128,6 +135,9 @@ def _exit_if_refused(
 
 def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ends a process that failed. At a normal exit it would wait for the others, which wait for it."""
+    from trainer.distribute.preflight import JOB_ID_VARIABLE
+    from trainer.distribute.watchdog import PEER_LOST, is_peer_error
+
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -68,9 +68,14 @@ def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
+def is_split_over_processes(array: Any) -> bool:
+    """Returns whether no process has all of an array."""
+    return isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated)
+
+
 def to_host(array: Any) -> np.ndarray:
     """Returns an array whole on the host. One that is split over processes is gathered: all of them must call this."""
-    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+    if not is_split_over_processes(array):
         return np.asarray(array)
     from jax.experimental import multihost_utils
 

@@ -15,11 +15,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from trainer import checks
 from trainer.callbacks import Callback
+from trainer.callbacks.train_batch_callback import TrainBatchCallback
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
 _VALIDATION_VARIABLE = "TRAINER_KILL_AT_VALIDATION"
@@ -50,41 +52,35 @@ class Kill:
         checks.check_count(given[0], getattr(self, given[0]), 0 if given == ["save"] else 1)
 
 
-class _KillAt(Callback):
+class _KillAt(TrainBatchCallback):
     def __init__(self, train: int | None, test: int | None):
-        self._at = {"train": train, "test": test}
-        self._before_epoch = {"train": 0, "test": 0}
-        self._in_epoch = {"train": 0, "test": 0}
-        self._offset: int | None = None  # the first batch of this process
+        self._train, self._test = train, test
+        self._validated = self._in_validation = 0  # batches before the validation that is running, and in it
 
-    def on_epoch_begin(self, epoch, logs=None):
-        self._begin("train")
+    def on_train_begin(self, logs=None):
+        pass  # one `fit` after another, the batches of a process are counted on
 
     def on_test_begin(self, logs=None):
-        self._begin("test")
-
-    def _begin(self, phase: str) -> None:
-        self._before_epoch[phase] += self._in_epoch[phase]
-        self._in_epoch[phase] = 0
+        self._validated, self._in_validation = self._validated + self._in_validation, 0
 
     def next_look(self, phase, batch):
-        at = self._at[phase]
-        if self._offset is None and phase == "train":
-            self._offset = batch  # a resumed run begins in the middle of an epoch
-            self._in_epoch[phase] = batch
-        last = None if at is None else at + self._skipped(phase) - self._before_epoch[phase] - 1
+        super().next_look(phase, batch)
+        at, before = (self._train, self._batches_before_epoch) if phase == "train" else (self._test, self._validated)
+        last = None if at is None else at - before - 1
         return last if last is not None and last >= batch else None
 
-    def _skipped(self, phase: str) -> int:
-        return (self._offset or 0) if phase == "train" else 0
-
     def on_execution_end(self, phase, batch, logs=None):
-        if phase not in self._at:
-            return
-        self._in_epoch[phase] = batch + 1
-        if self._before_epoch[phase] + batch + 1 - self._skipped(phase) == self._at[phase]:
-            for _ in (logs or {}).items():
-                pass  # waits for the device: the batch is done
+        super().on_execution_end(phase, batch, logs)
+        if phase == "test":
+            self._in_validation = batch + 1
+            self._kill_if(self._validated + batch + 1 == self._test, logs)
+
+    def _after_batches(self, first, last, logs):
+        self._kill_if(self._number(last) == self._train, logs)
+
+    def _kill_if(self, is_due: bool, logs: Any) -> None:
+        if is_due:
+            dict(logs or {})  # waits for the device: the batch is done
             os.kill(os.getpid(), signal.SIGKILL)
 
 
