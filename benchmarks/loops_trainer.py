@@ -53,13 +53,17 @@ def new_model(workload: Workload, module: str = "linen", mirrored: bool = False,
     return model
 
 
-def fit(workload: Workload, callbacks: Sequence[str] = (), **options) -> Callable[[int], int]:
-    """Calls `fit` once for all epochs."""
+def fit(
+    workload: Workload, callbacks: Sequence[str] = (), new_arrays: bool = False, **options
+) -> Callable[[int], int]:
+    """Calls `fit` once for all epochs; with `new_arrays` it has to place them on the device again each time."""
     x, y = workload.data()
     model = new_model(workload, **options)
     made = [_CALLBACKS[name]() for name in callbacks]
 
     def run(epochs):
+        if new_arrays:
+            x[0] += 1
         model.fit(x, y, batch_size=workload.batch_size, epochs=epochs, callbacks=made, verbose=int("bar" in callbacks))
         return epochs * workload.steps
 

@@ -13,7 +13,7 @@ from tests.hlo import collectives
 from tests.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss, mirrored
 from trainer.data import Dataset, Group, HostArrays
 from trainer.data.arrays import aligned_empty, is_aligned
-from trainer.distribute import placement, strategy
+from trainer.distribute import placed_arrays, placement, strategy
 
 ROWS, BATCH = 53, 8  # an uneven last batch of five rows
 
@@ -99,12 +99,62 @@ def test_what_is_read_once_is_not_placed(monkeypatch):
     assert not placed
     model.fit(x, y, epochs=3, validation_data=(x, y), validation_freq=[3], verbose=0)
     assert len(placed) == 1
-    model.fit(x, y, epochs=3, validation_data=(x, y), verbose=0)
-    assert len(placed) == 3
+    model.fit(x, y, epochs=3, validation_data=(x + 1, y), verbose=0)
+    assert len(placed) == 2
+
+
+def test_arrays_are_placed_once_for_all_fits_and_let_go_with_them(monkeypatch):
+    x, y = (array.copy() for array in classification(ROWS)[:2])
+    model = compiled_mlp(2)
+    placed = placements(monkeypatch)
+    for _ in range(3):
+        model.fit(x, y, epochs=2, validation_data=(x[:8], y[:8]), verbose=0)
+        model.fit(x[:], y[:], epochs=2, verbose=0)
+    assert len(placed) == 2
+    shape = (ROWS, 6)
+    assert any(array.shape == shape for array in jax.live_arrays())
+    del x
+    gc.collect()
+    assert not any(array.shape == shape for array in jax.live_arrays())
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_arrays_that_were_written_to_are_placed_anew(monkeypatch, contiguous):
+    rows = classification(ROWS)
+    x = rows[0].copy() if contiguous else np.repeat(rows[0], 2, axis=1)[:, ::2]
+    model, fresh = compiled_mlp(2), compiled_mlp(2)
+    placed = placements(monkeypatch)
+    model.fit(x, rows[1], epochs=2, shuffle=False, verbose=0)
+    x *= -1
+    logs = model.fit(x, rows[1], epochs=2, shuffle=False, verbose=0).history
+    assert len(placed) == 2
+    fresh.fit(rows[0], rows[1], epochs=2, shuffle=False, verbose=0)
+    assert fresh.fit(-rows[0], rows[1], epochs=2, shuffle=False, verbose=0).history == logs
+
+
+def test_of_arrays_only_the_last_two_stay_placed():
+    model, kept = compiled_mlp(2), []
+    for width in range(3):
+        x, y, _ = classification(ROWS + width)
+        kept.append((x, y))
+        model.fit(x, y, epochs=2, verbose=0)
+    gc.collect()
+    rows = {array.shape[0] for array in jax.live_arrays() if array.shape[1:] == (6,)}
+    assert ROWS not in rows and {ROWS + 1, ROWS + 2} <= rows
+
+
+def test_checksums_tell_where_any_byte_differs():
+    array = np.random.default_rng(0).normal(size=(3000, 700))
+    before = placed_arrays.checksums(array)
+    assert len(before) > 2 and placed_arrays.checksums(array.copy()) == before
+    array[-1, -1] = -array[-1, -1]
+    after = placed_arrays.checksums(array)
+    assert after[:-1] == before[:-1] and after[-1] != before[-1]
+    assert placed_arrays.checksums(np.zeros((4, 0))) == placed_arrays.checksums(np.zeros((4, 0)))
 
 
 def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
-    x, y, _ = classification(ROWS)
+    x, y = (array.copy() for array in classification(ROWS)[:2])
     model = compiled_mlp(2)
     placed = placements(monkeypatch)
     dataset = Dataset.from_arrays((x, y)).shuffle(1).batch(BATCH)
@@ -115,7 +165,7 @@ def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
     assert len(placed) == 1
     shape = (ROWS, 6)
     assert any(array.shape == shape for array in jax.live_arrays())
-    del dataset
+    del dataset, x
     gc.collect()
     assert not any(array.shape == shape for array in jax.live_arrays())
 

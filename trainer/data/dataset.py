@@ -43,7 +43,7 @@ class Dataset:
 
     Batches are owned copies, in the dtypes that JAX would give them (64 bits become 32 unless `jax_enable_x64` is set).
     Do not write to the arrays once the dataset is in use: `fit` may hold a copy of them on the devices as long as the
-    dataset, or one that was made from it, exists.
+    dataset, or one that was made from it, or the arrays exist.
 
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from trainer.distribute.devices import default_devices, memory_bytes
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.explain import StateReport, report
 from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
+from trainer.distribute.placed_arrays import PlacedArrays
 from trainer.distribute.placement import (
     DATA_FRACTION,
     REPLICA_AXIS,
@@ -71,7 +71,7 @@ class Strategy:
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
         self._rows_sharding = NamedSharding(mesh, self.rows_spec)
         self._numbers: dict[int, jax.Array] = {}
-        self._placed_arrays: weakref.WeakKeyDictionary[HostArrays, Any] = weakref.WeakKeyDictionary()
+        self._placed_arrays = PlacedArrays()
         self._runner = ReplicaRunner(self)
 
     def __repr__(self) -> str:
@@ -200,18 +200,18 @@ class Strategy:
         """Returns arrays placed on the devices once, or None if they are too large to be kept there.
 
         Each device holds all rows if they fit into `DATA_FRACTION` of its memory, or else its share of them if that
-        does. Placed arrays are kept as long as `arrays` exists.
+        does. Placed arrays are kept as long as `arrays` exists; see also `PlacedArrays`.
 
         Args:
           arrays: the arrays.
           forced: place them even if they are too large, split over the replicas.
         """
-        if arrays not in self._placed_arrays:
-            budget = memory_bytes(self.mesh.devices.flat[0]) * DATA_FRACTION
-            if arrays.nbytes <= budget:
-                self._placed_arrays[arrays] = place_arrays(arrays, self._whole)
-            elif forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
-                self._placed_arrays[arrays] = place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync)
+        budget = memory_bytes(self.mesh.devices.flat[0]) * DATA_FRACTION
+        if arrays.nbytes <= budget:
+            return self._placed_arrays.get_or_place(arrays, lambda: place_arrays(arrays, self._whole))
+        if forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
+            return self._placed_arrays.get_or_place(
+                arrays, lambda: place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync))
         return self.placed_arrays(arrays)
 
     def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
