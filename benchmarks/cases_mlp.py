@@ -30,10 +30,10 @@ def _ratios(bars: dict[str, float]) -> tuple[Comparison, ...]:
 
 
 _TEXT = ("One `fit` of {epochs} epochs from arrays in host memory in each round, {rows:,} rows of noise, batch 32, "
-         "adam, accuracy. What a contestant uploads counts: `fit` finds the arrays of the round before, unless somebody "
-         "wrote to them (new arrays); the epoch in one call uploads them each time. Keras, TF-Keras and the NNX loop run {slow} of the epochs; "
-         "all times are per step. Keras and TF-Keras have the better `steps_per_execution` of 1 and 32; Keras as it "
-         "comes has 1.")
+         "adam, accuracy. What a contestant uploads counts: the epoch in one call uploads the arrays each time, `fit` "
+         "only if somebody wrote to them since the round before (new arrays). Keras, TF-Keras and the NNX loop run "
+         "{slow} of the epochs; all times are per step. Keras and TF-Keras have the better `steps_per_execution` of 1 "
+         "and 32; Keras as it comes has 1.")
 
 CASES = {
     "mlp": Case(

@@ -63,6 +63,12 @@ class Callback:
       params: a dict with "verbose", "epochs" and "steps" (None if unknown).
       state_attributes: names of the attributes that a checkpoint must keep for a run to resume exactly (see
         `state_dict` for what they can be).
+      runs_on: where there are several processes, "all" if the hooks are called in each, or "chief" if in the first one
+        alone, as is right for what writes files or prints. All processes must be given the same callbacks, as they
+        decide which batches run at once. One for the chief cannot use what all processes have to do together:
+        `evaluate`, weights that are split over processes, `next_look`.
+      stops_alike: whether the callback sets `model.stop_training`, if it does, at the same batch in every process. If
+        not, the processes ask each other after each execution, which costs a wait for the device.
 
     Example:
 
@@ -77,6 +83,8 @@ class Callback:
     params: Mapping[str, Any] | None = None
     _model: Any = None
     state_attributes: tuple[str, ...] = ()
+    runs_on: str = "all"
+    stops_alike: bool = False
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Sets `params`; called once before each run."""

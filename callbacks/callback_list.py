@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
+import jax
+
 from trainer.callbacks.callback import Callback
 from trainer.callbacks.history import History
 from trainer.callbacks.monitor_callback import MonitorCallback
@@ -35,7 +37,8 @@ class CallbackList(Callback):
       callbacks: the list, with what was appended.
 
     Raises:
-      TypeError: if something in `callbacks` is not a `Callback`.
+      TypeError: if something in `callbacks` is not a `Callback`, or one for the chief alone has a `next_look`.
+      ValueError: if `runs_on` of one is neither "all" nor "chief".
 
     Example:
 
@@ -67,10 +70,19 @@ class CallbackList(Callback):
         for wanted, kind in ((add_history, History), (add_progbar, ProgressBar)):
             if wanted and not any(isinstance(callback, kind) for callback in self.callbacks):
                 self.callbacks.append(kind())
+        for callback in self.callbacks:
+            _check_place(callback)
+        self._is_chief = jax.process_index() == 0
         if model is not None:
             self.set_model(model)
         if params:
             self.set_params(params)
+
+    @property
+    def _called(self) -> list[Callback]:
+        # The others count when it comes to how many batches run at once.
+        return self.callbacks if self._is_chief else [
+            callback for callback in self.callbacks if callback.runs_on == "all"]
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         super().set_params(params)
@@ -87,18 +99,21 @@ class CallbackList(Callback):
 
         A hook with the attribute `is_for_other_loops` need not be called by a loop that calls `on_execution_end`.
         """
-        default = getattr(Callback, hook)
-        functions = [_function(getattr(callback, hook)) for callback in self.callbacks]
-        return any(function is not default and not getattr(function, "is_for_other_loops", False)
-                   for function in functions)
+        return any(_overrides(callback, hook) for callback in self.callbacks)
 
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""
         return any(map(self.wants, _BATCH_HOOKS[phase]))
 
+    def may_stop_differently(self, phase: str) -> bool:
+        """Returns whether a callback may end "train", "test" or "predict" at another batch than in other processes."""
+        listeners = (*_BATCH_HOOKS[phase], "on_execution_end")
+        return any(not callback.stops_alike and any(_overrides(callback, hook) for hook in listeners)
+                   for callback in self.callbacks)
+
     def next_look(self, phase, batch):
         looks = []
-        for callback in self.callbacks:
+        for callback in self._called:
             look = callback.next_look(phase, batch)
             if look is None:
                 continue
@@ -145,7 +160,8 @@ class CallbackList(Callback):
                 "Resume with the same callbacks."
             )
         for name, callback in self._with_state():
-            callback.load_state_dict(state[name])
+            if callback in self._called:
+                callback.load_state_dict(state[name])
 
     def _with_state(self) -> Iterator[tuple[str, Callback]]:
         counts: dict[str, int] = {}
@@ -153,8 +169,7 @@ class CallbackList(Callback):
             name = type(callback).__name__
             count = counts.get(name, 0)
             counts[name] = count + 1
-            own = [_function(getattr(callback, hook)) is not getattr(Callback, hook)
-                   for hook in ("state_dict", "load_state_dict")]
+            own = [_overrides(callback, hook) for hook in ("state_dict", "load_state_dict")]
             if isinstance(callback.state_attributes, str):
                 raise TypeError(f"`{type(callback).__name__}.state_attributes` must be a tuple of names. Received: a "
                                 f"str. Write ({callback.state_attributes!r},).")
@@ -214,11 +229,11 @@ class CallbackList(Callback):
 
     def on_execution_end(self, phase, batch, logs=None):
         logs = {} if logs is None else logs
-        for callback in self.callbacks:
+        for callback in self._called:
             callback.on_execution_end(phase, batch, logs)
 
     def on_save_point(self, point):
-        for callback in self.callbacks:
+        for callback in self._called:
             callback.on_save_point(point)
 
     # How each hook is called, by position or by keyword, is what Keras does: a user's lambda may name its arguments as
@@ -226,20 +241,31 @@ class CallbackList(Callback):
 
     def _call(self, hook: str, logs: Any) -> None:
         logs = {} if logs is None else logs
-        for callback in self.callbacks:
+        for callback in self._called:
             getattr(callback, hook)(logs)
 
     def _call_numbered(self, hook: str, number: int, logs: Any) -> None:
         logs = {} if logs is None else logs
-        for callback in self.callbacks:
+        for callback in self._called:
             getattr(callback, hook)(number, logs)
 
     def _call_batch(self, hook: str, batch: int, logs: Any) -> None:
         logs = {} if logs is None else logs
-        for callback in self.callbacks:
+        for callback in self._called:
             getattr(callback, hook)(batch, logs=logs)
 
 
-def _function(hook: Any) -> Any:
-    """Returns the function behind a bound method, and anything else as it is."""
-    return getattr(hook, "__func__", hook)
+def _overrides(callback: Callback, hook: str) -> bool:
+    """Returns whether a callback has a hook of its own, on the class or on the instance, that this loop has to call."""
+    method = getattr(callback, hook)
+    function = getattr(method, "__func__", method)
+    return function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False)
+
+
+def _check_place(callback: Callback) -> None:
+    if callback.runs_on not in ("all", "chief"):
+        raise ValueError(f"`{type(callback).__name__}.runs_on` must be 'all' or 'chief'. "
+                         f"Received: {callback.runs_on!r}.")
+    if callback.runs_on == "chief" and _overrides(callback, "next_look"):
+        raise TypeError(f"`{type(callback).__name__}` runs on the chief alone, and cannot have a `next_look`: all "
+                        "processes must run the same batches at once. Let it run on all, and write on the chief.")

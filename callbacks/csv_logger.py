@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-import jax
-
 from trainer.callbacks.callback import Callback, adds_logs
 
 
@@ -48,6 +46,7 @@ class CSVLogger(Callback):
     Source: Keras 3's callback of this name.
     """
 
+    runs_on = "chief"
     state_attributes = ("keys", "_end")
     csv_file: Any = None
 
@@ -63,8 +62,7 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs=None):
         self._close()  # an exception may have ended the last fit
         # Not emptied yet: a resumed run, whose state comes after this, goes on with its rows.
-        path = self.filename if jax.process_index() == 0 else os.devnull
-        self.csv_file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
+        self.csv_file = open(self.filename, "a", newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
         self.writer = self.keys = None
         self._replaces = not self.append
         self._end = self._size() if self.append else 0
@@ -72,7 +70,7 @@ class CSVLogger(Callback):
     def load_state_dict(self, state):
         super().load_state_dict(state)
         size = self._size()
-        if size < self._end and jax.process_index() == 0:
+        if size < self._end:
             warnings.warn(f"`CSVLogger` resumes, but {self.filename!r} does not have the rows of the epochs before. "
                           "Those from here on are added to it.", UserWarning, stacklevel=2)
         self._end = min(self._end, size)

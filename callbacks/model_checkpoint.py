@@ -71,6 +71,8 @@ class ModelCheckpoint(MonitorCallback):
     state_attributes = (
         "best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving", "_kept", "_number")
 
+    stops_alike = True
+
     def __init__(
         self,
         filepath: str | os.PathLike,

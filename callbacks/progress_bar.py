@@ -48,6 +48,9 @@ class ProgressBar(Callback):
     Epoch 1/3 - 0s - ...s/step - loss: 0.2500
     """
 
+    runs_on = "chief"
+    stops_alike = True
+
     def __init__(self, console: Console | None = None):
         self._console = console
         self._verbose = 1

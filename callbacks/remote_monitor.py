@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from trainer.callbacks.callback import Callback, adds_logs
@@ -46,6 +45,8 @@ class RemoteMonitor(Callback):
     Source: Keras 3's callback of this name.
     """
 
+    runs_on = "chief"
+
     def __init__(
         self,
         root: str = "http://localhost:9000",
@@ -65,10 +66,8 @@ class RemoteMonitor(Callback):
 
     @adds_logs()
     def on_epoch_end(self, epoch, logs=None):
-        values = dict(logs or {})  # in all processes: reading a value may need all of them
-        if jax.process_index() != 0:
-            return
-        text = json.dumps({"epoch": int(epoch), **{name: _as_json(value) for name, value in values.items()}})
+        values = {name: _as_json(value) for name, value in (logs or {}).items()}
+        text = json.dumps({"epoch": int(epoch), **values})
         if self.send_as_json:
             body, kind = text, "application/json"
         else:

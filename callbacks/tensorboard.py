@@ -76,6 +76,8 @@ class TensorBoard(Callback):
     _epoch: int
     _last_batch: int
 
+    stops_alike = True
+
     def __init__(
         self,
         log_dir: str | os.PathLike = "logs",
@@ -244,11 +246,10 @@ class TensorBoard(Callback):
         return self._files[directory]
 
     def _add_scalars(self, directory: str, tag: str, values: Mapping[str, Any], step: int) -> None:
-        scalars = list(_scalars(values))  # in all processes: reading a value may need all of them
-        file = self._file(directory) if scalars else None
-        if file is not None:
-            for name, value in scalars:
-                file.add_scalar(tag.format(name), value, step)
+        if jax.process_index() != 0:
+            return
+        for name, value in _scalars(values):
+            self._file(directory).add_scalar(tag.format(name), value, step)
 
     def _add_weights(self, epoch: int) -> None:
         weights = self._named_weights()

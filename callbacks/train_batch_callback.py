@@ -33,6 +33,7 @@ class TrainBatchCallback(Callback):
     0 to 3 of this epoch; 8 in all
     """
 
+    stops_alike = True
     counters = ("_batches_before_epoch", "_last_batch")
     _batches_before_epoch = 0
     _last_batch = -1  # of this epoch, from 0

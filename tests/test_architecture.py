@@ -21,11 +21,11 @@ LAYERS = ("errors", "timing", "interrupts", "compilation_cache", "side_effects",
           "weights_file", "replica", "rng", "state",
           "compiled_step", "modules", "precision",
           "losses", "metrics", "optimizers", "data", "distribute", "logs", "outputs", "compiled_loss",
-          "compiled_metrics", "checks", "compile_guard", "compile_options", "update_rules", "step", "phase",
+          "compiled_metrics", "checks", "compile_guard", "alike", "compile_options", "update_rules", "step", "phase",
           "attached_optimizer",
           "microbatches", "built_model", "compiled_model", "checkpoint", "file_kinds", "export", "saved_model",
-          "model_files", "training_run", "loop", "model", "estimator", "launcher_lifeline", "launcher_output",
-          "launcher_job", "launcher_supervisor", "launch", "testing")
+          "model_files", "training_run", "loop", "model", "sidecar_evaluator", "estimator", "launcher_lifeline",
+          "launcher_output", "launcher_job", "launcher_supervisor", "launch", "testing")
 # They import nothing of the trainer, so any layer may build on them.
 STANDALONE = {"callbacks": None, "models": {"flax", "jax", "numpy"}}  # -> the only third-party packages, if restricted
 STANDARD_LIBRARY = sys.stdlib_module_names

@@ -124,10 +124,8 @@ class BuiltModel:
         self._sample_spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
         shapes, finish = init_placed(self._make_state, self.strategy.state_shardings, np.uint32(self._seed), inputs,
                                      self._functional.initial_values)
-        try:
-            yield shapes
-        finally:
-            self._state, self._state_is_lent = finish(), False
+        yield shapes
+        self._state, self._state_is_lent = finish(), False
 
     def _make_state(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
         try:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from trainer import checks, replica
+from trainer.alike import describe_model
 from trainer.attached_optimizer import AttachedOptimizer
 from trainer.built_model import BuiltModel, first_rows
 from trainer.compile_options import CompileOptions
@@ -22,6 +23,7 @@ from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
 from trainer.compiled_step import run_once
 from trainer.data import Reader, unpack_x_y_sample_weight
+from trainer.distribute.agreement import check_alike
 from trainer.microbatches import accumulated
 from trainer.optimizers import Optimizer
 from trainer.optimizers.named import NamedRules
@@ -313,6 +315,8 @@ class CompiledModel(BuiltModel):
 
     def _traced_phase(self, kind: str, state: Any, batch: Any) -> CompiledPhase:
         if kind not in self._phases:
+            options = {name: getattr(self._options, name) for name in ("steps_per_execution", "eager", "remat")}
+            check_alike("model", lambda: describe_model(state, batch, {**self.run_settings(), **options}))
             user_step = {"train": self.train_step, "test": self.test_step, "predict": self.predict_step}[kind]
             self._phases[kind] = CompiledPhase(
                 kind, user_step, self.strategy,

@@ -16,12 +16,14 @@ from typing import Any, Protocol
 
 import jax
 
+from trainer.alike import describe_run
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.compile_guard import CompileGuard
 from trainer.data import Demand, Group, Reader, prefetch
 from trainer.data.batches import GroupBuffer, Mark
-from trainer.distribute import Strategy
+from trainer.distribute import Strategy, join_cluster
+from trainer.distribute.agreement import anywhere, check_alike
 from trainer.distribute.placement import PlacedGroup
 from trainer.interrupts import Interrupts
 from trainer.phase import CompiledPhase, on_host
@@ -100,6 +102,9 @@ def fit(
         train = _begin(model, "train", reader, passes=epochs, data_on_device=True)
         test = None if validation is None else _begin(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
+        check_alike("training", lambda: describe_run(
+            reader, callbacks, epochs=epochs, initial_epoch=initial_epoch, logs=", ".join(train.phase.log_names),
+            validation=None if test is None else test.reader.num_batches))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
         run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
         with run, _validator(model, test, callbacks):
@@ -124,6 +129,7 @@ def fit(
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
+                    _stops(model, "train", agrees=True)
                 run.epoch_ended(logs)
             with timing.measure("callbacks"):
                 callbacks.on_train_end(logs)
@@ -169,6 +175,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
+        agrees = callbacks.may_stop_differently("predict")
         with _placed(model, feed, epoch=0) as groups:
             for group in groups:
                 state = model.current_state
@@ -178,7 +185,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
                 ahead.append((group, outputs, count))
                 if len(ahead) > MAX_IN_FLIGHT:
                     yield from _on_host(*ahead.popleft(), timing)
-                if model.stop_predicting:
+                if _stops(model, "predict", agrees):
                     break
         while ahead:
             yield from _on_host(*ahead.popleft(), timing)
@@ -250,7 +257,7 @@ def _timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
     """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
     outer = model.timing
     timing = model.timing = timing or Timing()
-    watchdog = model.strategy.watchdog
+    watchdog = join_cluster.watchdog()
     if watchdog is not None:
         timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
         timing.on_phase("host")
@@ -323,6 +330,7 @@ def _run_epoch(
     running = feed.phase.empty_logs if running is None else running
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
+    agrees = callbacks.may_stop_differently(kind)
     with feed.interrupts, _placed(model, feed, epoch, batch) as groups:
         for group, start, stop in _executions(feed, groups, callbacks, per_batch):
             first, last = group.first + start, group.first + stop - 1
@@ -341,7 +349,7 @@ def _run_epoch(
                 callbacks.on_execution_end(kind, last, logs)
             if reached is not None:
                 reached(last + 1, running, group.mark)
-            if model.stop_training if kind == "train" else model.stop_evaluating:
+            if _stops(model, kind, agrees):
                 break
     return running
 
@@ -402,6 +410,14 @@ def _placed(model: Trainee, feed: _Feed, epoch: int, batch: int = 0) -> Iterator
     is_urgent = demand.is_urgent if jax.process_count() == 1 else lambda: False
     with prefetch(feed.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
         yield placed
+
+
+def _stops(model: Trainee, kind: str, agrees: bool) -> bool:
+    """Returns whether somebody has asked to stop; with `agrees`, in any of the processes, of which all get to know."""
+    flag = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}[kind]
+    if agrees and anywhere(bool(getattr(model, flag))):
+        setattr(model, flag, True)
+    return bool(getattr(model, flag))
 
 
 def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:

@@ -337,8 +337,7 @@ class Model(ModelFiles):
         if isinstance(callbacks, CallbackList):
             callbacks = callbacks.callbacks
         return CallbackList(
-            callbacks, add_history=history, add_progbar=verbose != 0 and jax.process_index() == 0, model=self,
-            verbose=verbose, **params)
+            callbacks, add_history=history, add_progbar=verbose != 0, model=self, verbose=verbose, **params)
 
 
 class Sequential(Model):

@@ -25,6 +25,11 @@ from trainer.replica import ReplicaContext
 from trainer.timing import Timing
 
 
+def _of_one_device(running: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    # What any process may do with them alone: each device has them whole.
+    return {name: leaf.addressable_data(0) for name, leaf in running.items()}
+
+
 def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     """Returns what `CompiledPhase.begin_results` began, as floats, or numpy arrays where there are several values."""
     fetched = jax.device_get(values)
@@ -137,7 +142,8 @@ class CompiledPhase:
             self._log_shapes = jax.eval_shape(lambda: empty)
             self.empty_logs = to_devices(logs.packed(empty), self._strategy.logs_sharding)
             self.log_names = tuple(jax.eval_shape(logs.results, empty))
-            self._results = compiling(lambda running: logs.results(self._unpacked(running)), self.empty_logs)
+            self._results = compiling(
+                lambda running: logs.results(self._unpacked(running)), _of_one_device(self.empty_logs))
 
     def _affordable_steps(self, cost: Callable[[], Any] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
@@ -175,7 +181,7 @@ class CompiledPhase:
 
     def begin_results(self, running: Any) -> dict[str, jax.Array]:
         """Returns the values of running logs, which are being computed and sent to the host; does not wait for them."""
-        values = self._results(running)
+        values = self._results(_of_one_device(running))
         for value in jax.tree.leaves(values):
             value.copy_to_host_async()
         return values

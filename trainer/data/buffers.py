@@ -15,8 +15,6 @@ import numpy as np
 
 from trainer.data.arrays import aligned_empty
 
-_KEPT_BYTES = 128 * 2**20  # of free memory, more than a reader has on its way at once
-
 
 class BufferPool:
     """Makes arrays, of the memory of earlier ones where these are gone.
@@ -30,16 +28,21 @@ class BufferPool:
       True
     """
 
+    # Of free memory, more than a reader has on its way at once. No global, as the last array may end when Python has
+    # cleared those.
+    kept_bytes = 128 * 2**20
+
     def __init__(self) -> None:
         # Deques, as the last reference to an array may end in any thread. The sum of their bytes need not be exact.
-        self._free: dict[int, collections.deque[np.ndarray]] = {}
+        self._free: collections.defaultdict[int, collections.deque[np.ndarray]] = collections.defaultdict(
+            collections.deque)
         self._free_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Returns an uninitialised array, aligned as JAX's CPU devices like it."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
-        free = self._free.get(size)
+        free = self._free[size]
         if free:
             memory = free.pop()
             self._free_bytes -= size
@@ -50,9 +53,9 @@ class BufferPool:
 
     def give_back(self, memory: np.ndarray) -> None:
         """Takes memory that nothing refers to any more."""
-        if self._free_bytes + memory.size <= _KEPT_BYTES:
+        if self._free_bytes + memory.size <= self.kept_bytes:
             self._free_bytes += memory.size
-            self._free.setdefault(memory.size, collections.deque()).append(memory)
+            self._free[memory.size].append(memory)
 
 
 class _Lease:

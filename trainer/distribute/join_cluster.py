@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -29,17 +30,20 @@ REFUSED_EXIT_CODE = 2  # as of a wrong command line; `trainer.launch` does not s
 _HEARTBEAT_SECS = 60
 _SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
 
+_LINGER_SECS = 2.0  # for the others to print their errors: the end of process 0 aborts them
+
 _watchdog: Watchdog | None = None
+_limit_secs = DEFAULT_TIMEOUT_SECS
 
 
 def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
     """Lets all devices of the cluster that this process belongs to become JAX's; does nothing outside of a cluster.
 
-    The cluster is what TF_CONFIG describes, or else what JAX finds by itself (SLURM, Open MPI, Kubernetes, TPU). May be
-    called again.
+    The cluster is what TF_CONFIG describes, or else what JAX finds by itself (SLURM, Open MPI, Kubernetes, TPU). From
+    then on a watchdog looks after its processes. May be called again; later limits are ignored.
 
     Args:
-      timeout_secs: how long to wait for the other processes.
+      timeout_secs: how long to wait for the other processes, now and while training.
 
     Raises:
       ClusterError: if TF_CONFIG is wrong, or the processes were started with different clusters, jobs or versions. If
@@ -47,14 +51,15 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
     """
+    if not jax.distributed.is_initialized():
+        try:
+            _join(timeout_secs)
+        except ClusterError:
+            if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
+                sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
+            raise
     if jax.distributed.is_initialized():
-        return
-    try:
-        _join(timeout_secs)
-    except ClusterError:
-        if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
-            sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
-        raise
+        _watch(timeout_secs)
 
 
 def _join(timeout_secs: float) -> None:
@@ -85,14 +90,23 @@ def cluster_devices() -> list[jax.Device]:
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
 
 
-def watch(timeout_secs: float) -> Watchdog:
-    """Returns this process's watchdog, which begins with the first call; later limits are ignored."""
-    global _watchdog
-    if _watchdog is None:
+def watchdog() -> Watchdog | None:
+    """Returns what watches over the processes of the cluster; None outside of one."""
+    return _watchdog
+
+
+def limit_secs() -> float:
+    """Returns how long the processes of the cluster may wait for each other."""
+    return _limit_secs
+
+
+def _watch(timeout_secs: float) -> None:
+    global _watchdog, _limit_secs
+    if _watchdog is None and jax.process_count() > 1:
         from trainer.distribute.watchdog import Watchdog
 
+        _limit_secs = timeout_secs
         _watchdog = Watchdog(timeout_secs)
-    return _watchdog
 
 
 def _initialize(timeout_secs: float, **options: Any) -> None:
@@ -141,6 +155,10 @@ def _exit_at_once(kind: type[BaseException], error: BaseException, trace: Traceb
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
+    if issubclass(kind, ClusterError):  # which all processes raise
+        if jax.process_index() == 0:
+            time.sleep(_LINGER_SECS)
+        os._exit(REFUSED_EXIT_CODE)
     lost_peer = is_peer_error(error)
     # The launcher of a local cluster sees itself who was lost first.
     if lost_peer and _watchdog is not None and JOB_ID_VARIABLE not in os.environ:

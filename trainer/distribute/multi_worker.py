@@ -9,7 +9,7 @@ import jax
 from trainer.distribute.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions, checked_options
 from trainer.distribute.devices import default_devices
-from trainer.distribute.join_cluster import DEFAULT_TIMEOUT_SECS, join_cluster, watch
+from trainer.distribute.join_cluster import DEFAULT_TIMEOUT_SECS, join_cluster
 from trainer.distribute.strategy import Strategy
 
 
@@ -46,7 +46,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         join_cluster(timeout_secs)
         devices = jax.devices() if jax.process_count() > 1 else default_devices()
         super().__init__(devices, _reduction(options.implementation))
-        self.watchdog = watch(timeout_secs) if jax.process_count() > 1 else None
         self.is_chief = jax.process_index() == 0
         self.local_replicas = sum(device.process_index == jax.process_index() for device in devices)
 

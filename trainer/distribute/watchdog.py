@@ -28,9 +28,10 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any, Protocol
 
 import jax
+
+from trainer.distribute.store import Store, jax_store
 
 PEER_LOST = 75  # the exit code; schedulers take EX_TEMPFAIL for "start it again"
 
@@ -49,16 +50,6 @@ _LINGER_SECS = 0.5
 _KEYS = "trainer/watchdog/"
 # Gloo's errors come as ValueError where the CPU ran the collective in the call, and as JaxRuntimeError otherwise.
 _PEER_ERRORS = re.compile(r"\b(Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED)\b|Connection (closed|reset)")
-
-
-class Store(Protocol):
-    """What the watchdog needs of JAX's key-value store."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Stores a value."""
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """Returns the keys that begin with `key`, with their values, without waiting for any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +250,7 @@ class Watchdog:
         self._threads: list[threading.Thread] = []
         if self._num_processes == 1:
             return
-        self._client = client if client is not None else _jax_client()
+        self._client = client if client is not None else jax_store()
         if self._client is None:
             raise RuntimeError("A watchdog over several processes needs `jax.distributed.initialize` before it.")
         for name, target in (("trainer_watchdog", self._watch), ("trainer_watchdog_link", self._exchange_reports)):
@@ -314,7 +305,7 @@ class Watchdog:
                 self._client.key_value_set(f"{_KEYS}{self._process}", own, allow_overwrite=True)
                 pairs = self._client.key_value_dir_get(_KEYS)
             except Exception as error:  # JAX raises what its C++ says, of several types
-                if self._uses_jax and _jax_client() is None:
+                if self._uses_jax and jax_store() is None:
                     self._stopping.set()  # somebody has shut down JAX's runtime: not the coordinator's fault
                 self._error = str(error).partition("\n")[0]
             else:
@@ -383,11 +374,3 @@ def is_peer_error(error: BaseException) -> bool:
 def _main_stack() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "".join(traceback.format_stack(frame)) if frame is not None else "  (it has ended)\n"
-
-
-def _jax_client() -> Any:
-    """Returns JAX's client of the key-value store; None before `jax.distributed.initialize` and after its shutdown."""
-    # The only private name of JAX in here: it has no public one for its store.
-    from jax._src import distributed
-
-    return distributed.global_state.client

@@ -1,0 +1,179 @@
+"""What processes must have alike is compared, and what they may decide differently is agreed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import trainer
+from tests.networks import LinenMLP, classification, logits_loss
+from tests.preflight_cluster import free_port
+from trainer import callbacks as cb
+from trainer import distribute
+from trainer.callbacks import Callback, CallbackList
+from trainer.distribute.agreement import anywhere
+from trainer.testing import LocalCluster
+
+X, Y, _ = classification(48)
+BATCH_SIZE = 8  # six batches
+
+
+class StopsOneProcess(Callback):
+    """Asks to stop in process 1 alone, by the time of the day or whatever else differs there."""
+
+    def __init__(self, hook):
+        setattr(self, hook, self.stop)
+
+    def stop(self, number, logs=None):
+        if jax.process_index() == 1 and number == 2:
+            self.model.stop_training = True
+
+
+class Seen(Callback):
+    def __init__(self, runs_on):
+        self.runs_on, self.batches, self.epochs = runs_on, [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append((epoch, logs["loss"]))
+
+
+def fitted(callbacks, epochs=5):
+    with distribute.MultiWorkerMirroredStrategy().scope():
+        model = trainer.Model(LinenMLP(), seed=1)
+        model.compile(trainer.optimizers.SGD(0.1), logits_loss())
+    history = model.fit(X, Y, batch_size=BATCH_SIZE, epochs=epochs, verbose=0, callbacks=callbacks)
+    return int(model.state.step), history.history["loss"]
+
+
+def in_a_process(folder):
+    """Returns what a process has seen; a message of an error in the place of what could not run."""
+    distribute.MultiWorkerMirroredStrategy()
+    index = jax.process_index()
+    found = {"anywhere": [anywhere(False), anywhere(index == 1), anywhere(True)]}
+    for hook in ("on_train_batch_end", "on_execution_end", "on_epoch_end"):
+        callback = StopsOneProcess("on_train_batch_end" if hook == "on_execution_end" else hook)
+        if hook == "on_execution_end":
+            callback = cb.LambdaCallback()
+            callback.on_execution_end = lambda phase, batch, logs, self=callback: (
+                StopsOneProcess.stop(self, 2) if batch >= 2 else None)
+        found[hook] = fitted([callback])
+    everywhere, on_chief = Seen("all"), Seen("chief")
+    logger = cb.CSVLogger(os.path.join(folder, "log.csv"))
+    found["steps"], _ = fitted([everywhere, on_chief, logger], epochs=1)
+    found["seen"] = [everywhere.batches, on_chief.batches, everywhere.epochs, on_chief.epochs]
+    found["opened"] = logger.csv_file is not None
+    return found
+
+
+def test_processes_agree_when_to_stop_and_the_chief_alone_runs_what_is_its_own(tmp_path):
+    chief, other = LocalCluster(2).run(in_a_process, str(tmp_path))
+    assert chief["anywhere"] == other["anywhere"] == [False, True, True]
+    assert chief["on_train_batch_end"] == other["on_train_batch_end"] and chief["on_train_batch_end"][0] == 3
+    assert chief["on_execution_end"] == other["on_execution_end"] and chief["on_execution_end"][0] == 6
+    assert chief["on_epoch_end"] == other["on_epoch_end"] and chief["on_epoch_end"][0] == 3 * 6
+    assert chief["steps"] == other["steps"] == 6
+    every_batch, epochs = list(range(6)), chief["seen"][2]
+    assert chief["seen"] == [every_batch, every_batch, epochs, epochs]
+    assert other["seen"] == [every_batch, [], epochs, []]
+    assert (chief["opened"], other["opened"]) == (True, False)
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import trainer
+from flax import linen as nn
+
+width, epochs, callbacks = {differ}
+options = trainer.distribute.CommunicationOptions(timeout_seconds=20)
+with trainer.distribute.MultiWorkerMirroredStrategy(options).scope():
+    model = trainer.Sequential([nn.Dense(width), nn.Dense(1)])
+    model.compile("sgd", "mse")
+print("ready", flush=True)
+model.fit(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32), epochs=epochs, verbose=0, callbacks=callbacks)
+"""
+
+
+@pytest.mark.parametrize(("differ", "message"), [
+    ("(int(sys.argv[1]) + 4, 1, [])",
+     "The model of worker 1 is not that of worker 0. parameters: 4 arrays, 25 values (........) in worker 0, "
+     "4 arrays, 31 values (........) in worker 1"),
+    ("(4, 1, [trainer.callbacks.LambdaCallback(on_train_batch_end=print)] * int(sys.argv[1]))",
+     "The training of worker 1 is not that of worker 0. callbacks that run on \"all\": History in worker 0, "
+     "LambdaCallback, History in worker 1; phases of which a callback sees each batch: none in worker 0, train in "
+     "worker 1")])
+def test_a_worker_with_another_model_or_training_ends_all_before_anything_runs(differ, message):
+    port = free_port()
+    addresses = [f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"]
+    processes = []
+    for index in range(2):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CONFIG": json.dumps(config)}
+        environment.pop("XLA_FLAGS", None)
+        processes.append(subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(differ=differ), str(index)], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n", process.communicate()[1]
+        since = time.monotonic()
+        for process in processes:
+            error = process.communicate(timeout=60)[1]
+            assert process.returncode == 2, error
+            assert matches(message, error), error
+            with pytest.raises(ProcessLookupError):
+                os.killpg(process.pid, 0)
+        assert time.monotonic() - since < 20, "within the strategy's timeout"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def matches(message, text):
+    at = text.find(message[:40])
+    found = text[at:at + len(message)]
+    return at >= 0 and all(wanted in (".", got) for wanted, got in zip(message, found, strict=True))
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+class Stops(Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 1
+
+
+def test_a_callback_for_the_chief_is_called_where_there_is_one_process():
+    seen = Seen("chief")
+    CallbackList([seen]).on_train_batch_end(3, {"loss": np.float32(1)})
+    assert seen.batches == [3]
+
+
+def test_where_a_callback_runs_is_checked():
+    with pytest.raises(ValueError, match=r"`Seen.runs_on` must be 'all' or 'chief'. Received: 'worker 3'."):
+        CallbackList([Seen("worker 3")])
+    looking = Seen("chief")
+    looking.next_look = lambda phase, batch: batch
+    with pytest.raises(TypeError, match="`Seen` runs on the chief alone, and cannot have a `next_look`"):
+        CallbackList([looking])
+
+
+def test_only_callbacks_that_may_stop_differently_make_processes_ask():
+    assert CallbackList([Stops()]).may_stop_differently("train")
+    assert not CallbackList([Stops()]).may_stop_differently("test")
+    alike = [cb.TerminateOnNaN(), cb.EarlyStopping("loss"), cb.ModelCheckpoint("x.safetensors", save_freq=2),
+             cb.ProgressBar(), cb.CSVLogger("log.csv"), cb.Throughput(1), cb.BackupAndRestore("backup", 2)]
+    assert not CallbackList(alike).may_stop_differently("train")

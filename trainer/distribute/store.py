@@ -1,0 +1,29 @@
+"""JAX's key-value store, in which the processes of a job tell each other what needs no devices."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Store(Protocol):
+    """What the trainer needs of the store."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        """Stores a value."""
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        """Returns the keys that begin with `key`, with their values, without waiting for any."""
+
+    def key_value_delete(self, key: str) -> None:
+        """Removes a value."""
+
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
+        """Waits until all processes have come to a barrier, each of which is used once."""
+
+
+def jax_store() -> Any:
+    """Returns JAX's client of the store; None before `jax.distributed.initialize` and after its shutdown."""
+    # The only private name of JAX that is used over processes: it has no public one for its store.
+    from jax._src import distributed
+
+    return distributed.global_state.client
