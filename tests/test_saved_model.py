@@ -5,7 +5,7 @@ import pytest
 
 import trainer
 from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
-from trainer import distribute
+from trainer import distribute, saved_model
 
 X, Y, _ = classification(40)
 
@@ -91,9 +91,19 @@ def test_a_damaged_file_is_refused(tmp_path, trained):
         trainer.load(path, make_model())
 
 
+@pytest.mark.parametrize("name", ["model", "model.keras"])
+def test_a_newer_format_is_refused(tmp_path, trained, monkeypatch, name):
+    monkeypatch.setattr(saved_model, "FORMAT_VERSION", 2)
+    trained.save(tmp_path / name)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"has version 2 of the format of training states\. This trainer knows"):
+        trainer.load(tmp_path / name, make_model())
+
+
 def test_other_files_are_told_apart(tmp_path, trained):
     trained.save_weights(tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match=r"holds no training state\. Weights alone are loaded with `Model.load_weigh"):
+    with pytest.raises(ValueError, match=r"is another kind of file\. Expected: a training state, as `Model\.save` "
+                                         r"writes it\. Weights alone are loaded with `Model.load_weights`"):
         trainer.load(tmp_path / "weights.safetensors", make_model())
     trained.save(tmp_path / "model.keras")
     with pytest.raises(FileNotFoundError, match=r"Did you mean .*model.keras"):

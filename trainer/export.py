@@ -22,18 +22,17 @@ from trainer import checks, errors, paths
 from trainer.compiled_step import compiled
 from trainer.data import pack_x_y_sample_weight
 from trainer.data.arrays import as_arrays, is_leaf
-from trainer.file_kinds import checked_path, open_arrays
+from trainer.file_kinds import checked_path, read_with_text, save_with_text
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState
 from trainer.step import predict_one_batch
-from trainer.weights_file import checksum, match_arrays, save_arrays
+from trainer.weights_file import match_arrays
 
 PACKAGE = "trainer-jax"
 MANIFEST_KEY = "exported_model"
 FORMAT_VERSION = 1
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 DEFAULT_BATCH_SIZE = 32
-_CHECKSUM_KEY = "checksum"
 _PROGRAM = "program"
 
 
@@ -60,7 +59,7 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
     arrays[_PROGRAM] = np.frombuffer(program, np.uint8)
     text = json.dumps(manifest)
     if jax.process_index() == 0:
-        save_arrays(path, arrays, {MANIFEST_KEY: text, _CHECKSUM_KEY: checksum(text, arrays)})
+        save_with_text(path, MANIFEST_KEY, text, arrays)
 
 
 def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
@@ -92,16 +91,9 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
       ((5, 2), ShapeDtypeStruct(shape=(rows, 3), dtype=float32))
     """
     path = checked_path("filepath", filepath)
-    expected = "an exported model, as `Model.export` writes it"
-    with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
-        text = file.metadata.get(MANIFEST_KEY)
-        if text is None:
-            raise ValueError(f"{path!r} has arrays and no program. Expected: {expected}. The `load_weights` of a model "
-                             "reads weights.")
-        arrays = dict(file)
-        if file.metadata.get(_CHECKSUM_KEY) != checksum(text, arrays):
-            raise ValueError(f"{path!r} is damaged: its contents do not have the checksum that they were saved with. "
-                             "Export the model again, or copy the file again.")
+    text, arrays = read_with_text(
+        path, MANIFEST_KEY, "an exported model, as `Model.export` writes it",
+        "A checkpoint folder is loaded with `trainer.load`.", "The `load_weights` of a model reads weights.")
     manifest = json.loads(text)
     if manifest["format_version"] != FORMAT_VERSION:
         raise ValueError(f"{path!r} has version {manifest['format_version']} of the format of exported models. This "

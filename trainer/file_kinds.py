@@ -1,16 +1,21 @@
 """Opens safetensors files, and says what is there instead of one.
 
-Owns the errors about paths that cannot be read. What the arrays of a file are for is its reader's business.
+Owns the errors about paths that cannot be read, and the checksum of files that hold a text besides their arrays. What
+either is for is their reader's business.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from trainer import errors
-from trainer.weights_file import ArraysFile, read_arrays
+import numpy as np
 
+from trainer import errors
+from trainer.weights_file import ArraysFile, checksum, read_arrays, save_arrays
+
+_CHECKSUM_KEY = "checksum"
 _FIRST_BYTES = {  # of files that are no safetensors files
     b"\x89HDF\r\n\x1a\n": "an HDF5 file, as Keras writes its weights",
     b"PK\x03\x04": "a zip archive, as `.keras`, `.npz` and PyTorch's files are",
@@ -56,6 +61,36 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
             if start.startswith(first_bytes):
                 raise ValueError(f"{path!r} is {kind}. Expected: {expected}.") from None
         raise ValueError(f"{error} Expected: {expected}.") from None
+
+
+def save_with_text(path: str, key: str, text: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays and, in the metadata under a key, a text; see `weights_file.save_arrays`."""
+    save_arrays(path, arrays, {key: text, _CHECKSUM_KEY: checksum(text, arrays)})
+
+
+def read_with_text(
+    path: str, key: str, expected: str, instead_of_folder: str, instead_of_others: str
+) -> tuple[str, dict[str, np.ndarray]]:
+    """Returns the text and the arrays of a file that `save_with_text` wrote under the same key.
+
+    Args:
+      path, expected, instead_of_folder: as in `open_arrays`.
+      key: the key of the text.
+      instead_of_others: what to do with a file without such a text, a sentence.
+
+    Raises:
+      FileNotFoundError, IsADirectoryError: as `open_arrays`.
+      ValueError: if the file is something else, or damaged.
+    """
+    with open_arrays(path, expected, instead_of_folder) as file:
+        text = file.metadata.get(key)
+        if text is None:
+            raise ValueError(f"{path!r} is another kind of file. Expected: {expected}. {instead_of_others}")
+        arrays = dict(file)
+        if file.metadata.get(_CHECKSUM_KEY) != checksum(text, arrays):
+            raise ValueError(f"{path!r} is damaged: its content does not have the checksum that it was saved with. "
+                             "Copy the file again, or save it anew.")
+    return text, arrays
 
 
 def _missing(path: str) -> FileNotFoundError:

@@ -25,16 +25,16 @@ from trainer.checkpoint import (
     plain,
 )
 from trainer.distribute.placement import to_host
-from trainer.file_kinds import checked_path, open_arrays
+from trainer.file_kinds import checked_path, read_with_text, save_with_text
 from trainer.state import TrainState
-from trainer.weights_file import checksum, match_arrays, save_arrays
+from trainer.weights_file import match_arrays
 
 M = TypeVar("M", bound=BuiltModel)
 Restore = Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
 
 _KIND = "training state"
+FORMAT_VERSION = 1  # of what the arrays and the document mean
 DOCUMENT_KEY = "training_state"
-_CHECKSUM_KEY = "checksum"
 _DOCUMENT_ARRAYS, _STATE_ARRAYS = "document/", "state/"
 
 
@@ -48,7 +48,8 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
     """
     arrays = paths.named_leaves(state)
     # Arrays without rows: they say what inputs are like, and no more.
-    document = {"kind": _KIND, "inputs": jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)}
+    no_rows = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)
+    document = {"kind": _KIND, "format_version": FORMAT_VERSION, "inputs": no_rows}
     if os.path.splitext(path)[1]:
         _save_file(path, arrays, document)
         return
@@ -85,6 +86,9 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
     if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
+    if document["format_version"] > FORMAT_VERSION:
+        raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. This "
+                         f"trainer knows version {FORMAT_VERSION}. Install the one that wrote it.")
     if not model.built:
         model.build_on(jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype),
                                     document["inputs"]))
@@ -113,18 +117,13 @@ def _save_file(path: str, arrays: Mapping[str, jax.Array], document: Any) -> Non
     encoded, document_arrays = plain.encode(document)
     text = json.dumps(encoded)
     every |= {f"{_DOCUMENT_ARRAYS}{name}": array for name, array in document_arrays.items()}
-    save_arrays(path, every, {DOCUMENT_KEY: text, _CHECKSUM_KEY: checksum(text, every)})
+    save_with_text(path, DOCUMENT_KEY, text, every)
 
 
 def _open_file(path: str) -> tuple[Any, Restore]:
-    with open_arrays(path, "what `Model.save` writes", "") as file:
-        text = file.metadata.get(DOCUMENT_KEY)
-        if text is None:
-            raise ValueError(f"{path!r} holds no training state. Weights alone are loaded with `Model.load_weights`, "
-                             "exported models with `trainer.load_exported`.")
-        arrays = dict(file)
-        if file.metadata.get(_CHECKSUM_KEY) != checksum(text, arrays):
-            raise CheckpointError(f"{path!r} is damaged: its content is not what was written.")
+    text, arrays = read_with_text(
+        path, DOCUMENT_KEY, "a training state, as `Model.save` writes it", "",
+        "Weights alone are loaded with `Model.load_weights`, exported models with `trainer.load_exported`.")
 
     def part(prefix: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
