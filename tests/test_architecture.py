@@ -24,7 +24,7 @@ LAYERS = ("errors", "timing", "interrupts", "compilation_cache", "side_effects",
           "compiled_metrics", "checks", "compile_guard", "alike", "compile_options", "update_rules", "step", "phase",
           "attached_optimizer",
           "microbatches", "built_model", "compiled_model", "checkpoint", "file_kinds", "export", "saved_model",
-          "model_files", "training_run", "loop", "model", "sidecar_evaluator", "estimator", "launcher_lifeline",
+          "model_files", "training_run", "feed", "loop", "model", "sidecar_evaluator", "estimator", "launcher_lifeline",
           "launcher_output", "launcher_job", "launcher_supervisor", "launch", "testing")
 # They import nothing of the trainer, so any layer may build on them.
 STANDALONE = {"callbacks": None, "models": {"flax", "jax", "numpy"}}  # -> the only third-party packages, if restricted

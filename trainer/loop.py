@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Container, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from trainer.alike import describe_run
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
-from trainer.compile_guard import CompileGuard
-from trainer.data import Demand, Group, Reader, prefetch
+from trainer.data import Reader
 from trainer.data.batches import GroupBuffer, Mark
-from trainer.distribute import Strategy, join_cluster
 from trainer.distribute.agreement import anywhere, check_alike
 from trainer.distribute.placement import PlacedGroup
-from trainer.interrupts import Interrupts
-from trainer.phase import CompiledPhase, on_host
+from trainer.feed import Feed, Trainee, begin, timed
 from trainer.timing import Timing
 from trainer.training_run import TrainingRun
 
@@ -34,39 +30,6 @@ MAX_IN_FLIGHT = 2
 
 Running = Any  # the running logs of a phase, as it packs them
 Reached = Callable[[int, Running, Mark | None], None]  # told how far an epoch is after each execution
-
-
-class Trainee(Protocol):
-    """What the loop needs of a model."""
-
-    strategy: Strategy
-    stop_training: bool
-    stop_evaluating: bool
-    stop_predicting: bool
-    timing: Timing
-    validator: Callable[[], dict[str, Any]] | None  # while `fit` runs with validation data
-
-    @property
-    def current_state(self) -> Any:
-        """The state, for reading: its buffers are not to be donated."""
-
-    def take_state(self) -> Any:
-        """Returns the state, in buffers that may be donated."""
-
-    def keep_state(self, state: Any) -> None:
-        """Stores the state after an execution."""
-
-    def prepared_phase(self, kind: str, batch: Any) -> CompiledPhase:
-        """Returns the compiled step of a phase, after checking the first batch and tracing the step on it."""
-
-    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
-        """Returns the reader's arrays on the devices, if batches are to be gathered there."""
-
-    def run_settings(self) -> dict[str, Any]:
-        """Returns, as plain data, what must not differ when a run is resumed."""
-
-    def check_labels(self, batch: Any) -> None:
-        """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
 
 
 def fit(
@@ -97,10 +60,10 @@ def fit(
                          "validations are due. Pass data that can be iterated anew, or `validation_steps`: each "
                          "validation then takes the next batches.")
     model.stop_training = False
-    with _timed(model, timing) as timing:
+    with timed(model, timing) as timing:
         # All epochs count, not those that are left: a resumed run decides alike.
-        train = _begin(model, "train", reader, passes=epochs, data_on_device=True)
-        test = None if validation is None else _begin(model, "test", validation, passes=validations)
+        train = begin(model, "train", reader, passes=epochs, data_on_device=True)
+        test = None if validation is None else begin(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
         check_alike("training", lambda: describe_run(
             reader, callbacks, epochs=epochs, initial_epoch=initial_epoch, logs=", ".join(train.phase.log_names),
@@ -121,7 +84,7 @@ def fit(
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
                     _run_epoch(model, train, callbacks, epoch, run.batch, run.running, run.trained)
-                logs = _lazy_logs(train, run.running)
+                logs = train.lazy_logs(run.running)
                 if test is not None and _is_due(epoch, validation_freq):
                     test.reader.peek()  # a generator may have nothing left
                     run.validation_begins()
@@ -137,12 +100,12 @@ def fit(
 
 def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
     """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
-    with _timed(model):
-        return _evaluate(model, _begin(model, "test", reader, passes=1), callbacks)
+    with timed(model):
+        return _evaluate(model, begin(model, "test", reader, passes=1), callbacks)
 
 
 @contextlib.contextmanager
-def _validator(model: Trainee, feed: _Feed | None, callbacks: CallbackList) -> Iterator[None]:
+def _validator(model: Trainee, feed: Feed | None, callbacks: CallbackList) -> Iterator[None]:
     """Lets callbacks validate in the middle of an epoch while the block runs."""
     outer = model.validator
     model.validator = None if feed is None else functools.partial(_evaluate, model, feed, callbacks)
@@ -153,12 +116,12 @@ def _validator(model: Trainee, feed: _Feed | None, callbacks: CallbackList) -> I
 
 
 def _evaluate(
-    model: Trainee, feed: _Feed, callbacks: CallbackList, reached: Reached | None = None
+    model: Trainee, feed: Feed, callbacks: CallbackList, reached: Reached | None = None
 ) -> dict[str, Any]:
     model.stop_evaluating = False
     with feed.timing.measure("callbacks"):
         callbacks.on_test_begin()
-    logs = _lazy_logs(feed, _run_epoch(model, feed, callbacks, epoch=0, reached=reached))
+    logs = feed.lazy_logs(_run_epoch(model, feed, callbacks, epoch=0, reached=reached))
     with feed.timing.measure("callbacks"):
         callbacks.on_test_end(logs)
         return dict(logs)
@@ -170,13 +133,13 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
     """
     model.stop_predicting = False
-    with _timed(model) as timing:
-        feed = _begin(model, "predict", reader, passes=1)
+    with timed(model) as timing:
+        feed = begin(model, "predict", reader, passes=1)
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
         agrees = callbacks.may_stop_differently("predict")
-        with _placed(model, feed, epoch=0) as groups:
+        with feed.groups(epoch=0) as groups:
             for group in groups:
                 state = model.current_state
                 outputs = feed.phase.executable(state, group=group, guard=feed.guard, timing=timing)(state)
@@ -215,8 +178,8 @@ def _call_after_prediction(model: Trainee, callbacks: CallbackList, group: Place
 
 def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
     """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
-    with _timed(model):
-        feed = _begin(model, kind, reader, passes=1)
+    with timed(model):
+        feed = begin(model, kind, reader, passes=1)
         group = model.strategy.place_group(next(reader.read(0)))
         with feed.interrupts:
             running = _execute(model, feed, group, 0, 1, feed.phase.empty_logs)
@@ -235,8 +198,8 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
       passes: how often they will be read.
       is_sample: whether there is one batch that stands for a stream of such batches.
     """
-    with _timed(model) as timing:
-        feed = _begin(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
+    with timed(model) as timing:
+        feed = begin(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
         running = () if kind == "predict" else (feed.phase.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
             starts = sorted({0, reader.num_batches - 1})
@@ -252,74 +215,8 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
             feed.phase.fetch_results(feed.phase.empty_logs)
 
 
-@contextlib.contextmanager
-def _timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
-    """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
-    outer = model.timing
-    timing = model.timing = timing or Timing()
-    watchdog = join_cluster.watchdog()
-    if watchdog is not None:
-        timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
-        timing.on_phase("host")
-    try:
-        yield timing
-    finally:
-        timing.end()
-        if watchdog is not None:
-            watchdog.progress(timing.steps, "host" if outer.is_running else "idle")
-        if outer.is_running:
-            outer.inner_secs += timing.report()["total"]
-            model.timing = outer
-
-
-@dataclasses.dataclass(frozen=True)
-class _Feed:
-    """What a phase runs on.
-
-    Attributes:
-      kind: "train", "test" or "predict".
-      phase: the compiled step.
-      reader: yields the batches.
-      arrays: the reader's arrays on the devices, where batches are gathered from them.
-      labels_are_checked: whether no label of the arrays on the devices is outside of the model's classes.
-      guard: watches the compilations of the run.
-      timing: the clock of the run.
-      interrupts: holds off Ctrl-C.
-    """
-
-    kind: str
-    phase: CompiledPhase
-    reader: Reader
-    arrays: Any | None
-    labels_are_checked: bool
-    guard: CompileGuard
-    timing: Timing
-    interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
-
-
-def _begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device: bool = False) -> _Feed:
-    timing = model.timing
-    with timing.measure("data"):
-        batch = reader.peek()
-    with timing.measure("compile"):
-        phase = model.prepared_phase(kind, batch)
-    reader.group_size = phase.steps_per_execution
-    with timing.measure("data"):
-        arrays = model.place_arrays(reader, passes, data_on_device)
-        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
-    return _Feed(kind, phase, reader, arrays, is_checked, phase.new_guard(), timing)
-
-
-def _has_good_labels(model: Trainee, reader: Reader) -> bool:
-    try:
-        model.check_labels(reader.arrays.tree if reader.arrays is not None else None)
-    except ValueError:
-        return False  # maybe in rows that are never read: each batch will be looked at
-    return True
-
-
 def _run_epoch(
-    model: Trainee, feed: _Feed, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
+    model: Trainee, feed: Feed, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
     reached: Reached | None = None,
 ) -> Running:
     """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
@@ -331,7 +228,7 @@ def _run_epoch(
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = callbacks.may_stop_differently(kind)
-    with feed.interrupts, _placed(model, feed, epoch, batch) as groups:
+    with feed.interrupts, feed.groups(epoch, batch) as groups:
         for group, start, stop in _executions(feed, groups, callbacks, per_batch):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
@@ -343,7 +240,7 @@ def _run_epoch(
                 with timing.measure("device"):
                     in_flight.popleft().block_until_ready()
             with timing.measure("callbacks"):
-                logs = _lazy_logs(feed, running)
+                logs = feed.lazy_logs(running)
                 if per_batch:
                     getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
                 callbacks.on_execution_end(kind, last, logs)
@@ -355,7 +252,7 @@ def _run_epoch(
 
 
 def _executions(
-    feed: _Feed, groups: Iterator[PlacedGroup], callbacks: CallbackList, per_batch: bool
+    feed: Feed, groups: Iterator[PlacedGroup], callbacks: CallbackList, per_batch: bool
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields `(group, start, stop)`: which batches of which group to execute at once.
 
@@ -377,7 +274,7 @@ def _executions(
             start = stop
 
 
-def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
+def _execute(model: Trainee, feed: Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
     executable = feed.phase.executable(
         model.current_state, running, group=group, guard=feed.guard, timing=feed.timing, start=start, stop=stop)
     feed.timing.steps += stop - start
@@ -391,43 +288,12 @@ def _execute(model: Trainee, feed: _Feed, group: PlacedGroup, start: int, stop: 
     return running
 
 
-@contextlib.contextmanager
-def _placed(model: Trainee, feed: _Feed, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
-    """Gives an epoch's groups on the devices, from a batch on; where batches are sent there, a thread is ahead."""
-    def place(group: Group) -> PlacedGroup:
-        if not feed.labels_are_checked:
-            rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
-            model.check_labels(feed.reader.rows(rows) if feed.arrays is not None else rows)
-        return model.strategy.place_group(group, feed.arrays)
-
-    if feed.arrays is not None:
-        # Row numbers are placed in no time: a thread would only compete for the interpreter.
-        with contextlib.closing(feed.reader.read(epoch, batch, row_numbers=True)) as groups:
-            yield map(place, groups)
-        return
-    demand = Demand()
-    # Several processes must run the same executions, so none of them may end a group for having waited.
-    is_urgent = demand.is_urgent if jax.process_count() == 1 else lambda: False
-    with prefetch(feed.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
-        yield placed
-
-
 def _stops(model: Trainee, kind: str, agrees: bool) -> bool:
     """Returns whether somebody has asked to stop; with `agrees`, in any of the processes, of which all get to know."""
     flag = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}[kind]
     if agrees and anywhere(bool(getattr(model, flag))):
         setattr(model, flag, True)
     return bool(getattr(model, flag))
-
-
-def _lazy_logs(feed: _Feed, running: Running) -> LazyLogs:
-    begin = functools.cache(lambda: feed.phase.begin_results(running))
-
-    def fetch() -> dict[str, Any]:
-        with feed.timing.measure("device"):
-            return on_host(begin())
-
-    return LazyLogs(feed.phase.log_names, fetch, begin)
 
 
 def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> Iterator[Any]:

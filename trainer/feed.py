@@ -1,0 +1,163 @@
+"""What a phase of a run needs while it lasts: its compiled step, its batches on the devices, its clock.
+
+Owns how these are begun and ended. When which batches run is the loop's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+
+from trainer.callbacks.lazy_logs import LazyLogs
+from trainer.compile_guard import CompileGuard
+from trainer.data import Demand, Group, Reader, prefetch
+from trainer.distribute import Strategy, join_cluster
+from trainer.distribute.placement import PlacedGroup
+from trainer.interrupts import Interrupts
+from trainer.phase import CompiledPhase, on_host
+from trainer.timing import Timing
+
+
+class Trainee(Protocol):
+    """What the loop needs of a model."""
+
+    strategy: Strategy
+    stop_training: bool
+    stop_evaluating: bool
+    stop_predicting: bool
+    timing: Timing
+    validator: Callable[[], dict[str, Any]] | None  # while `fit` runs with validation data
+
+    @property
+    def current_state(self) -> Any:
+        """The state, for reading: its buffers are not to be donated."""
+
+    def take_state(self) -> Any:
+        """Returns the state, in buffers that may be donated."""
+
+    def keep_state(self, state: Any) -> None:
+        """Stores the state after an execution."""
+
+    def prepared_phase(self, kind: str, batch: Any) -> CompiledPhase:
+        """Returns the compiled step of a phase, after checking the first batch and tracing the step on it."""
+
+    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+        """Returns the reader's arrays on the devices, if batches are to be gathered there."""
+
+    def run_settings(self) -> dict[str, Any]:
+        """Returns, as plain data, what must not differ when a run is resumed."""
+
+    def check_labels(self, batch: Any) -> None:
+        """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
+
+
+@contextlib.contextmanager
+def timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
+    """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
+    outer = model.timing
+    timing = model.timing = timing or Timing()
+    watchdog = join_cluster.watchdog()
+    if watchdog is not None:
+        timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
+        timing.on_phase("host")
+    try:
+        yield timing
+    finally:
+        timing.end()
+        if watchdog is not None:
+            watchdog.progress(timing.steps, "host" if outer.is_running else "idle")
+        if outer.is_running:
+            outer.inner_secs += timing.report()["total"]
+            model.timing = outer
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What a phase runs on.
+
+    Attributes:
+      model: what is trained, evaluated or used.
+      kind: "train", "test" or "predict".
+      phase: the compiled step.
+      reader: yields the batches.
+      arrays: the reader's arrays on the devices, where batches are gathered from them.
+      labels_are_checked: whether no label of the arrays on the devices is outside of the model's classes.
+      guard: watches the compilations of the run.
+      timing: the clock of the run.
+      interrupts: holds off Ctrl-C.
+    """
+
+    model: Trainee
+    kind: str
+    phase: CompiledPhase
+    reader: Reader
+    arrays: Any | None
+    labels_are_checked: bool
+    guard: CompileGuard
+    timing: Timing
+    interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
+
+    @contextlib.contextmanager
+    def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
+        """Gives an epoch's groups on the devices, from a batch on; where batches are sent there, a thread is ahead."""
+        def place(group: Group) -> PlacedGroup:
+            if not self.labels_are_checked:
+                rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
+                self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
+            return self.model.strategy.place_group(group, self.arrays)
+
+        if self.arrays is not None:
+            # Row numbers are placed in no time: a thread would only compete for the interpreter.
+            with contextlib.closing(self.reader.read(epoch, batch, row_numbers=True)) as groups:
+                yield map(place, groups)
+            return
+        demand = Demand()
+        # Several processes must run the same executions, so none of them may end a group for having waited.
+        is_urgent = demand.is_urgent if jax.process_count() == 1 else lambda: False
+        with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
+            yield placed
+
+    def lazy_logs(self, running: Any) -> LazyLogs:
+        """Returns logs that are fetched when somebody reads them."""
+        begin = functools.cache(lambda: self.phase.begin_results(running))
+
+        def fetch() -> dict[str, Any]:
+            with self.timing.measure("device"):
+                return on_host(begin())
+
+        return LazyLogs(self.phase.log_names, fetch, begin)
+
+
+def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device: bool = False) -> Feed:
+    """Returns what a phase runs on, after checking the first batch and tracing the step on it.
+
+    Args:
+      model: see `Feed`.
+      kind: "train", "test" or "predict".
+      reader: yields the batches.
+      passes: how often they will be read.
+      data_on_device: whether `data_on_device=True` is meant for them.
+    """
+    timing = model.timing
+    with timing.measure("data"):
+        batch = reader.peek()
+    with timing.measure("compile"):
+        phase = model.prepared_phase(kind, batch)
+    reader.group_size = phase.steps_per_execution
+    with timing.measure("data"):
+        arrays = model.place_arrays(reader, passes, data_on_device)
+        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
+    return Feed(model, kind, phase, reader, arrays, is_checked, phase.new_guard(), timing)
+
+
+def _has_good_labels(model: Trainee, reader: Reader) -> bool:
+    try:
+        model.check_labels(reader.arrays.tree if reader.arrays is not None else None)
+    except ValueError:
+        return False  # maybe in rows that are never read: each batch will be looked at
+    return True
