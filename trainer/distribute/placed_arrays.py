@@ -89,7 +89,7 @@ def checksums(array: np.ndarray) -> tuple[int, ...]:
 
 
 def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _owner(array: np.ndarray) -> np.ndarray:
