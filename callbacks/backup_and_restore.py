@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import signal
 import sys
@@ -31,7 +32,8 @@ class BackupAndRestore(Callback):
       save_freq: when to save: "epoch" after each epoch, a number of batches, counted over the epochs, or a
         `datetime.timedelta`.
       double_checkpoint: whether the checkpoint before the newest stays too, for the case that the newest gets damaged.
-      delete_checkpoint: whether the checkpoints are deleted at the end of the training.
+      delete_checkpoint: whether the checkpoints are deleted at the end of the training. If not, the end is saved,
+        whatever `save_freq` is.
       preemption_signal: a signal on which the run saves at the next boundary of batches and ends the process with the
         exit code 143; None for none. Several processes agree on the boundary, and on SIGTERM only: one of them may have
         received it.
@@ -109,6 +111,9 @@ class BackupAndRestore(Callback):
         return bool((self.params or {}).get("verbose"))
 
     def _is_due(self, point: Any) -> bool:
+        if point.kind == "epoch" and not self.delete_checkpoint and (
+                self.model.stop_training or point.epoch >= (self.params or {}).get("epochs", math.inf)):
+            return True  # the end, for which whoever follows the run waits
         if self.save_freq == "epoch":
             return point.kind == "epoch"
         if isinstance(self.save_freq, int):

@@ -10,12 +10,16 @@ from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.export import load_exported
 from trainer.model import Model, Sequential
 from trainer.saved_model import load
+from trainer.sidecar_evaluator import SidecarEvaluator as _SidecarEvaluator
 from trainer.state import TrainState
 
 if _typing.TYPE_CHECKING:
     from trainer import testing
 
 __version__ = _version("trainer-jax")
+
+# Its public name is there, but it is built on `Model`, which is built on `distribute`.
+distribute.SidecarEvaluator = _SidecarEvaluator  # type: ignore[misc]
 
 __all__ = [
     "Model",

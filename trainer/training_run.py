@@ -19,9 +19,46 @@ from trainer.callbacks import CallbackList
 from trainer.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 from trainer.data import Reader
 from trainer.data.batches import Mark
+from trainer.state import TrainState
 from trainer.timing import Timing
 
 _KIND = "run"
+
+
+def check_is_of_run(path: str, document: Any) -> None:
+    """Raises ValueError unless the document of the checkpoint at `path` is that of a run."""
+    if not isinstance(document, Mapping) or document.get("kind") != _KIND:
+        raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
+
+
+def is_at_the_end(document: Mapping[str, Any]) -> bool:
+    """Returns whether a run's document is of the moment after its last epoch."""
+    if document["batch"] > 0:
+        return False
+    return document["stop_training"] or document["epoch"] >= document["epochs"]
+
+
+def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
+    """Returns the training state that a run's checkpoint holds, without the rest of the run.
+
+    Args:
+      checkpoint: the checkpoint.
+      state: a training state of the same model, compiled in the same way, placed as the restored one shall be.
+
+    Raises:
+      ValueError: if the checkpoint is of another model or optimizer; the arrays that differ are listed.
+    """
+    targets = paths.named_leaves({"state": state})
+    somewhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    for name, (shape, dtype) in checkpoint.specs.items():
+        if name.split(paths.SEPARATOR)[0] == "logs":
+            targets[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=somewhere)
+    try:
+        leaves = checkpoint.restore(targets)
+    except CheckpointError as error:
+        raise ValueError("The model and its optimizer are not those of the run. Make and compile the model as there. "
+                         f"{error}") from None
+    return paths.with_leaves({"state": state}, leaves)["state"]
 
 
 class TrainingRun:
@@ -144,8 +181,7 @@ class TrainingRun:
                 return None
             checkpoint = open_checkpoint(path, verify=False)
         document = checkpoint.document
-        if document.get("kind") != _KIND:
-            raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
+        check_is_of_run(path, document)
         self._check_arguments(path, document)
         self._check_data(path, document["fingerprint"])
         now = {"state": self._model.current_state, "logs": self._empty_logs}
@@ -184,6 +220,7 @@ class TrainingRun:
             "batches": self.batches,
             "logs": self.logs,
             "initial_epoch": self._epochs[0],
+            "epochs": self._epochs[1],
             "settings": self._model.run_settings(),
             "stop_training": bool(self._model.stop_training),
             "data": self._reader.position(self.epoch, self.batch, self._mark),

@@ -1,5 +1,8 @@
 """Strategies: which devices train together, where the state lives, and how values are reduced."""
 
+from typing import TYPE_CHECKING
+
+from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
 from trainer.distribute.cluster_description import ClusterError, ClusterTimeout
 from trainer.distribute.cluster_resolver import TFConfigClusterResolver
@@ -22,7 +25,11 @@ from trainer.distribute.strategy import Strategy, ValueContext, get_strategy, ha
 from trainer.distribute.tpu import TPUStrategy
 from trainer.replica import ReduceOp, ReplicaContext, get_replica_context
 
+if TYPE_CHECKING:  # it is built on `Model`: `trainer/__init__.py` puts it here
+    from trainer.sidecar_evaluator import SidecarEvaluator
+
 __all__ = [
+    "AutoShardPolicy",
     "CentralStorageStrategy",
     "ClusterError",
     "ClusterTimeout",
@@ -44,6 +51,7 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RingAllReduce",
+    "SidecarEvaluator",
     "Strategy",
     "TFConfigClusterResolver",
     "TPUStrategy",

@@ -69,8 +69,11 @@ def _join(timeout_secs: float) -> None:
             _initialize(timeout_secs)
         return
     if description.process_id is None:
-        raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. Run "
-                           "it without `MultiWorkerMirroredStrategy`.")
+        advice = ("To evaluate the training's checkpoints, use `trainer.distribute.SidecarEvaluator` under a strategy "
+                  "of one process, such as `MirroredStrategy`." if description.role == "evaluator" else
+                  "Run it without `MultiWorkerMirroredStrategy`.")
+        raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. "
+                           f"{advice}")
     if description.num_processes == 1:
         return
     _check_unused()  # before the others count on this process
