@@ -290,6 +290,18 @@ def test_the_end_is_seen_where_the_last_batch_was_saved_before_it(model, trainin
     assert steps(sidecar.start()) == [21] and sidecar.has_evaluated_end and not training.acts
 
 
+@pytest.mark.parametrize("stop", [None, 1])
+def test_the_end_of_a_training_is_saved_however_often_it_saves_else(tmp_path, model, stop):
+    def end(epoch, logs):
+        trained.stop_training = epoch == stop
+
+    trained = new_model()
+    backup = cb.BackupAndRestore(tmp_path / "backup", 5, delete_checkpoint=False)
+    trained.fit(X, Y, BATCH_SIZE, EPOCHS, verbose=0, callbacks=[backup, cb.LambdaCallback(on_epoch_end=end)])
+    sidecar = SidecarEvaluator(model, TEST, tmp_path / "backup", verbose=0)
+    assert steps(sidecar.start()) == [21 if stop is None else 14] and sidecar.has_evaluated_end
+
+
 @pytest.mark.parametrize(("prepare", "found"), [
     (lambda folder: None, r"the folder '.*backup' does not exist, nothing was evaluated"),
     (lambda folder: folder.mkdir(), r"the folder '.*backup' is empty"),
