@@ -45,6 +45,26 @@ STRATEGIES = {
     "tpu": lambda: distribute.TPUStrategy(devices=jax.devices("cpu")[4:6]),
 }
 
+SEVERAL_PROCESSES = {
+    "multi_worker": distribute.MultiWorkerMirroredStrategy,
+    "multi_worker_ring": lambda: distribute.MultiWorkerMirroredStrategy(
+        distribute.CommunicationOptions(implementation="RING")),
+    "fully_sharded": lambda: distribute.FullyShardedStrategy(min_shard_bytes=0),
+    "sharded_optimizer": lambda: distribute.FullyShardedStrategy(level="optimizer", min_shard_bytes=0),
+    "model_parallel": lambda: distribute.ModelParallelStrategy({"replica": 2, "model": 2}, layout_map=LAYOUT),
+    # The first axis goes over the processes.
+    "model_over_processes": lambda: distribute.ModelParallelStrategy({"model": 2, "replica": 2}, layout_map=LAYOUT),
+}
+"""Strategies over all devices of two processes with two devices each, which have joined a cluster."""
+
+ONE_PROCESS = {
+    "OneDeviceStrategy": "it has one device, which is one of its process's own",
+    "MirroredStrategy": "it takes the devices of its process; `MultiWorkerMirroredStrategy` is the same over processes",
+    "CentralStorageStrategy": "its variables rest in the memory of one host",
+    "TPUStrategy": "a TPU slice of several hosts cannot be simulated",
+}
+"""Why other strategies are not among them."""
+
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
@@ -234,6 +254,15 @@ def chosen_cases():
 
 
 CASES = chosen_cases()
+
+
+def cases_over_processes():
+    """Returns one of the cases for each option, such that every way, library and kind of last batch occurs too."""
+    chosen = []
+    for number, option in enumerate(OPTIONS):
+        cases = [case for case in CASES if case.option == option]
+        chosen.append(cases[number % len(cases)])
+    return chosen
 
 
 def pairs_of(case, strategy):

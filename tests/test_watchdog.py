@@ -10,14 +10,14 @@ import time
 import jax
 import pytest
 
+from trainer.distribute import join_cluster
 from trainer.distribute import watchdog as watchdogs
-from trainer.distribute.join_cluster import join_cluster
 from trainer.distribute.watchdog import Observer, Report, Seen, Watchdog, is_peer_error, verdict
 from trainer.launcher_job import Job
 from trainer.testing import LocalCluster, WorkerError
 
 TIMEOUT_SECS = 3.0
-NOTICED_SECS = 1.5 * TIMEOUT_SECS + 1.5  # with time for a busy machine
+NOTICED_SECS = TIMEOUT_SECS + 1.5  # with time for a busy machine
 
 
 def seen(phase, step=7, still=0.0, silent=0.0, moves=1):
@@ -177,7 +177,7 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
     assert exits == [75]
     err = capfd.readouterr().err
     assert err.startswith("Watchdog: worker 1 is lost: nothing was heard of it for 0.")
-    assert 'It was at step 3, in "train". Worker 0 ends with exit code 75; its main thread is here:\n' in err
+    assert 'It was at step 3, in "train". Worker 0 ends at step 4 with exit code 75; its main thread is here:\n' in err
     assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    one.await_verdict()" in err
     one.stop()
 
@@ -192,7 +192,7 @@ def test_a_coordinator_that_does_not_answer_is_process_0_lost(exits, capfd):
     one.stop()
     err = capfd.readouterr().err
     assert err.startswith("Watchdog: worker 0, which coordinates the job, is lost: it has not answered for 0.")
-    assert "(UNAVAILABLE: no connection). Worker 1 ends with exit code 75" in err
+    assert "(UNAVAILABLE: no connection). Worker 1 ends at step 4 with exit code 75" in err
 
 
 def test_awaiting_a_verdict_ends_if_nobody_is_lost(exits):
@@ -228,7 +228,8 @@ def test_reporting_progress_is_cheap():
 
 def work(failing, how):
     """Three steps in each process, after which something happens to one; the others go on, or wait for it."""
-    join_cluster()
+    join_cluster.join_cluster()
+    join_cluster.watchdog().stop()  # which has the default limit
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     watchdog = Watchdog(TIMEOUT_SECS)
     for step in range(3):
@@ -276,17 +277,17 @@ def test_a_worker_that_is_killed_or_suspended_is_named(how):
     code, text, secs = run_without_launcher(how, failing=1)
     assert code == 75, text
     assert "Watchdog: worker 1 is lost: nothing was heard of it for " in text
-    assert 'It was at step 2, in "train". Worker 0 ends with exit code 75' in text
+    assert 'It was at step 2, in "train". Worker 0 ends at step 3 with exit code 75' in text
     assert "test_watchdog.py" in text.partition("main thread is here:")[2]
-    assert TIMEOUT_SECS < secs < 2 * NOTICED_SECS
+    assert 0.75 * TIMEOUT_SECS < secs < 2 * NOTICED_SECS
 
 
 def test_a_suspended_coordinator_is_named():
     code, text, secs = run_without_launcher("SIGSTOP", failing=0)
     assert code == 75, text
     assert "Watchdog: worker 0, which coordinates the job, is lost: it has not answered for " in text
-    assert 'It was at step 2, "train". Worker 1 ends with exit code 75' in text
-    assert TIMEOUT_SECS < secs < 2 * NOTICED_SECS
+    assert 'It was at step 2, "train". Worker 1 ends at step 3 with exit code 75' in text
+    assert 0.75 * TIMEOUT_SECS < secs < 2 * NOTICED_SECS
 
 
 def test_a_killed_coordinator_ends_the_others():
@@ -301,7 +302,7 @@ def test_a_worker_stuck_in_its_data_is_named_by_all(capfd):
     assert caught.value.exit_code == 75
     err = capfd.readouterr().err
     for index in range(2):
-        assert f"Worker {index} ends with exit code 75; its main thread is here" in err
+        assert f"Worker {index} ends at step 3 with exit code 75; its main thread is here" in err
     assert err.count('worker 1 has stalled at step 3, in "data" for ') == 2
     assert err.count("while worker 0 waits (step 3, \"device\")") == 2
     assert err.count("time.sleep(60)") == 2

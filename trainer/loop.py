@@ -92,7 +92,7 @@ def fit(
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
-                    _stops(model, "train", agrees=True)
+                _stops(model, "train", agrees=True)
                 run.epoch_ended(logs)
             with timing.measure("callbacks"):
                 callbacks.on_train_end(logs)
@@ -138,7 +138,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
-        agrees = callbacks.may_stop_differently("predict")
+        agrees = jax.process_count() > 1 and callbacks.may_stop_differently("predict")
         with feed.groups(epoch=0) as groups:
             for group in groups:
                 state = model.current_state
@@ -227,7 +227,7 @@ def _run_epoch(
     running = feed.phase.empty_logs if running is None else running
     in_flight: collections.deque[Any] = collections.deque()
     per_batch = callbacks.wants_batch_hooks(kind)
-    agrees = callbacks.may_stop_differently(kind)
+    agrees = jax.process_count() > 1 and callbacks.may_stop_differently(kind)
     with feed.interrupts, feed.groups(epoch, batch) as groups:
         for group, start, stop in _executions(feed, groups, callbacks, per_batch):
             first, last = group.first + start, group.first + stop - 1
@@ -291,8 +291,10 @@ def _execute(model: Trainee, feed: Feed, group: PlacedGroup, start: int, stop: i
 def _stops(model: Trainee, kind: str, agrees: bool) -> bool:
     """Returns whether somebody has asked to stop; with `agrees`, in any of the processes, of which all get to know."""
     flag = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}[kind]
-    if agrees and anywhere(bool(getattr(model, flag))):
-        setattr(model, flag, True)
+    if agrees:
+        with model.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            if anywhere(bool(getattr(model, flag))):
+                setattr(model, flag, True)
     return bool(getattr(model, flag))
 
 

@@ -6,6 +6,7 @@ processes were started alike, is known before JAX is asked for anything.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import sys
@@ -121,6 +122,8 @@ def _initialize(timeout_secs: float, **options: Any) -> None:
         if "before" not in str(error):
             raise
         raise _too_late(error) from error
+    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # says where this process was if JAX aborts it, as the first one is lost
     jax.devices()  # at once: the processes wait for each other in it
     sys.excepthook = _exit_at_once
 

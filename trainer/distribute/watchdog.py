@@ -42,8 +42,10 @@ OUTSIDE = {"idle", "stopped"}  # of any run: nobody can tell what comes, so that
 PATIENT = {"compile", "checkpoint", "idle"}  # may take `PATIENCE` times as long
 PATIENCE = 10.0
 
-_BEATS_PER_TIMEOUT = 4
+_BEATS_PER_TIMEOUT = 16
 _MAX_BEAT_SECS = 5.0
+_MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the verdict to get around
+_MISSED_BEATS = 4  # are enough where something is known to be wrong
 _LINK_JOIN_SECS = 1.0
 _PRINT_SECS = 2.0  # stderr may be a pipe that nobody reads
 _LINGER_SECS = 0.5
@@ -201,7 +203,7 @@ def beat_secs(timeout_secs: float) -> float:
     """Returns how often processes report, in seconds.
 
     >>> beat_secs(4.0), beat_secs(300.0)
-    (1.0, 5.0)
+    (0.25, 5.0)
     """
     return min(timeout_secs / _BEATS_PER_TIMEOUT, _MAX_BEAT_SECS)
 
@@ -210,17 +212,17 @@ class Watchdog:
     """Ends this process with exit code 75 when another one of the job is gone, or when the job does not go on.
 
     Before that it says on stderr which worker is to blame, at which step, what it did and for how long, and prints the
-    Python stack of this process's main thread. See `verdict` for what is noticed. It takes `timeout_secs` and up to
-    half as much to notice it. With one process it does nothing.
+    Python stack of this process's main thread. See `verdict` for what is noticed. It takes between three quarters of
+    `timeout_secs` and all of it, if the machine is not overloaded. With one process it does nothing.
 
     Two daemon threads do it, one of which only talks with JAX's coordinator, so that the other one is not held up. They
     need Python's lock: code that holds it for `timeout_secs` is taken for a process that is gone. The watchdog begins
     at once, and ends with `stop`, or when the process does.
 
     Args:
-      timeout_secs: for how long a process may be silent, or a job stand still. Must be more than the longest execution
-        and the longest wait for data. Must be the same in all processes. Compiling and saving may take ten times as
-        long.
+      timeout_secs: within which to notice that a process is silent, or the job stands still. Three quarters of it must
+        be more than the longest execution and the longest wait for data. Must be the same in all processes. Compiling
+        and saving may take ten times as long.
       client: the key-value store that all processes share; JAX's by default.
       process: the index of this process and how many there are; JAX's by default.
 
@@ -236,7 +238,7 @@ class Watchdog:
     def __init__(self, timeout_secs: float, client: Store | None = None, process: tuple[int, int] | None = None):
         if not timeout_secs > 0:
             raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
-        self._timeout_secs = self._silence_secs = timeout_secs
+        self._timeout_secs = self._silence_secs = (1 - _MARGIN) * timeout_secs
         self._beat_secs = beat_secs(timeout_secs)
         place: tuple[int, int] = process or (jax.process_index(), jax.process_count())
         self._process, self._num_processes = place
@@ -246,7 +248,9 @@ class Watchdog:
         self._answers = 0  # of the store
         self._error = ""  # of the store
         self._verdict = ""
-        self._stopping, self._leaving, self._wake = threading.Event(), threading.Event(), threading.Event()
+        self._lost: set[int] = set()
+        self._stopping, self._leaving = threading.Event(), threading.Event()
+        self._wake, self._look = threading.Event(), threading.Event()  # of the two threads, before the next beat
         self._threads: list[threading.Thread] = []
         if self._num_processes == 1:
             return
@@ -274,6 +278,7 @@ class Watchdog:
         atexit.unregister(self.stop)
         self._stopping.set()
         self._wake.set()
+        self._look.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_LINK_JOIN_SECS)
@@ -286,7 +291,7 @@ class Watchdog:
         """
         if not self._threads or self._stopping.is_set():
             return
-        self._silence_secs = _BEATS_PER_TIMEOUT * self._beat_secs
+        self._silence_secs = _MISSED_BEATS * self._beat_secs
         self._threads[0].join(self._silence_secs + 3 * self._beat_secs)
         if self._leaving.is_set():
             self._threads[0].join()
@@ -312,6 +317,8 @@ class Watchdog:
                 self._reports = {int(key.rpartition("/")[2]): Report(*json.loads(value)) for key, value in pairs}
                 self._answers += 1
                 self._error = ""
+                if any(report.verdict for report in self._reports.values()):
+                    self._look.set()
             if is_last:
                 return
             self._wake.wait(0.1 if self._leaving.is_set() else self._beat_secs)
@@ -320,11 +327,16 @@ class Watchdog:
     def _watch(self) -> None:
         observer, store = Observer(self._beat_secs), Observer(self._beat_secs)
         beat = 0
-        while not self._stopping.wait(self._beat_secs):
+        while True:
+            self._look.wait(self._beat_secs)
+            self._look.clear()
+            if self._stopping.is_set():
+                return
             beat += 1
             now = time.monotonic()
             answered = store.observe(now, {0: Report(self._answers, 0, 0, "")})[0].silent_secs
             seen = observer.observe(now, {**self._reports, self._process: self._report(beat)})
+            self._lost = {worker for worker, one in seen.items() if one.silent_secs >= self._silence_secs}
             if answered >= self._silence_secs:
                 said = f" ({self._error})" if self._error else ""
                 at = f" It was at {seen[0]}." if 0 in seen else ""
@@ -347,8 +359,8 @@ class Watchdog:
         guard = threading.Timer(_PRINT_SECS + patience_secs + _LINGER_SECS, os._exit, (PEER_LOST,))
         guard.daemon = True
         guard.start()
-        print(f"Watchdog: {text} Worker {self._process} ends with exit code {PEER_LOST}; its main thread is here:\n"
-              f"{_main_stack()}", end="", file=sys.stderr, flush=True)
+        print(f"Watchdog: {text} Worker {self._process} ends at step {self._now[1]} with exit code {PEER_LOST}; "
+              f"its main thread is here:\n{_main_stack()}", end="", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # The end of process 0 aborts all others, whose stacks would be missing.
         deadline = time.monotonic() + patience_secs
@@ -358,8 +370,8 @@ class Watchdog:
         os._exit(PEER_LOST)
 
     def _all_others_leave(self) -> bool:
-        others = [report for worker, report in self._reports.items() if worker != self._process]
-        return len(others) == self._num_processes - 1 and all(report.verdict for report in others)
+        others = set(range(self._num_processes)) - {self._process} - self._lost
+        return all(worker in self._reports and self._reports[worker].verdict for worker in others)
 
 
 def is_peer_error(error: BaseException) -> bool:

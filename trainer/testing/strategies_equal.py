@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainer.callbacks import Callback
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
+from trainer.distribute.placement import to_host
 from trainer.model import Model
 from trainer.paths import named_leaves
 
@@ -53,6 +55,9 @@ def assert_strategies_equal(
     depend on the scale of gradients, so it hides a sum in place of a mean, and it turns gradients that are zero but for
     rounding into updates. On a machine without accelerators, start the test process with
     `XLA_FLAGS=--xla_force_host_platform_device_count=8` to have eight devices.
+
+    Where several processes train together, all of them call this with the same arguments, as a function that a
+    `LocalCluster` runs does. Each compares with one device of its own.
 
     Args:
       build: makes and compiles a model. It is called in the scope of each strategy, and must make the same weights each
@@ -236,25 +241,39 @@ def _strategy(argument: str, choice: Any) -> Strategy:
 def _weights(model: Model) -> Numbers:
     state = model.current_state
     trees = {"weight": state.params, "model state": state.model_state}
-    return {f"{kind} {path!r}": _as_numbers(leaf)
+    return {f"{kind} {path!r}": _as_numbers(to_host(leaf))
             for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
 
 
 def _names_of_copies_apart(model: Model) -> list[str]:
+    """Returns the names of arrays of which devices hold unequal bits of one part; compiled code assumes equal ones."""
     state = model.current_state
     trees = {"weight": state.params, "model state": state.model_state, "optimizer state": state.opt_state}
-    return [f"{kind} {path!r}" for kind, tree in trees.items()
-            for path, leaf in named_leaves(tree).items() if not _has_equal_copies(leaf)]
+    arrays = {f"{kind} {path!r}": leaf for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
+    names = [name for name, array in arrays.items() for _ in _parts(array)]
+    bounds = np.array([pair for array in arrays.values() for pair in _checksum_bounds(array)], np.uint32).reshape(-1, 2)
+    least, greatest = bounds[:, 0], bounds[:, 1]
+    if not all(array.is_fully_addressable for array in arrays.values()):
+        from jax.experimental import multihost_utils
+
+        of_processes = multihost_utils.process_allgather(bounds)
+        least, greatest = of_processes[..., 0].min(0), of_processes[..., 1].max(0)
+    apart = {name for name, differ in zip(names, least != greatest, strict=True) if differ}
+    return [name for name in arrays if name in apart]
 
 
-def _has_equal_copies(array: jax.Array) -> bool:
-    """Tells whether devices that hold the same part of an array hold the same bits, as compiled code assumes."""
-    bits_of_parts: dict[str, bytes] = {}
+def _parts(array: jax.Array) -> list[str]:
+    """Returns the parts that an array has on the devices of all processes, in an order that these share."""
+    return sorted({str(index) for index in array.sharding.devices_indices_map(array.shape).values()})
+
+
+def _checksum_bounds(array: jax.Array) -> list[tuple[int, int]]:
+    """Returns the least and the greatest checksum of each part's copies here; such as change no others if none is."""
+    indices = array.sharding.devices_indices_map(array.shape)
+    checksums: dict[str, list[int]] = {part: [] for part in _parts(array)}
     for shard in array.addressable_shards:
-        bits = np.asarray(shard.data).tobytes()
-        if bits_of_parts.setdefault(str(shard.index), bits) != bits:
-            return False
-    return True
+        checksums[str(indices[shard.device])].append(zlib.crc32(np.asarray(shard.data).tobytes()))
+    return [(min(found, default=2**32 - 1), max(found, default=0)) for found in checksums.values()]
 
 
 def _by_epoch(logs: Mapping[str, Any]) -> Numbers:
