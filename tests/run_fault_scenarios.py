@@ -64,7 +64,8 @@ def batches():
 
 class Strikes(cb.Callback):
     state_attributes = ("step",)
-    stops_alike = fault not in ("raise", "save")  # else the processes wait for each other after each batch, beside the devices
+    # Else the processes wait for each other after each batch, beside the devices.
+    stops_alike = fault not in ("raise", "save")
     trained = 0
 
     def on_train_begin(self, logs=None):

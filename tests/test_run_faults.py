@@ -158,7 +158,8 @@ def test_a_worker_whose_data_raise_ends_with_its_error_and_the_other_names_it(ca
     assert worker.code == FAILED
     assert worker.stderr.endswith(f"{DATA_ERROR}\n")
     struck.assert_ended_in_time(1, has_noticed=False)  # its error comes at once
-    assert_says(chief, r"worker 1 is lost: nothing was heard of it for [^\n]*Worker 0 ends at step \d+ with exit code 75")
+    assert_says(chief, r"worker 1 is lost: nothing was heard of it for [^\n]*"
+                       r"Worker 0 ends at step \d+ with exit code 75")
     struck.assert_ended_in_time(0)
     assert_nothing_is_left(struck)
 
