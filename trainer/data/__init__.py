@@ -6,6 +6,7 @@ strategies: whoever calls `prefetch` brings the function that places a group.
 
 from trainer.data.adapt import adapt
 from trainer.data.arrays import DataError, split_validation
+from trainer.data.auto_shard import AutoShardPolicy, with_options
 from trainer.data.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.dataset import Dataset
 from trainer.data.host_arrays import HostArrays
@@ -15,6 +16,7 @@ from trainer.data.resident import ResidentBatches
 from trainer.data.sources import Source
 
 __all__ = [
+    "AutoShardPolicy",
     "Batch",
     "DataError",
     "Dataset",
@@ -30,4 +32,5 @@ __all__ = [
     "prefetch",
     "split_validation",
     "unpack_x_y_sample_weight",
+    "with_options",
 ]

@@ -14,10 +14,14 @@ import jax
 import numpy as np
 
 from trainer.data.arrays import as_arrays, check_positive_int, check_rows, is_array_tree, is_leaf
+from trainer.data.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.batches import pack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
+from trainer.data.grain_shards import shard_grain
+from trainer.data.joined import JoinedSource
 from trainer.data.order import Count
+from trainer.data.processes import Processes, current_processes
 from trainer.data.sources import DatasetSource, IndexedSource, IterableSource, Source, WeightedSource
 from trainer.errors import describe
 
@@ -34,13 +38,15 @@ def adapt(
     seed: int = 0,
     class_weight: dict[int, float] | None = None,
     steps: int | None = None,
+    processes: Processes | None = None,
 ) -> Source:
     """Returns the source of batches for what a user passed to `fit`, `evaluate` or `predict`.
 
     Args:
       x: arrays (one, or a tree of them, with equal first dimensions); or something that yields batches `x`, `(x,)`,
         `(x, y)` or `(x, y, sample_weight)`: a batched `Dataset`, a generator, any re-iterable (Grain, `tf.data`, a
-        torch `DataLoader`), or an object with `__getitem__` and a length, such as a `keras.utils.PyDataset`.
+        torch `DataLoader`), or an object with `__getitem__` and a length, such as a `keras.utils.PyDataset`; or what
+        `with_options` made of these.
       y: targets, if `x` is arrays: an array or a tree of arrays of as many rows.
       sample_weight: row weights, if `x` is arrays, of as many rows.
       batch_size: rows of a batch, if `x` is arrays; by default as many as make `steps` batches, or 32.
@@ -49,6 +55,7 @@ def adapt(
       seed: of the order.
       class_weight: a dict from integer label to the weight of the rows with that label in `y`.
       steps: how many batches of arrays make an epoch, if the caller was told.
+      processes: those that read the data; by default `current_processes()`.
 
     Raises:
       ValueError: data that cannot be used, or arguments that do not go together.
@@ -68,7 +75,8 @@ def adapt(
     class_weights = None if class_weight is None else ClassWeights(class_weight)
     if is_array_tree(x):
         return _adapt_arrays(x, y, sample_weight, batch_size, shuffle, seed, class_weights, steps)
-    source = _adapt_batches(x, bool(shuffle), seed)
+    x, policy = (x.data, x.auto_shard_policy) if isinstance(x, DataWithOptions) else (x, AutoShardPolicy.AUTO)
+    source = _adapt_batches(x, bool(shuffle), seed, policy, processes or current_processes())
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
@@ -99,7 +107,9 @@ def _adapt_arrays(
     return DatasetSource((dataset.shuffle(seed) if shuffle else dataset).batch(batch_size))
 
 
-def _adapt_batches(x: Any, shuffle: bool, seed: int) -> Source:
+def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, processes: Processes) -> Source:
+    if policy is AutoShardPolicy.OFF and processes.count > 1:
+        return JoinedSource(_adapt_batches(x, shuffle, seed, AutoShardPolicy.DATA, processes), processes)
     if isinstance(x, Dataset):
         x.require_batched()
         return DatasetSource(x)
@@ -111,7 +121,9 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int) -> Source:
             f"Unrecognized data type: {describe(x)}. Expected arrays, a tree of arrays, a trainer.data.Dataset, a "
             "generator, or another object that yields batches when iterated or indexed."
         )
-    return IterableSource(x, _iterable_length(x))
+    length = _iterable_length(x)
+    sharded = shard_grain(x, length, processes) if policy is AutoShardPolicy.AUTO else None
+    return sharded or IterableSource(x, length)
 
 
 def _is_indexed(x: Any) -> bool:

@@ -6,6 +6,7 @@ Owns the form of the data that flows from sources to steps. It must not know whe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,6 +70,39 @@ def as_batch(element: Any) -> Batch:
     batch = jax.tree.map(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), as_arrays(element))
     check_rows(batch)
     return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The rows of a batch that this process has, where each of several has some: those of the first one come first.
+
+    Attributes:
+      data: these rows; there may be none.
+      counts: how many rows of the batch each process has.
+      whole: returns all rows of the batch. May ask the other processes for theirs: all of them must call it, in their
+        main threads.
+    """
+
+    data: Batch
+    counts: tuple[int, ...]
+    whole: Callable[[], Batch]
+
+
+def rows_here(batch: Batch | Part) -> Batch:
+    """Returns the rows of a batch that this process has read."""
+    return batch.data if isinstance(batch, Part) else batch
+
+
+def all_rows(batch: Batch | Part) -> Batch:
+    """Returns all rows of a batch; see `Part.whole`."""
+    return batch.whole() if isinstance(batch, Part) else batch
+
+
+def map_batch(function: Callable[[Batch], Batch], batch: Batch | Part) -> Batch | Part:
+    """Returns what `function`, which looks at each row on its own, makes of a batch."""
+    if isinstance(batch, Part):
+        return Part(function(batch.data), batch.counts, lambda: function(batch.whole()))
+    return function(batch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +184,15 @@ class Group:
     """Consecutive batches of equally many rows, stacked.
 
     Attributes:
-      data: the tree of a batch, with leaves of shape `(room, rows, ...)` that share no memory with the user's arrays;
-        or, where it was asked for, the numbers of the rows, int32 of shape `(room, rows)`. What comes after the first
-        `count` batches is undefined: the room is there so that groups of any count have one shape.
+      data: the tree of a batch, with leaves of shape `(room, rows, ...)` that share no memory with the user's arrays,
+        where several processes have some rows each those of this one; or, where it was asked for, the numbers of the
+        rows, int32 of shape `(room, rows)`. What comes after the first `count` batches is undefined: the room is there
+        so that groups of any count have one shape.
       count: how many batches.
       rows: how many rows each has.
       first: the number of the first batch in its epoch, from 0.
       mark: a place at the first batch or before it from which the epoch can be continued, if that was asked for.
+      counts: how many rows of each batch each process has, as in `Part`; None if this one has all of them.
     """
 
     data: Any
@@ -164,6 +200,7 @@ class Group:
     rows: int
     first: int
     mark: Mark | None = None
+    counts: tuple[int, ...] | None = None
 
 
 class GroupBuffer:
@@ -180,6 +217,7 @@ class GroupBuffer:
         self._pool = pool or BufferPool()
         self._buffers: list[np.ndarray] = []
         self._structure: jax.tree_util.PyTreeDef | None = None
+        self._counts: tuple[int, ...] | None = None
         self._first = 0
 
     @property
@@ -187,17 +225,20 @@ class GroupBuffer:
         """Whether no further batch fits."""
         return self.count == self._capacity
 
-    def fits(self, batch: Batch) -> bool:
+    def fits(self, batch: Batch | Part) -> bool:
         """Returns whether `batch`, of the same structure, has the shapes and dtypes of those already here."""
         if self.count == 0:
             return True
-        pairs = zip(jax.tree.leaves(batch), self._buffers, strict=True)
+        if (batch.counts if isinstance(batch, Part) else None) != self._counts:
+            return False
+        pairs = zip(jax.tree.leaves(rows_here(batch)), self._buffers, strict=True)
         return all(leaf.shape == buffer.shape[1:] and leaf.dtype == buffer.dtype for leaf, buffer in pairs)
 
-    def add(self, batch: Batch, number: int) -> None:
+    def add(self, batch: Batch | Part, number: int) -> None:
         """Copies `batch`, the epoch's batch `number`, to the end."""
-        leaves, structure = jax.tree.flatten(batch)
+        leaves, structure = jax.tree.flatten(rows_here(batch))
         if self.count == 0:
+            self._counts = batch.counts if isinstance(batch, Part) else None
             self._structure = structure
             self._buffers = [self._pool.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
             self._first = number
@@ -207,8 +248,8 @@ class GroupBuffer:
 
     def take(self, mark: Mark | None = None) -> Group:
         """Returns the batches so far, at least one, and empties the buffer, which keeps no reference to them."""
+        rows = self._buffers[0].shape[1] if self._counts is None else sum(self._counts)
         group = Group(
-            jax.tree.unflatten(self._structure, self._buffers), self.count, self._buffers[0].shape[1], self._first,
-            mark)
+            jax.tree.unflatten(self._structure, self._buffers), self.count, rows, self._first, mark, self._counts)
         self.count, self._buffers = 0, []
         return group

@@ -129,6 +129,18 @@ class Prefetcher(Generic[T]):
         self.close()
 
 
+class _Here(threading.local):
+    channel: _Channel | None = None
+
+
+_here = _Here()
+
+
+def is_abandoned() -> bool:
+    """Returns whether the calling thread reads for a prefetcher that was closed; for what waits in a pipeline."""
+    return _here.channel is not None and _here.channel.is_stopped
+
+
 class _Channel:
     """What consumer and thread share: free places going one way, (value, error) pairs the other."""
 
@@ -146,6 +158,7 @@ class _Channel:
 
 
 def _run(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel, device: Any, x64: bool) -> None:
+    _here.channel = channel
     # JAX keeps these two per thread, not in context variables.
     with jax.default_device(device), jax.enable_x64(x64):
         try:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from trainer.data.arrays import DataError, check_positive_int
-from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer, Mark
+from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer, Mark, Part, all_rows, rows_here
 from trainer.data.buffers import BufferPool
 from trainer.data.dataset import Dataset
 from trainer.data.host_arrays import HostArrays
@@ -135,7 +135,7 @@ class Reader:
         stream, batch = self._look_ahead()
         if batch is None:
             raise self._empty_error(stream)
-        return jax.tree.map(np.array, batch)
+        return jax.tree.map(np.array, all_rows(batch))
 
     def ran_out(self) -> bool:
         """Returns whether a one-shot source has no batch left for another epoch, after warning that it ran out.
@@ -287,12 +287,12 @@ class Reader:
         if number < (self._steps or 1):
             self._report_end(stream)
 
-    def _look_ahead(self) -> tuple[_Stream, Batch | None]:
+    def _look_ahead(self) -> tuple[_Stream, Batch | Part | None]:
         """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""
         stream = self._seek(self._first_epoch, 0)
         return stream, self._look_at(stream, 0)
 
-    def _look_at(self, stream: _Stream, number: int) -> Batch | None:
+    def _look_at(self, stream: _Stream, number: int) -> Batch | Part | None:
         mark = self._mark(stream, number)
         batch = self._next_batch(stream, number)
         if batch is not None:
@@ -340,12 +340,13 @@ class Reader:
         if self._stream is stream:
             self._stream = None
 
-    def _next_batch(self, stream: _Stream, number: int) -> Batch | None:
+    def _next_batch(self, stream: _Stream, number: int) -> Batch | Part | None:
         try:
             batch = stream.next()
             if batch is not None:
-                self._spec = self._spec or BatchSpec.of(batch)
-                self._spec.check(batch)
+                rows = rows_here(batch)
+                self._spec = self._spec or BatchSpec.of(rows)
+                self._spec.check(rows)
             return batch
         except DataError as error:
             raise DataError(f"The data cannot be used at batch {number}: {error}") from error
@@ -372,16 +373,16 @@ class _Stream:
     """An open iterator of batches and where it stands: `position` batches into what `pass_index` started."""
 
     def __init__(
-        self, batches: Generator[Batch, None, None], pass_index: int, position: int, mark: Mark | None = None
+        self, batches: Generator[Batch | Part, None, None], pass_index: int, position: int, mark: Mark | None = None
     ):
         self.pass_index = pass_index
         self.position = position
         self.is_ahead = True  # whether the source does not stand before the batch that comes next
         self.mark_of_next = mark  # where it would, if it is known
         self._batches = batches
-        self._pushed_back: Batch | None = None
+        self._pushed_back: Batch | Part | None = None
 
-    def next(self) -> Batch | None:
+    def next(self) -> Batch | Part | None:
         batch, self._pushed_back = self._pushed_back, None
         self.is_ahead, self.mark_of_next = False, None
         if batch is None:
@@ -390,7 +391,7 @@ class _Stream:
             self.position += 1
         return batch
 
-    def push_back(self, batch: Batch, mark: Mark | None) -> None:
+    def push_back(self, batch: Batch | Part, mark: Mark | None) -> None:
         self._pushed_back, self.is_ahead, self.mark_of_next = batch, True, mark
         self.position -= 1
 
@@ -400,13 +401,13 @@ class _Stream:
             self._batches.close()
 
 
-def _rest_of_passes(source: Source, state: Any) -> Generator[Batch, None, None]:
+def _rest_of_passes(source: Source, state: Any) -> Generator[Batch | Part, None, None]:
     """Yields the batches of pass after pass of a source, from where its state was taken."""
     yield from source.read_from(state)
     yield from _all_passes(source, 0, state["pass_index"] + 1)
 
 
-def _all_passes(source: Source, position: int, pass_index: int = 0) -> Generator[Batch, None, None]:
+def _all_passes(source: Source, position: int, pass_index: int = 0) -> Generator[Batch | Part, None, None]:
     """Yields the batches of pass after pass of a source, from batch `position` of those from `pass_index` on."""
     num_batches = source.num_batches
     start = dropped = 0

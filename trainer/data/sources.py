@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
 from trainer.data.arrays import DataError
-from trainer.data.batches import Batch, BatchConverter, unpack_x_y_sample_weight
+from trainer.data.batches import Batch, BatchConverter, Part, map_batch, unpack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
 from trainer.data.order import Count, is_finite
@@ -50,16 +50,17 @@ class Source(Protocol):
     def pipeline(self) -> list[str]:
         """What the data say that they are made by, one line for each step; empty if they say nothing."""
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
         """Returns a generator of the batches of one pass, trees of numpy arrays, leaving out the first `start`.
 
+        Where several processes read some rows of each batch, it yields this one's, as a `Part`.
         Arrays may share memory with the user's pipeline: copy what must outlive the next batch.
         """
 
     def state(self) -> dict[str, Any] | None:
         """Returns plain data that tell `read_from` where the generator returned last stands; None if nothing can."""
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
         """Returns a generator of the rest of the pass in which `state` was taken."""
 
     def leave_out(self, passes: int) -> None:
@@ -83,7 +84,7 @@ class DatasetSource:
         self.num_batches = dataset.cardinality
         self.rows = dataset.rows
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
         return self.dataset.read(pass_index, start)
 
     def leave_out(self, passes: int) -> None:
@@ -92,7 +93,7 @@ class DatasetSource:
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
 
 
@@ -110,7 +111,7 @@ class IterableSource:
     seeks = False
 
     def __init__(self, iterable: Any, num_batches: Count | None):
-        self._iterable = iterable
+        self._iterable = self._described = iterable
         self.num_batches = num_batches
         self.is_one_shot = hasattr(iterable, "__next__")
         self._pass_index = 0
@@ -123,7 +124,7 @@ class IterableSource:
     @property
     def pipeline(self) -> list[str]:
         # Grain's datasets have `parents`, and tell their class, their number of workers and, often, their length.
-        lines, steps = [], [self._iterable] if hasattr(self._iterable, "parents") else []
+        lines, steps = [], [self._described] if hasattr(self._described, "parents") else []
         while steps:
             step = steps.pop()
             length = f" of {len(step)}" if hasattr(step, "__len__") else ""
@@ -131,7 +132,7 @@ class IterableSource:
             steps += getattr(step, "parents", ())
         return lines
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
         return self._read(pass_index, start)
 
     def state(self) -> dict[str, Any] | None:
@@ -140,14 +141,17 @@ class IterableSource:
         # A copy, as an iterator may return what it goes on to change.
         return {"pass_index": self._pass_index, "iterator": copy.deepcopy(self._iterator.get_state())}
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
         return self._read(state["pass_index"], 0, state["iterator"])
 
     def leave_out(self, passes: int) -> None:
         """Does nothing: passes that do not depend on each other have a state, and others are read."""
 
-    def _read(self, pass_index: int, start: int, state: Any = None) -> Generator[Batch, None, None]:
-        iterator, convert = iter(self._iterable), BatchConverter()
+    def _new_converter(self) -> Callable[[Any], Batch | Part]:
+        return BatchConverter()
+
+    def _read(self, pass_index: int, start: int, state: Any = None) -> Generator[Batch | Part, None, None]:
+        iterator, convert = iter(self._iterable), self._new_converter()
         self._pass_index, self._iterator = pass_index, iterator
         if state is not None:
             iterator.set_state(state)
@@ -182,7 +186,7 @@ class IndexedSource:
         self._shuffle = shuffle
         self._seed = seed
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
         convert = BatchConverter()
         for index in self._indices(pass_index, start):
             yield convert(self._items[index])
@@ -196,7 +200,7 @@ class IndexedSource:
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
 
     def _indices(self, pass_index: int, start: int) -> Iterator[int]:
@@ -224,24 +228,27 @@ class WeightedSource:
     def is_exact(self) -> bool:
         return self._source.is_exact
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
         return self._weighted(self._source.read(pass_index, start))
 
     def state(self) -> dict[str, Any] | None:
         return self._source.state()
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
         return self._weighted(self._source.read_from(state))
 
     def leave_out(self, passes: int) -> None:
         self._source.leave_out(passes)
 
-    def _weighted(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
+    def _weighted(self, batches: Generator[Batch | Part, None, None]) -> Generator[Batch | Part, None, None]:
         try:
             for batch in batches:
-                x, y, sample_weight = unpack_x_y_sample_weight(batch)
-                if sample_weight is not None:
-                    raise DataError("`class_weight` cannot be used with batches that have a `sample_weight`.")
-                yield x, y, self._class_weights(y)
+                yield map_batch(self._with_weights, batch)
         finally:
             batches.close()
+
+    def _with_weights(self, batch: Batch) -> Batch:
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+        if sample_weight is not None:
+            raise DataError("`class_weight` cannot be used with batches that have a `sample_weight`.")
+        return x, y, self._class_weights(y)

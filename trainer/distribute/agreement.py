@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 import jax
 
 from trainer.distribute.cluster_description import ClusterError
-from trainer.distribute.join_cluster import limit_secs
+from trainer.distribute.join_cluster import patience_secs
 from trainer.distribute.store import jax_store
 
 _KEYS = "trainer/agreement"
-_PATIENCE = 12  # times the limit: the watchdog, which names who is late, comes first
 _numbers = itertools.count()  # of the exchanges, which all processes make in the same order
 _last_key = ""
 
@@ -64,7 +63,7 @@ def _exchanged(text: str) -> dict[int, str]:
     store, folder = jax_store(), f"{_KEYS}/{next(_numbers)}/"
     key = f"{folder}{jax.process_index()}"
     store.key_value_set(key, text)
-    store.wait_at_barrier(f"{folder}all", round(1000 * _PATIENCE * limit_secs()))
+    store.wait_at_barrier(f"{folder}all", round(1000 * patience_secs()))
     if _last_key:  # everybody is here, so everybody has read the exchange before
         store.key_value_delete(_last_key)
     _last_key = key

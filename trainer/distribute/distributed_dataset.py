@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from trainer.data import Group, Reader, adapt, prefetch
+from trainer.data import DataError, Group, Reader, adapt, prefetch
+from trainer.data.processes import Channel, Processes
+from trainer.distribute.parts import rows_of_replicas
 from trainer.distribute.per_replica import PerReplica
-from trainer.distribute.placement import pad_rows, to_devices
+from trainer.distribute.placement import pad_rows, replicas_here, replicas_to_devices, to_devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,20 +49,34 @@ class InputContext:
 class DistributedDataset:
     """Batches split by rows over the replicas; each iteration is another pass over the data.
 
+    Over several processes, all of them must make it and iterate over it, and none may stop sooner than the others.
+
     Args:
-      data: whatever `fit` takes as batches.
+      data: whatever `fit` takes as batches; or, where batches are dealt, this process's own.
       num_replicas: among how many replicas each batch is split.
       sharding: where arrays of shape `(replicas, rows, ...)` go.
-      deals_batches: whether each batch goes whole to the next replica, instead of being split over all.
+      processes: those that have the replicas' devices.
+      deals_batches: whether each batch goes whole to the next replica of this process, instead of being split over all.
+
+    Raises:
+      ValueError: for data that cannot be used, or batches to be dealt where processes share a replica.
     """
 
-    def __init__(self, data: Any, num_replicas: int, sharding: Sharding, deals_batches: bool = False):
-        self._source = adapt(data)
+    def __init__(self, data: Any, num_replicas: int, sharding: Sharding, processes: Processes,
+                 deals_batches: bool = False):
+        # What is dealt is each process's own, and nobody else reads it.
+        self._source = adapt(data, processes=Processes() if deals_batches else processes)
         self._num_replicas = num_replicas
         self._sharding = sharding
+        self._channel = Channel(processes)
+        self._local_replicas = num_replicas // processes.count
+        first = processes.index * self._local_replicas
+        self._is_even = replicas_here(num_replicas, sharding) == list(range(first, first + self._local_replicas))
         self._deals_batches = deals_batches
-        self._batches_per_element = num_replicas if deals_batches else 1
+        self._batches_per_element = self._local_replicas if deals_batches else 1
         self._passes = 0
+        if deals_batches:
+            self._check_even()
 
     def __len__(self) -> int:
         batches = self._source.num_batches
@@ -68,54 +85,83 @@ class DistributedDataset:
         return math.ceil(batches / self._batches_per_element)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._source.num_batches == math.inf:
-            groups, close = self._endless_groups(), None
-        else:
-            reader = Reader(self._source)
-            groups, close = reader.read(self._passes), reader.close
+        reader = Reader(self._source, None if self._source.num_batches != math.inf else sys.maxsize)
+        groups, close = reader.read(self._passes if self._source.num_batches != math.inf else 0), reader.close
         self._passes += 1
+        elements = self._dealt(groups, self._channel.open()) if self._deals_batches else map(self._split, groups)
         try:
-            with prefetch(self._hands(groups), self._place) as placed:
+            with prefetch(elements, self._on_replicas) as placed:
                 yield from placed
         finally:
-            if close is not None:
-                close()
+            close()
 
-    def _endless_groups(self) -> Iterator[Group]:
-        for number, batch in enumerate(self._source.read(0)):
-            rows = jax.tree.leaves(batch)[0].shape[0]
-            yield Group(jax.tree.map(lambda leaf: np.array(leaf)[None], batch), 1, rows, number)
+    def _dealt(self, groups: Iterator[Group], channel: Channel) -> Iterator[_Element]:
+        """Yields elements of up to one batch for each replica of this process, as long as any process has some."""
+        last: list[Group] = []
+        while True:
+            with channel.reports_errors():
+                hand = list(itertools.islice(groups, self._local_replicas))
+                last = hand or last
+            rows = [group.rows for group in hand] + [0] * (self._local_replicas - len(hand))
+            counts = list(itertools.chain.from_iterable(channel.all(rows if last else [None])))
+            if not any(counts):
+                return
+            if None in counts:
+                raise DataError("A process has no batch at all, but others have: the function given to "
+                                "`distribute_datasets_from_function` must return some for each.")
+            sources = [group.data for group in hand] + [last[0].data] * (self._local_replicas - len(hand))
+            yield _Element(_stacked_batches(sources, max(counts)), counts, max(counts))
 
-    def _hands(self, groups: Iterator[Group]) -> Iterator[list[Group]]:
-        """Yields what makes one element: a batch to split, or up to one batch for each replica."""
-        while hand := list(itertools.islice(groups, self._batches_per_element)):
-            yield hand
+    def _split(self, group: Group) -> _Element:
+        if group.counts is None:
+            counts, most = rows_of_replicas([group.rows], self._num_replicas)
+            return _Element(_split_rows(group.data, self._num_replicas, most), counts, most)
+        self._check_even()
+        counts, most = rows_of_replicas(group.counts, self._local_replicas)
+        return _Element(_split_rows(group.data, self._local_replicas, most), counts, most)
 
-    def _place(self, hand: list[Group]) -> Any:
-        return self._deal(hand) if self._deals_batches else self._split(hand[0])
+    def _check_even(self) -> None:
+        if not self._is_even:
+            raise ValueError("Each process must have as many replicas as the others, of its own devices alone, and one "
+                             "process after another. Give all processes the same data, and AutoShardPolicy.DATA.")
 
-    def _split(self, group: Group) -> Any:
-        per_replica = math.ceil(group.rows / self._num_replicas)
-        shape = (self._num_replicas, per_replica)
-        total = self._num_replicas * per_replica
+    def _on_replicas(self, element: _Element) -> Any:
+        mask = None
+        if min(element.counts) < element.rows:
+            is_real = np.arange(element.rows) < np.array(element.counts)[:, None]
+            mask = to_devices(is_real.astype(np.float32), self._sharding)
+        placed = replicas_to_devices(element.data, self._num_replicas, self._sharding)
+        return jax.tree.map(lambda leaf: PerReplica(leaf, mask), placed)
 
-        def split(leaf: np.ndarray) -> np.ndarray:
-            padded = leaf if total == group.rows else pad_rows(leaf, total, axis=1)
-            return padded.reshape(*shape, *leaf.shape[2:])
 
-        mask = None if total == group.rows else (np.arange(total) < group.rows).astype(np.float32).reshape(shape)
-        return self._on_replicas(jax.tree.map(split, group.data), mask)
+@dataclasses.dataclass(frozen=True)
+class _Element:
+    """What the replicas get in a step.
 
-    def _deal(self, hand: list[Group]) -> Any:
-        most = max(group.rows for group in hand)
-        counts = [group.rows for group in hand] + [0] * (self._num_replicas - len(hand))
-        sources = [group.data for group in hand]
-        sources += [sources[0]] * (self._num_replicas - len(hand))
-        data = jax.tree.map(lambda *leaves: np.concatenate([pad_rows(leaf, most, axis=1) for leaf in leaves]), *sources)
-        is_full = all(count == most for count in counts)
-        mask = None if is_full else (np.arange(most) < np.array(counts)[:, None]).astype(np.float32)
-        return self._on_replicas(data, mask)
+    Attributes:
+      data: a tree of arrays `(replicas, rows, ...)`, of all replicas or of those of this process.
+      counts: how many rows of each of all replicas are real, from the first on.
+      rows: how many rows each replica gets.
+    """
 
-    def _on_replicas(self, data: Any, mask: np.ndarray | None) -> Any:
-        placed_mask = None if mask is None else to_devices(mask, self._sharding)
-        return jax.tree.map(lambda leaf: PerReplica(leaf, placed_mask), to_devices(data, self._sharding))
+    data: Any
+    counts: list[int]
+    rows: int
+
+
+def _split_rows(tree: Any, replicas: int, rows: int) -> Any:
+    """Returns arrays `(replicas, rows, ...)` of arrays `(1, up to replicas * rows, ...)`."""
+    def split(leaf: np.ndarray) -> np.ndarray:
+        return _padded(leaf, replicas * rows).reshape(replicas, rows, *leaf.shape[2:])
+
+    return jax.tree.map(split, tree)
+
+
+def _stacked_batches(batches: list[Any], rows: int) -> Any:
+    return jax.tree.map(lambda *leaves: np.concatenate([_padded(leaf, rows) for leaf in leaves]), *batches)
+
+
+def _padded(leaf: np.ndarray, rows: int) -> np.ndarray:
+    if leaf.shape[1] == rows:
+        return leaf
+    return pad_rows(leaf, rows, axis=1) if leaf.shape[1] else np.zeros((1, rows, *leaf.shape[2:]), leaf.dtype)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_SECS = 300.0
 REFUSED_EXIT_CODE = 2  # as of a wrong command line; `trainer.launch` does not start again after it
 _HEARTBEAT_SECS = 60
+_PATIENCE = 12  # times the limit: the watchdog gives those that compile or save ten
 _SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, that must not abort those who are done
 
 _LINGER_SECS = 2.0  # for the others to print their errors: the end of process 0 aborts them
@@ -99,9 +100,9 @@ def watchdog() -> Watchdog | None:
     return _watchdog
 
 
-def limit_secs() -> float:
-    """Returns how long the processes of the cluster may wait for each other."""
-    return _limit_secs
+def patience_secs() -> float:
+    """Returns how long to wait for other processes, longer than the watchdog, which names who is late."""
+    return _PATIENCE * _limit_secs
 
 
 def _watch(timeout_secs: float) -> None:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.distribute.placement import is_split_over_processes, to_host
 from trainer.replica import ReduceOp
 
 
@@ -31,11 +32,13 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:
-        """Each replica's array on the host, without rows that pad."""
-        stacked = np.asarray(self.stacked)
-        if self.row_mask is None:
-            return tuple(stacked)
-        return tuple(one[mask > 0] for one, mask in zip(stacked, np.asarray(self.row_mask), strict=True))
+        """Each replica's array on the host, without rows that pad. Over processes, all of them must ask."""
+        return _real_rows(to_host(self.stacked), None if self.row_mask is None else to_host(self.row_mask))
+
+    @property
+    def local_values(self) -> tuple[np.ndarray, ...]:
+        """The same of the replicas that this process has devices of."""
+        return _real_rows(_here(self.stacked), None if self.row_mask is None else _here(self.row_mask))
 
     def reduced(self, op: ReduceOp, axis: int | None) -> jax.Array:
         """Returns the sum or mean over the replicas and, if `axis` is given, over that axis of each array as well.
@@ -55,6 +58,19 @@ class PerReplica:
         # Not a product: what a step made of a padding row may be infinite.
         total = jnp.where(mask > 0, self.stacked, 0).sum(axes)
         return total if op is ReduceOp.SUM else total / self.row_mask.sum()
+
+
+def _real_rows(stacked: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    if mask is None:
+        return tuple(stacked)
+    return tuple(one[rows > 0] for one, rows in zip(stacked, mask, strict=True))
+
+
+def _here(stacked: jax.Array) -> np.ndarray:
+    if not is_split_over_processes(stacked):
+        return np.asarray(stacked)
+    parts = {shard.index[0].start: shard.data for shard in stacked.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
 def is_per_replica(value: Any) -> bool:

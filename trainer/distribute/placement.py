@@ -68,6 +68,49 @@ def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
+def replicas_to_devices(tree: Any, replicas: int, sharding: Sharding) -> Any:
+    """Returns arrays `(replicas, ...)` on the devices of their replicas.
+
+    Args:
+      tree: host arrays with an entry for every replica, or only one for each that this process has devices of.
+      replicas: how many there are.
+      sharding: where each goes.
+
+    Raises:
+      ValueError: if there is another number of entries.
+    """
+    entries = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
+    if entries <= {replicas}:
+        return to_devices(tree, sharding)
+    here = replicas_here(replicas, sharding)
+    if entries != {len(here)}:
+        raise ValueError(f"Expected an entry for each of {replicas} replicas, or of the {len(here)} of this process. "
+                         f"Received: {sorted(entries)}.")
+
+    def placed(leaf: np.ndarray) -> jax.Array:
+        def part(index: Any) -> np.ndarray:
+            first, last, _ = index[0].indices(replicas)
+            return leaf[here.index(first):here.index(first) + last - first]
+
+        return jax.make_array_from_callback((replicas, *leaf.shape[1:]), sharding, part)
+
+    return jax.tree.map(placed, tree)
+
+
+def replicas_here(replicas: int, sharding: Sharding) -> list[int]:
+    """Returns the numbers of the replicas that this process has devices of.
+
+    Args:
+      replicas: how many there are.
+      sharding: where arrays of shape `(replicas, ...)` go.
+    """
+    found: set[int] = set()
+    for index in sharding.addressable_devices_indices_map((replicas,)).values():
+        assert index is not None
+        found.update(range(*index[0].indices(replicas)))
+    return sorted(found)
+
+
 def is_split_over_processes(array: Any) -> bool:
     """Returns whether no process has all of an array."""
     return isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated)

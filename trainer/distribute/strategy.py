@@ -18,10 +18,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.compiled_step import on_each_device
 from trainer.data import Dataset, Group, HostArrays, ResidentBatches
+from trainer.data.processes import use_processes
 from trainer.distribute.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
 from trainer.distribute.devices import default_devices, memory_bytes
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.explain import StateReport, report
+from trainer.distribute.input_processes import processes_of
+from trainer.distribute.parts import place_parts
 from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
 from trainer.distribute.placed_arrays import PlacedArrays
 from trainer.distribute.placement import (
@@ -30,6 +33,8 @@ from trainer.distribute.placement import (
     PlacedGroup,
     pad_stack,
     place_arrays,
+    replicas_here,
+    replicas_to_devices,
     to_devices,
 )
 from trainer.distribute.run import ReplicaRunner
@@ -73,6 +78,9 @@ class Strategy:
         self._numbers: dict[int, jax.Array] = {}
         self._placed_arrays = PlacedArrays()
         self._runner = ReplicaRunner(self)
+        self._processes = processes_of(mesh, self.num_replicas_in_sync)
+        if self._processes.count > 1:
+            use_processes(self._processes)
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.mesh.devices.flat)
@@ -218,7 +226,7 @@ class Strategy:
         """Returns a group of batches placed on the devices, rows split over the replicas.
 
         A batch whose rows do not divide by the number of replicas is padded with repeats of its own rows, and gets a
-        mask.
+        mask. Of a group with `counts` this process has some rows only, and the other processes have the rest.
 
         Args:
           group: the batches; with `arrays`, the numbers of their rows in these.
@@ -227,9 +235,13 @@ class Strategy:
         rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
         data, mask = group.data, None
         if rows != group.rows:
-            data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
             mask = to_devices((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
-        data = to_devices(data, self._batch_sharding)
+        if group.counts is not None:
+            data = place_parts(group, rows, self._batch_sharding, self._processes)
+        else:
+            if rows != group.rows:
+                data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
+            data = to_devices(data, self._batch_sharding)
         return PlacedGroup(
             data=data if arrays is None else ResidentBatches(arrays, data),
             mask=mask,
@@ -290,33 +302,45 @@ class Strategy:
         return map_values(reduced, value)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """Returns per-replica values concatenated along an axis, on the host and without rows that pad."""
-        return map_values(lambda leaf: np.concatenate(self._local(leaf), axis), value)
+        """Returns per-replica values concatenated along an axis, on the host and without rows that pad.
+
+        Over processes, all of them must call this, and all get the values of all replicas.
+        """
+        def gathered(leaf: Any) -> np.ndarray:
+            values = leaf.values if is_per_replica(leaf) else (leaf,) * self.num_replicas_in_sync
+            return np.concatenate(values, axis)
+
+        return map_values(gathered, value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the value of each replica, on the host and without rows that pad, as a tuple."""
-        return tuple(map_values(lambda leaf, at=index: self._local(leaf)[at], value)
-                     for index in range(self.num_replicas_in_sync))
-
-    def _local(self, leaf: Any) -> tuple[Any, ...]:
-        return leaf.values if is_per_replica(leaf) else (leaf,) * self.num_replicas_in_sync
+        """Returns the value of each replica of this process, on the host and without rows that pad, as a tuple."""
+        leaves, structure = jax.tree.flatten(value, is_leaf=is_per_replica)
+        count = len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
+        locals_ = [leaf.local_values if is_per_replica(leaf) else (leaf,) * count for leaf in leaves]
+        return tuple(jax.tree.unflatten(structure, [values[index] for values in locals_]) for index in range(count))
 
     def experimental_distribute_dataset(self, dataset: Any) -> DistributedDataset:
         """Returns an iterable of the dataset's batches, each split by rows over the replicas.
 
         Args:
           dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles does so anew in each iteration.
+            Several processes share them by their `AutoShardPolicy`.
         """
-        return DistributedDataset(dataset, self.num_replicas_in_sync, self._rows_sharding)
+        return DistributedDataset(dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
         """Returns an iterable whose elements have one batch of a dataset for each replica.
 
         Args:
-          dataset_fn: returns a dataset with a replica's rows in each batch, from an `InputContext`.
+          dataset_fn: returns a dataset with a replica's rows in each batch, from an `InputContext`. Each process calls
+            it, and gives the batches to its own replicas; nothing else shards them.
+
+        Raises:
+          ValueError: if processes share a replica.
         """
-        dataset = dataset_fn(InputContext(num_replicas_in_sync=self.num_replicas_in_sync))
-        return DistributedDataset(dataset, self.num_replicas_in_sync, self._rows_sharding, deals_batches=True)
+        dataset = dataset_fn(InputContext(self._processes.count, self._processes.index, self.num_replicas_in_sync))
+        return DistributedDataset(
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, deals_batches=True)
 
     def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """Returns a `Dataset` of arrays, to be batched and distributed."""
@@ -328,12 +352,13 @@ class Strategy:
         """Returns per-replica values, a tree of `PerReplica`.
 
         Args:
-          value_fn: returns one replica's value, from a `ValueContext`; of the same structure and shapes for each.
+          value_fn: returns one replica's value, from a `ValueContext`; of the same structure and shapes for each. It is
+            called for the replicas of this process.
         """
         replicas = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(index, replicas)) for index in range(replicas)]
-        return jax.tree.map(
-            lambda *leaves: PerReplica(to_devices(np.stack(leaves), self._rows_sharding)), *values)
+        values = [value_fn(ValueContext(index, replicas)) for index in replicas_here(replicas, self._rows_sharding)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *values)
+        return jax.tree.map(PerReplica, replicas_to_devices(stacked, replicas, self._rows_sharding))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
