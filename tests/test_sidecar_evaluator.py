@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import types
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import trainer
