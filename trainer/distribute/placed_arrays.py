@@ -84,7 +84,7 @@ def checksums(array: np.ndarray) -> tuple[int, ...]:
     blocks = [array[start:start + rows] for start in range(0, len(array), rows)]
     if len(blocks) == 1:
         return (_checksum(array),)
-    with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return tuple(pool.map(_checksum, blocks))
 
 
