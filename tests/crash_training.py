@@ -1,11 +1,14 @@
 """A training to be killed: `python crash_training.py MODULE DATA REPLICAS STEPS_PER_EXECUTION [SAVE_FREQ]`.
 
-It writes the weights, the optimizer's state, the history and the state of the callbacks to `result.npz`.
+REPLICAS is a number of devices, or as "2x1" that of processes and of devices of each: then this is one process of a job
+of `trainer.launch`. The chief writes the weights, the optimizer's state, the history and the state of the callbacks to
+`result.npz`.
 """
 
 import os
 import pathlib
 import sys
+import time
 
 import jax
 import numpy as np
@@ -17,8 +20,9 @@ from trainer import callbacks
 
 module_kind, data_kind, replicas, steps_per_execution = sys.argv[1:5]
 save_freq = sys.argv[5] if len(sys.argv) > 5 else "5"
+processes, _, devices = replicas.rpartition("x")
 # JAX reads this when the devices are first used.
-os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={replicas} "
+os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices} "
                            "--xla_backend_optimization_level=0")
 jax.config.update("jax_platforms", "cpu")
 
@@ -66,25 +70,37 @@ def generated_batches():
 data = {"arrays": lambda: {"x": x, "y": y, "batch_size": BATCH_SIZE},
         "grain": lambda: {"x": grain_batches()},
         "generator": lambda: {"x": generated_batches(), "steps_per_epoch": -(-ROWS // BATCH_SIZE)}}[data_kind]()
-strategy = (trainer.distribute.MirroredStrategy() if int(replicas) > 1 else trainer.distribute.OneDeviceStrategy())
+strategy = (trainer.distribute.MultiWorkerMirroredStrategy() if processes else
+            trainer.distribute.MirroredStrategy() if int(devices) > 1 else trainer.distribute.OneDeviceStrategy())
+assert strategy.num_replicas_in_sync == int(processes or 1) * int(devices)
 with strategy.scope():
     model = trainer.Model(Linen() if module_kind == "linen" else Nnx(nnx.Rngs(0)), seed=5)
     model.compile(trainer.optimizers.Adam(0.01), trainer.losses.SparseCategoricalCrossentropy(from_logits=True),
                   metrics=["accuracy"], ema_decay=0.9,
                   steps_per_execution="auto" if steps_per_execution == "auto" else int(steps_per_execution))
+
+
+class Pause(callbacks.Callback):
+    def on_execution_end(self, phase, batch, logs=None):
+        # Where there are several processes, JAX looks for SIGTERM once a second only.
+        time.sleep(0.25 if processes and os.environ.get("TRAINER_KILL_SIGNAL") == "15" else 0.0)
+
+
 plateau = callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=0, min_delta=0.5)
 stopping = callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True)
 history = model.fit(
     **data, epochs=EPOCHS, validation_data=(x[:40], y[:40]), verbose=0,
     callbacks=[callbacks.BackupAndRestore("backup", "epoch" if save_freq == "epoch" else int(save_freq)), plateau,
-               stopping, callbacks.CSVLogger("log.csv"), trainer.testing.kill_at()])
+               stopping, callbacks.CSVLogger("log.csv"), trainer.testing.kill_at(), Pause()])
 
-arrays = {f"weight {number}": weight for number, weight in enumerate(model.get_weights())}
-arrays |= {f"state {number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(model.state))}
-arrays |= {f"history {name}": np.asarray(values) for name, values in history.history.items()}
-arrays |= {f"best weight {number}": weight for number, weight in enumerate(stopping.best_weights)}
-arrays |= {"callbacks": np.asarray([plateau.best, plateau.wait, plateau.cooldown_counter, stopping.best, stopping.wait,
-                                    stopping.best_epoch, float(model.optimizer.learning_rate)]),
-           "epochs": np.asarray(history.epoch),
-           "log.csv": np.frombuffer(pathlib.Path("log.csv").read_bytes(), np.uint8)}
-np.savez("result.npz", **arrays)
+if jax.process_index() == 0:
+    arrays = {f"weight {number}": weight for number, weight in enumerate(model.get_weights())}
+    arrays |= {f"state {number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(model.state))}
+    arrays |= {f"history {name}": np.asarray(values) for name, values in history.history.items()}
+    arrays |= {f"best weight {number}": weight for number, weight in enumerate(stopping.best_weights)}
+    arrays |= {"callbacks": np.asarray([
+                   plateau.best, plateau.wait, plateau.cooldown_counter, stopping.best, stopping.wait,
+                   stopping.best_epoch, float(model.optimizer.learning_rate)]),
+               "epochs": np.asarray(history.epoch),
+               "log.csv": np.frombuffer(pathlib.Path("log.csv").read_bytes(), np.uint8)}
+    np.savez("result.npz", **arrays)

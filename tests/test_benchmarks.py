@@ -1,6 +1,8 @@
 """What the benchmarks promise of themselves before anything is measured."""
 
 import ast
+import json
+import os
 import subprocess
 import sys
 
@@ -54,3 +56,53 @@ def test_a_contestant_that_is_not_installed_says_so():
             "sys.argv = ['worker.py', 'small_mlp', 'TF-Keras']; import worker; worker.main()")
     done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, input="", text=True, capture_output=True)
     assert "tensorflow is not installed" in ast.literal_eval(done.stdout)["unavailable"]
+
+
+def test_a_worker_of_the_scaling_benchmark_stays_on_its_core():
+    core = max(os.sched_getaffinity(0))
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "scaling_worker.py", str(core), "mlp", "3", "global"], cwd=FOLDER, env=environment,
+        input="run 32\nrun 16\n", text=True, capture_output=True, timeout=100)
+    ready, *answers = map(json.loads, done.stdout.splitlines())
+    assert ready["cores"] == [core]
+    assert [answer["steps"] for answer in answers] == [3, 3]
+
+
+THROUGHPUT = """
+import json, scaling
+class Fake:
+    def __init__(self, seconds):
+        self.seconds, self.asked = seconds, []
+    def ask(self, line):
+        self.asked.append(line)
+    def answer(self):
+        return {"steps": 3, "seconds": self.seconds, "cpu_seconds": 0.5}
+workers = [Fake(1.0), Fake(2.0)]
+turns = {name: scaling.Turn(workers, 16, is_job) for name, is_job in (("alone", False), ("job", True))}
+rates = scaling.take_turns(turns, 2)
+collective = scaling.Collective("all-reduce", "f32", (1000,), 4000, "name", 2)
+kinds = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute")
+print(json.dumps([rates, [turn.rows_per_worker for turn in turns.values()], workers[0].asked,
+                  [scaling.ring_bytes([collective._replace(kind=kind)], 4) for kind in kinds]]))
+"""
+
+
+def test_a_job_is_as_fast_as_its_slowest_worker_and_independent_workers_add():
+    done = subprocess.run([sys.executable, "-c", THROUGHPUT], cwd=FOLDER, check=True, capture_output=True, text=True)
+    rates, rows_per_worker, asked, ring_bytes = json.loads(done.stdout)
+    assert rates == {"alone": [[48 + 24, 96]] * 2, "job": [[24, 48]] * 2}
+    assert rows_per_worker == [16, 8] and asked == ["run 16"] * 8
+    assert ring_bytes == [2 * 3 / 4 * 8000, 3 * 8000, 3 / 4 * 8000, 8000]
+
+
+def test_a_step_over_512_replicas_sends_the_gradients_bytes_around_a_ring():
+    done = subprocess.run([sys.executable, "scaling.py", "--quick", "bytes"], cwd=FOLDER, check=True, text=True,
+                          capture_output=True, timeout=100)
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| 784")]
+    gradients = 4 * (784 * 128 + 128 + 128 * 10 + 10) / 1e6
+    for row, replicas in zip(rows, (2, 512), strict=True):
+        _, _, count, collectives, _, sent, theory, *_, hops = row
+        assert (int(count), int(collectives), int(hops)) == (replicas, 1, 2 * (replicas - 1))
+        assert float(theory) == pytest.approx(2 * (replicas - 1) / replicas * gradients, rel=5e-3)
+        assert float(sent) == pytest.approx(float(theory), rel=5e-3)

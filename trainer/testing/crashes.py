@@ -1,11 +1,15 @@
 """Crashes on purpose: killing a training at a given moment, and comparing what it gives once it was resumed.
 
-Owns how and when a process is killed. It sees a training as a command that writes its result to a file.
+Owns how and when a process is killed. It sees a training as a command that writes its result to a file; the processes
+of a job are those below the command that have a TF_CONFIG of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
+import json
 import os
 import pathlib
 import re
@@ -17,14 +21,21 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from trainer import checks
 from trainer.callbacks import Callback
 from trainer.callbacks.train_batch_callback import TrainBatchCallback
+from trainer.distribute import cluster_resolver
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
 _VALIDATION_VARIABLE = "TRAINER_KILL_AT_VALIDATION"
+_PROCESS_VARIABLE = "TRAINER_KILL_PROCESS"
+_SIGNAL_VARIABLE = "TRAINER_KILL_SIGNAL"
+# What a command returns after each signal, by itself or as a launcher or a shell reports it.
+_EXIT_CODES: dict[int, tuple[int, ...]] = {
+    signal.SIGKILL: (-signal.SIGKILL, 128 + signal.SIGKILL), signal.SIGTERM: (128 + signal.SIGTERM,)}
 _UNFINISHED = re.compile(r"\.step_[0-9]+\..+\.tmp")  # the name of a checkpoint that is being written
 _POLL_SECS = 0.001
 
@@ -38,23 +49,39 @@ class Kill:
       validation: likewise, after so many batches of validations.
       save: while a checkpoint is being written, that many after the first.
       delay_secs: for how long it has been written then.
+      process: which process of a job that `trainer.launch` or a `LocalCluster` runs.
+      signal: SIGKILL, or SIGTERM, on which `BackupAndRestore` saves at a boundary soon after and exits with code 143.
+
+    Raises:
+      ValueError: if not one moment is given, or another signal.
+      TypeError: if a number is not one.
+
+    Example:
+      >>> Kill(step=7, process=1).process
+      1
     """
 
     step: int | None = None
     validation: int | None = None
     save: int | None = None
     delay_secs: float = 0.0
+    process: int = 0
+    signal: int = signal.SIGKILL
 
     def __post_init__(self) -> None:
         given = [name for name in ("step", "validation", "save") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"`Kill` takes one of `step`, `validation` and `save`. Received: {given or 'none'}.")
         checks.check_count(given[0], getattr(self, given[0]), 0 if given == ["save"] else 1)
+        checks.check_count("process", self.process, 0)
+        if self.signal not in _EXIT_CODES:
+            raise ValueError(f"`signal` must be SIGKILL or SIGTERM. Received: {self.signal!r}.")
 
 
 class _KillAt(TrainBatchCallback):
-    def __init__(self, train: int | None, test: int | None):
-        self._train, self._test = train, test
+    def __init__(self, train: int | None, test: int | None = None, process: int | None = None,
+                 number: int = signal.SIGKILL):
+        self._train, self._test, self._process, self._signal = train, test, process, number
         self._validated = self._in_validation = 0  # batches before the validation that is running, and in it
 
     def on_train_begin(self, logs=None):
@@ -63,7 +90,7 @@ class _KillAt(TrainBatchCallback):
     def on_test_begin(self, logs=None):
         self._validated, self._in_validation = self._validated + self._in_validation, 0
 
-    def next_look(self, phase, batch):
+    def next_look(self, phase, batch):  # alike in the processes that are spared: all run the same executions
         super().next_look(phase, batch)
         at, before = (self._train, self._batches_before_epoch) if phase == "train" else (self._test, self._validated)
         last = None if at is None else at - before - 1
@@ -79,9 +106,9 @@ class _KillAt(TrainBatchCallback):
         self._kill_if(self._number(last) == self._train, logs)
 
     def _kill_if(self, is_due: bool, logs: Any) -> None:
-        if is_due:
+        if is_due and self._process in (None, jax.process_index()):
             dict(logs or {})  # waits for the device: the batch is done
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._signal)
 
 
 def kill_at(step: int | None = None) -> Callback:
@@ -89,16 +116,17 @@ def kill_at(step: int | None = None) -> Callback:
 
     Args:
       step: after how many train batches of this process, before anything is saved of the last one. Without it
-        `assert_resumes_exactly` says when, and outside of it nothing happens.
+        `assert_resumes_exactly` says when, and in which process; outside of it nothing happens.
 
     Example:
       >>> callbacks = [kill_at()]  # of a `fit` that has `BackupAndRestore` too
     """
     checks.check_count("step", step, 1, optional=True)
     if step is not None:
-        return _KillAt(step, None)
+        return _KillAt(step)
     train, test = (os.environ.get(name) for name in (_STEP_VARIABLE, _VALIDATION_VARIABLE))
-    return _KillAt(None if train is None else int(train), None if test is None else int(test))
+    return _KillAt(None if train is None else int(train), None if test is None else int(test),
+                   int(os.environ.get(_PROCESS_VARIABLE, 0)), int(os.environ.get(_SIGNAL_VARIABLE, signal.SIGKILL)))
 
 
 def assert_resumes_exactly(
@@ -114,10 +142,13 @@ def assert_resumes_exactly(
     time it has a new working folder, so it must write there. To be killed at a step or in a validation, its `fit` needs
     the callback `kill_at()`.
 
+    The command may launch a job of several processes, with `[sys.executable, "-m", "trainer.launch", "--workers", "2",
+    "/path/train.py"]`. Then one process is killed, the launcher ends the others, and the same command starts all again.
+
     Args:
       command: the command, such as `[sys.executable, "/path/train.py"]`, which saves with `BackupAndRestore`.
       kills: when to kill it; a number is that of a step.
-      result: the file with the numbers that it writes at its end with `numpy.savez`.
+      result: the file with the numbers that it writes at its end with `numpy.savez`; of a job, the chief writes it.
       timeout_secs: how long each run may take.
       env: changes to the environment of the runs.
 
@@ -168,7 +199,8 @@ def _killed(
     command: Sequence[str], folder: pathlib.Path, kill: Kill, timeout_secs: float, env: dict[str, str]
 ) -> None:
     folder.mkdir()
-    variables = {_STEP_VARIABLE: kill.step, _VALIDATION_VARIABLE: kill.validation}
+    variables = {_STEP_VARIABLE: kill.step, _VALIDATION_VARIABLE: kill.validation, _PROCESS_VARIABLE: kill.process,
+                 _SIGNAL_VARIABLE: int(kill.signal)}
     env = env | {name: str(value) for name, value in variables.items() if value is not None}
     with open(folder / "output.txt", "w+", encoding="utf-8") as output:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT)
@@ -176,14 +208,15 @@ def _killed(
             if kill.save is not None:
                 _wait_for_save(process, folder, kill.save, timeout_secs)
                 time.sleep(kill.delay_secs)
-                process.kill()
+                _send(process, kill)
             process.wait(timeout_secs)
         finally:
             process.kill()
             process.wait()
-        if process.returncode != -signal.SIGKILL:
+        if process.returncode not in _EXIT_CODES[kill.signal]:
             output.seek(0)
             hint = "" if kill.save is not None else " Is the callback `kill_at()` given to `fit`?"
+            hint += f" Is there a process {kill.process}?" if kill.process else ""
             raise RuntimeError(f"The training was not killed at {kill}, but ended with exit code {process.returncode}."
                                f"{hint}\n{output.read()}")
 
@@ -199,3 +232,39 @@ def _wait_for_save(process: subprocess.Popen, folder: pathlib.Path, count: int, 
         time.sleep(_POLL_SECS)
     if process.poll() is None:
         raise RuntimeError(f"There was no save number {count}, counted from 0, within {timeout_secs} s.")
+
+
+def _send(process: subprocess.Popen, kill: Kill) -> None:
+    pid = _job_processes(process.pid).get(kill.process) if process.poll() is None else None
+    with contextlib.suppress(ProcessLookupError):  # it has just ended: the exit code will tell
+        if pid is not None:
+            os.kill(pid, kill.signal)
+
+
+def _job_processes(command: int) -> dict[int, int]:
+    """Returns the process ids of the job that a command has launched, by index; its own as 0 if it has not."""
+    inherited = _tf_config(command)
+    found: dict[int, int] = {}
+    generation = [command]
+    while generation and not found:
+        generation = [child for parent in generation for child in _children(parent)]
+        configs = [(pid, _tf_config(pid)) for pid in generation]
+        found = {json.loads(config)["task"]["index"]: pid for pid, config in configs if config not in (b"", inherited)}
+    return found or {0: command}
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found += map(int, pathlib.Path(path).read_text().split())
+    return found
+
+
+def _tf_config(pid: int) -> bytes:
+    name = cluster_resolver.VARIABLE.encode() + b"="
+    try:
+        variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # gone, or there is no such file on this system
+        return b""
+    return next((variable.removeprefix(name) for variable in variables if variable.startswith(name)), b"")
