@@ -1,4 +1,4 @@
-"""Two processes with two devices each give one device's numbers, and go on together where they were killed."""
+"""Two processes with two devices each give one device's numbers, and save together if one is preempted."""
 
 from __future__ import annotations
 
@@ -95,48 +95,32 @@ with strategy.scope():
     model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2, deterministic=False), nn.Dense(1)])
     model.compile("adam", "mse")
 history = model.fit(x, y, epochs=3, batch_size=8, verbose=0, validation_split=0.2, callbacks=[
-    cb.BackupAndRestore("backup", 2), trainer.testing.kill_at()])
+    cb.BackupAndRestore("backup", 2), cb.Callback()])
 if strategy.is_chief:
     np.savez("result.npz", *model.get_weights(), **history.history)
 """
 
 
-def launch(folder, **variables):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+def launch(folder):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
     command = [sys.executable, "-m", "trainer.launch", "--workers", "2", "train.py"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
 
 
-def test_a_job_that_was_killed_goes_on_to_the_bit(tmp_path):
-    results = []
-    for kill in (None, "7"):
-        folder = tmp_path / str(kill)
-        folder.mkdir()
-        (folder / "train.py").write_text(SCRIPT)
-        if kill is not None:
-            killed = launch(folder, TRAINER_KILL_AT_STEP=kill)
-            assert killed.returncode == 137, killed.stderr
-            assert not (folder / "result.npz").exists()
-        done = launch(folder)
-        assert done.returncode == 0, done.stderr
-        with np.load(folder / "result.npz") as arrays:
-            results.append(dict(arrays))
-    assert results[0].keys() == results[1].keys()
-    for name, values in results[0].items():
-        np.testing.assert_array_equal(values, results[1][name], err_msg=name)
-
-
 def test_a_signal_to_one_process_saves_all_at_one_step(tmp_path):
-    preempted = SCRIPT.replace("trainer.testing.kill_at()", "Preempt()").replace("history =", """
-import signal
+    preempted = SCRIPT.replace("cb.Callback()", "Preempt()").replace("history =", """
+import signal, time
 class Preempt(cb.Callback):
-    batches = 0
+    batches, is_preempted = 0, False
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
         if self.batches == 3 and not strategy.is_chief and not os.path.exists("preempted"):
             open("preempted", "w").close()
             os.kill(os.getpid(), signal.SIGTERM)
+            self.is_preempted = True
+        if self.is_preempted:
+            time.sleep(0.2)  # JAX looks for the signal once a second
 history =""")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "preempted").write_text("")  # so that it is not
