@@ -1,4 +1,7 @@
-"""Checks of a run before its first step compiles: labels that fit the loss, probabilities where a loss expects them."""
+"""Checks of a run before its first step compiles: labels that fit the loss, probabilities where a loss expects them.
+
+Also of arguments that several methods take.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 
 from trainer import errors
 from trainer.compiled_loss import CompiledLoss
+from trainer.data import Source
 from trainer.losses.base import FunctionLoss, values_per_row
 from trainer.outputs import match_arrays
 
@@ -107,3 +111,13 @@ def check_verbose(value: Any) -> int:
     if value not in (0, 1, 2):
         raise ValueError(f"`verbose` must be 0, 1, 2 or 'auto'. Received: {value!r}.")
     return int(value)
+
+
+def check_holds_steps(source: Source, argument: str, steps: int | None) -> None:
+    """Raises ValueError if data that are read once have fewer batches than `steps`, given as an argument of this name.
+
+    Beyond its end a source begins anew, which for `fit` is another pass, but otherwise would count rows twice.
+    """
+    if steps is not None and source.num_batches is not None and steps > source.num_batches:
+        raise ValueError(f"`{argument}` must be at most the number of batches. Received: {argument}={steps}, for data "
+                         f"of {source.num_batches} batches. Leave it out to take them all.")

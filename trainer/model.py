@@ -128,7 +128,7 @@ class Model(ModelFiles):
             validation = None
             if validation_data is not None:
                 source = _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps)
-                _check_holds_steps(source, "validation_steps", validation_steps)
+                checks.check_holds_steps(source, "validation_steps", validation_steps)
                 validation = readers.enter_context(Reader(source, validation_steps))
             callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
             history = next(callback for callback in callback_list.callbacks if isinstance(callback, History))
@@ -222,7 +222,7 @@ class Model(ModelFiles):
         self._require_compiled("evaluate")
         checks.check_count("steps", steps, 1, optional=True)
         source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps)
-        _check_holds_steps(source, "steps", steps)
+        checks.check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:
             callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
             logs = loop.evaluate(self, reader, callback_list)
@@ -263,7 +263,7 @@ class Model(ModelFiles):
     def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
         checks.check_count("steps", steps, 1, optional=True)
         source = adapt(x, batch_size=batch_size, steps=steps)
-        _check_holds_steps(source, "steps", steps)
+        checks.check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:
             yield reader, source.rows if steps is None else None
 
@@ -377,13 +377,6 @@ def _array_parts(data: Any) -> Sequence[Any] | None:
         return None
     unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
     return data
-
-
-def _check_holds_steps(source: Source, argument: str, steps: int | None) -> None:
-    # Beyond its end a source begins anew, which for `fit` is another pass, but here would count rows twice.
-    if steps is not None and source.num_batches is not None and steps > source.num_batches:
-        raise ValueError(f"`{argument}` must be at most the number of batches. Received: {argument}={steps}, for data "
-                         f"of {source.num_batches} batches. Leave it out to take them all.")
 
 
 def _rows(x: Any) -> int:

@@ -207,9 +207,7 @@ class SidecarEvaluator:
             raise ValueError("`data` must be data that can be read anew for each checkpoint. Received: a generator or "
                              "another iterator. Pass arrays, a `trainer.data.Dataset`, or an object whose `__iter__` "
                              "begins anew.")
-        if self.steps is not None and source.num_batches is not None and self.steps > source.num_batches:
-            raise ValueError(f"`steps` must be at most the number of batches. Received: steps={self.steps}, for data "
-                             f"of {source.num_batches} batches. Leave it out to take them all.")
+        checks.check_holds_steps(source, "steps", self.steps)
         return source
 
     def _last_text(self) -> str:

@@ -1,7 +1,6 @@
 """What the processes of a job must have alike or decide alike, told to each other while they train.
 
-Owns the exchange, by JAX's key-value store and without the devices: processes that differ could hang in a collective.
-It must not know what is compared.
+Processes that differ could hang in a collective, so it goes without the devices. It must not know what is compared.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ from collections.abc import Callable, Mapping
 import jax
 
 from trainer.distribute.cluster_description import ClusterError
-from trainer.distribute.join_cluster import patience_secs
-from trainer.distribute.store import jax_store
+from trainer.distribute.exchange import exchanged
 
-_KEYS = "trainer/agreement"
 _numbers = itertools.count()  # of the exchanges, which all processes make in the same order
-_last_key = ""
 
 
 def anywhere(is_so: bool) -> bool:
@@ -29,7 +25,7 @@ def anywhere(is_so: bool) -> bool:
     """
     if jax.process_count() == 1:
         return is_so
-    return any(map(json.loads, _exchanged(json.dumps(is_so)).values()))
+    return any(map(json.loads, _exchanged(json.dumps(is_so))))
 
 
 def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
@@ -46,9 +42,8 @@ def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     """
     if jax.process_count() == 1:
         return
-    texts = {process: json.loads(text) for process, text in sorted(_exchanged(json.dumps(describe())).items())}
-    first = texts[0]
-    for process, other in texts.items():
+    first, *others = map(json.loads, _exchanged(json.dumps(describe())))
+    for process, other in enumerate(others, start=1):
         names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if names:
             differ = "; ".join(f"{name}: {first.get(name, 'none')} in worker 0, {other.get(name, 'none')} in worker "
@@ -57,14 +52,7 @@ def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
                                "run the same script with the same arguments.")
 
 
-def _exchanged(text: str) -> dict[int, str]:
-    """Returns what each process has given, by its index."""
-    global _last_key
-    store, folder = jax_store(), f"{_KEYS}/{next(_numbers)}/"
-    key = f"{folder}{jax.process_index()}"
-    store.key_value_set(key, text)
-    store.wait_at_barrier(f"{folder}all", round(1000 * patience_secs()))
-    if _last_key:  # everybody is here, so everybody has read the exchange before
-        store.key_value_delete(_last_key)
-    _last_key = key
-    return {int(key.rpartition("/")[2]): value for key, value in store.key_value_dir_get(folder)}
+def _exchanged(text: str) -> list[str]:
+    number = next(_numbers)
+    before = f"agreement/{number - 1}" if number else None
+    return exchanged(jax.process_count(), f"agreement/{number}", text, before)

@@ -17,9 +17,6 @@ class Store(Protocol):
     def key_value_delete(self, key: str) -> None:
         """Removes a value."""
 
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
-        """Waits until all processes have come to a barrier, each of which is used once."""
-
 
 def jax_store() -> Any:
     """Returns JAX's client of the store; None before `jax.distributed.initialize` and after its shutdown."""

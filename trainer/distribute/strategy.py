@@ -66,8 +66,6 @@ class Strategy:
       cross_device_ops: how gradients are reduced; `NcclAllReduce()` by default.
     """
 
-    watchdog: Any = None  # told of progress where there are several processes
-
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
         self._cross_device_ops = cross_device_ops or NcclAllReduce()

@@ -380,7 +380,8 @@ def is_peer_error(error: BaseException) -> bool:
     >>> is_peer_error(ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"))
     True
     """
-    return isinstance(error, (jax.errors.JaxRuntimeError, ValueError)) and bool(_PEER_ERRORS.search(str(error)))
+    kinds = jax.errors.JaxRuntimeError, ValueError, TimeoutError
+    return isinstance(error, kinds) and bool(_PEER_ERRORS.search(str(error)))
 
 
 def _main_stack() -> str:
