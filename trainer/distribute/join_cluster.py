@@ -6,9 +6,11 @@ processes were started alike, is known before JAX is asked for anything.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import functools
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,6 +22,7 @@ import jax
 
 from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
 from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
+from trainer.distribute.scheduling import threads_that_wait_their_turn
 
 if TYPE_CHECKING:
     from trainer.distribute.watchdog import Watchdog
@@ -123,10 +126,21 @@ def _initialize(timeout_secs: float, **options: Any) -> None:
         if "before" not in str(error):
             raise
         raise _too_late(error) from error
-    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)  # says where this process was if JAX aborts it, as the first one is lost
-    jax.devices()  # at once: the processes wait for each other in it
+    _put_off_aborts()
+    with threads_that_wait_their_turn():  # Gloo's, where devices are CPUs
+        jax.devices()  # at once: the processes wait for each other in it
     sys.excepthook = _exit_at_once
+
+
+def _put_off_aborts() -> None:
+    """Lets the watchdog end this process when process 0 has ended, before JAX does, which aborts it then.
+
+    The thread of JAX that calls abort() sleeps first, for as many seconds as the signal has for a number: sleep() is a
+    function that may handle a signal, and one of Python is not. Should nobody end the process by then, abort() does.
+    """
+    if not faulthandler.is_enabled():  # else somebody wants to see aborts
+        libc = ctypes.CDLL(None)
+        libc.signal(signal.SIGABRT, libc.sleep)
 
 
 def _check_unused() -> None:
@@ -156,18 +170,20 @@ def _exit_if_refused(
 
 def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ends a process that failed. At a normal exit it would wait for the others, which wait for it."""
-    from trainer.distribute.preflight import JOB_ID_VARIABLE
     from trainer.distribute.watchdog import PEER_LOST, is_peer_error
 
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
     if issubclass(kind, ClusterError):  # which all processes raise
+        if _watchdog is not None:
+            _watchdog.stop()
         if jax.process_index() == 0:
             time.sleep(_LINGER_SECS)
         os._exit(REFUSED_EXIT_CODE)
     lost_peer = is_peer_error(error)
-    # The launcher of a local cluster sees itself who was lost first.
-    if lost_peer and _watchdog is not None and JOB_ID_VARIABLE not in os.environ:
+    if _watchdog is not None and lost_peer:
         _watchdog.await_verdict()  # names who is lost, and ends this process
+    elif _watchdog is not None and isinstance(error, Exception):
+        _watchdog.fail(error)
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else PEER_LOST if lost_peer else 1)

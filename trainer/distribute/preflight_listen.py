@@ -21,11 +21,7 @@ def listen(address: str, owner: str) -> list[socket.socket]:
     """
     host, port = split_address(address)
     try:
-        if is_loopback(host):
-            return _listen_on_each(host, port)
-        if socket.has_dualstack_ipv6():
-            return [socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)]
-        return [socket.create_server(("", port), backlog=BACKLOG)]
+        return bind_all(host if is_loopback(host) else "", port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(
@@ -34,6 +30,23 @@ def listen(address: str, owner: str) -> list[socket.socket]:
                 "it, or give another port in TF_CONFIG on all processes.") from None
         raise ClusterError(f"{owner} cannot listen on port {port}: {error.strerror or error}. Give another port in "
                            "TF_CONFIG on all processes.") from None
+
+
+def bind_all(host: str, port: int) -> list[socket.socket]:
+    """Returns sockets that listen on a port, or on any if it is 0.
+
+    Args:
+      host: a name of this machine, on all of whose addresses to listen; "" for all interfaces.
+      port: see above.
+
+    Raises:
+      OSError: if that is not possible.
+    """
+    if host:
+        return _listen_on_each(host, port)
+    if socket.has_dualstack_ipv6():
+        return [socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)]
+    return [socket.create_server(("", port), backlog=BACKLOG)]
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:

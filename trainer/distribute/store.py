@@ -20,7 +20,16 @@ class Store(Protocol):
 
 def jax_store() -> Any:
     """Returns JAX's client of the store; None before `jax.distributed.initialize` and after its shutdown."""
-    # The only private name of JAX that is used over processes: it has no public one for its store.
+    # `global_state` is the only private name of JAX that is used over processes: it has no public one for these.
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def coordinator_address() -> str:
+    """Returns where process 0 is reached; only after `jax.distributed.initialize`."""
+    from jax._src import distributed
+
+    address = distributed.global_state.coordinator_address
+    assert address is not None, "JAX's runtime has not been started"
+    return address
