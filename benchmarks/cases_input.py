@@ -7,20 +7,23 @@ _TEXT = "`fit` over {what}, against {peers}."
 
 def _case(title: str, what: str, source: str, workload: Workload, slow: bool, **options) -> Case:
     epochs = 2 if slow else 1
-    peers = {"pipeline": "drain", "by hand": "by_hand"} if slow else {"by hand": "by_hand", "step": "step"}
+    peers = {"by hand": "by_hand", "step": "step"}
+    if slow:
+        peers = {"pipeline": "drain", "pipeline beside steps": "drain_beside", "by hand": "by_hand"}
     texts = {"pipeline": "the pipeline drained alone", "by hand": "a loop by hand over it",
+             "pipeline beside steps": "the pipeline drained while another process runs as many steps on the same cores",
              "step": "the step alone, on a batch that is on the device"}
     return Case(
-        title, _TEXT.format(what=what, peers=" and ".join(texts[name] for name in peers)), workload,
+        title, _TEXT.format(what=what, peers=", and ".join(texts[name] for name in peers)), workload,
         {"fit": Contestant("loops_input:fit", {"source": source}, epochs),
          **{name: Contestant(f"loops_input:{loop}", {"source": source}, epochs) for name, loop in peers.items()}},
-        tuple(Comparison("fit", name, 1.03 if name == "pipeline" else None) for name in peers), **options)
+        tuple(Comparison("fit", name, 1.03 if name.startswith("pipeline") else None) for name in peers), **options)
 
 
 CASES = {
     "input_slow_generator": _case(
         "A generator slower than the step", "a generator that waits 2 ms for each batch of 32 rows, for 784-128-10",
-        "waiting", Workload("mlp", 32 * 300, 32), slow=True),
+        "waiting", Workload("mlp", 32 * 600, 32), slow=True),
     "input_slower_generator": _case(
         "A generator much slower than the step", "a generator that waits 10 ms for each batch of 32 rows, for "
         "784-128-10", "waiting long", Workload("mlp", 32 * 100, 32), slow=True),

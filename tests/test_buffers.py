@@ -23,6 +23,27 @@ def test_memory_is_used_again_once_no_view_of_it_is_left():
     assert pool.empty((16, 2), np.float32).ctypes.data == address
 
 
+def test_free_memory_is_bounded_and_what_is_of_no_use_makes_room():
+    pool = BufferPool()
+    pool.kept_bytes = 100
+    old, new = pool.empty((80,), np.uint8), pool.empty((60,), np.uint8)
+    address = new.ctypes.data
+    del old
+    del new  # the two would be too much
+    assert pool._free_bytes == 60
+    assert pool.empty((60,), np.uint8).ctypes.data == address
+    huge = pool.empty((101,), np.uint8)
+    del huge
+    assert pool._free_bytes <= 100
+
+
+def test_the_next_run_uses_the_memory_of_the_last_one():
+    def addresses():
+        return {group.data.ctypes.data for group in Reader(adapt(_batches()), group_size=2).read(0)}
+
+    assert addresses() & addresses()
+
+
 def test_memory_that_a_device_works_on_is_not_used_again():
     pool = BufferPool()
     array = pool.empty((64, 64), np.float32)

@@ -25,6 +25,7 @@ from tests.feeds import (
     rows_of,
 )
 from trainer.data import Dataset, Reader, adapt, prefetch
+from trainer.data.batches import as_batch
 
 
 def batches_of(source, epoch=0, **options):
@@ -37,11 +38,11 @@ def batches_of(source, epoch=0, **options):
 def test_every_kind_of_data_gives_its_batches_in_order(build, num_batches, expected):
     source = build()
     assert source.num_batches == num_batches
-    assert [column(batch) for batch in source.read(0)] == expected
+    assert [column(as_batch(element)) for element in source.read(0)] == expected
     for group_size in (1, 2, 5):
         assert batches_of(build(), group_size=group_size) == expected
     if not source.is_one_shot:
-        assert [column(batch) for batch in source.read(1, 1)] == expected[1:]
+        assert [column(as_batch(element)) for element in source.read(1, 1)] == expected[1:]
 
 
 @pytest.mark.parametrize("name", [name for name in FEEDS if name != "generator"])

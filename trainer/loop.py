@@ -206,7 +206,7 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
             groups = [next(reader.read(0, start, feed.arrays is not None)) for start in starts]
         else:
             buffer = GroupBuffer(reader.group_size if is_sample else reader.room)
-            buffer.add(reader.peek(), 0)
+            buffer.begin(reader.peek(), 0)
             groups = [buffer.take()]
         for group in groups:
             placed = model.strategy.place_group(group, feed.arrays)

@@ -6,14 +6,15 @@ Owns the form of the data that flows from sources to steps. It must not know whe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from trainer.data.arrays import DataError, as_arrays, canonical_dtype, check_rows, leaf_names
-from trainer.data.buffers import BufferPool
+from trainer.data.buffers import POOL
 from trainer.errors import describe
 
 Batch = Any
@@ -125,15 +126,29 @@ class BatchSpec:
         leaves, structure = jax.tree.flatten(batch)
         return cls(structure, tuple(leaf.shape for leaf in leaves), tuple(leaf.dtype for leaf in leaves))
 
-    def is_kept_by(self, element: Any) -> bool:
-        """Returns whether an element is a batch of this structure and dtypes, and these shapes except for the rows."""
-        leaves, structure = jax.tree.flatten(element)
-        if structure != self.structure or type(leaves[0]) is not np.ndarray or not leaves[0].ndim or not len(leaves[0]):
-            return False
-        rows = len(leaves[0])
-        # Subclasses, such as masked arrays, are for `as_batch` to look at.
-        return all(type(leaf) is np.ndarray and leaf.dtype == dtype and leaf.shape == (rows, *shape[1:])
-                   for leaf, shape, dtype in zip(leaves, self.shapes, self.dtypes, strict=True))
+    @functools.cached_property
+    def _is_tuple(self) -> bool:
+        return self.structure == jax.tree.structure((0,) * len(self.shapes))
+
+    def leaves_of(self, element: Any) -> Sequence[np.ndarray] | None:
+        """Returns the leaves of an element that has this structure, these shapes and dtypes; None of any other.
+
+        What a slow pipeline does next waits for this, with cold caches, so every microsecond counts.
+        """
+        if type(element) is tuple and self._is_tuple and len(element) == len(self.shapes):
+            leaves: Sequence[Any] = element  # each is looked at below
+        else:
+            try:
+                leaves, structure = jax.tree.flatten(element)
+            except (TypeError, ValueError):  # keys that cannot be sorted, for `as_batch` to complain about
+                return None
+            if structure != self.structure:
+                return None
+        for index, leaf in enumerate(leaves):
+            # Subclasses, such as masked arrays, are for `as_batch` to look at.
+            if type(leaf) is not np.ndarray or leaf.shape != self.shapes[index] or leaf.dtype != self.dtypes[index]:
+                return None
+        return leaves
 
     def check(self, batch: Batch) -> None:
         """Raises DataError unless `batch` has this structure, these shapes except for the rows, and these kinds."""
@@ -149,17 +164,16 @@ class BatchSpec:
 
 
 class BatchConverter:
-    """Turns the elements of a pipeline into batches, quickly for those that are like the one before.
-
-    What a slow pipeline does next waits for this, so every microsecond counts.
-    """
+    """Turns the elements of a pipeline into batches, quickly for those that are like the one before."""
 
     def __init__(self) -> None:
         self._spec: BatchSpec | None = None
 
-    def __call__(self, element: Any) -> Batch:
-        """Returns what `as_batch` returns, and raises what it raises."""
-        if self._spec is not None and self._spec.is_kept_by(element):
+    def __call__(self, element: Any) -> Batch | Part:
+        """Returns what `as_batch` returns, and raises what it raises; a `Part` stays as it is."""
+        if isinstance(element, Part):
+            return element
+        if self._spec is not None and self._spec.leaves_of(element) is not None:
             return element
         batch = as_batch(element)
         self._spec = BatchSpec.of(batch)
@@ -208,15 +222,13 @@ class GroupBuffer:
 
     Args:
       capacity: how many batches fit.
-      pool: where the memory comes from.
     """
 
-    def __init__(self, capacity: int, pool: BufferPool | None = None):
+    def __init__(self, capacity: int):
         self.count = 0
         self._capacity = capacity
-        self._pool = pool or BufferPool()
-        self._buffers: list[np.ndarray] = []
-        self._structure: jax.tree_util.PyTreeDef | None = None
+        self._slots: list[np.ndarray] = []  # a leaf's, for all batches that fit
+        self._spec: BatchSpec | None = None
         self._counts: tuple[int, ...] | None = None
         self._first = 0
 
@@ -225,31 +237,41 @@ class GroupBuffer:
         """Whether no further batch fits."""
         return self.count == self._capacity
 
-    def fits(self, batch: Batch | Part) -> bool:
-        """Returns whether `batch`, of the same structure, has the shapes and dtypes of those already here."""
-        if self.count == 0:
-            return True
-        if (batch.counts if isinstance(batch, Part) else None) != self._counts:
-            return False
-        pairs = zip(jax.tree.leaves(rows_here(batch)), self._buffers, strict=True)
-        return all(leaf.shape == buffer.shape[1:] and leaf.dtype == buffer.dtype for leaf, buffer in pairs)
+    def add_if_alike(self, batch: Any) -> bool:
+        """Copies `batch` to the end of the batches here, if it is one and has their structure, shapes and dtypes.
 
-    def add(self, batch: Batch | Part, number: int) -> None:
-        """Copies `batch`, the epoch's batch `number`, to the end."""
-        leaves, structure = jax.tree.flatten(rows_here(batch))
-        if self.count == 0:
-            self._counts = batch.counts if isinstance(batch, Part) else None
-            self._structure = structure
-            self._buffers = [self._pool.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
-            self._first = number
-        for leaf, buffer in zip(leaves, self._buffers, strict=True):
-            buffer[self.count] = leaf
-        self.count += 1
+        Returns:
+          Whether it was added; not to an empty or a full buffer.
+        """
+        if self.count == 0 or self.is_full or (batch.counts if isinstance(batch, Part) else None) != self._counts:
+            return False
+        assert self._spec is not None, "there is a batch"
+        leaves = self._spec.leaves_of(rows_here(batch))
+        if leaves is None:
+            return False
+        self._append(leaves)
+        return True
+
+    def begin(self, batch: Batch | Part, number: int) -> None:
+        """Copies `batch`, the epoch's batch `number`, to the empty buffer."""
+        assert self.count == 0, "there are batches already"
+        leaves = jax.tree.leaves(rows_here(batch))
+        self._spec = BatchSpec.of(rows_here(batch))
+        self._counts = batch.counts if isinstance(batch, Part) else None
+        self._slots = [POOL.empty((self._capacity, *leaf.shape), leaf.dtype) for leaf in leaves]
+        self._first = number
+        self._append(leaves)
 
     def take(self, mark: Mark | None = None) -> Group:
         """Returns the batches so far, at least one, and empties the buffer, which keeps no reference to them."""
-        rows = self._buffers[0].shape[1] if self._counts is None else sum(self._counts)
-        group = Group(
-            jax.tree.unflatten(self._structure, self._buffers), self.count, rows, self._first, mark, self._counts)
-        self.count, self._buffers = 0, []
+        assert self._spec is not None, "there is a batch"
+        rows = self._slots[0].shape[1] if self._counts is None else sum(self._counts)
+        data = jax.tree.unflatten(self._spec.structure, self._slots)
+        group = Group(data, self.count, rows, self._first, mark, self._counts)
+        self.count, self._slots = 0, []
         return group
+
+    def _append(self, leaves: Sequence[np.ndarray]) -> None:
+        for leaf, slots in zip(leaves, self._slots, strict=True):
+            slots[self.count] = leaf
+        self.count += 1

@@ -2,7 +2,7 @@
 
 Owns when memory may be used again: once nothing refers to it any more. A CPU device may work on the memory itself and
 not on a copy, but then JAX refers to it for as long. Memory that is new has to be made by the system at its first
-touch, which takes longer than to write the batch.
+touch, which takes longer than to write the batch. So it is kept from one run to the next, up to a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BufferPool:
       True
     """
 
-    # Of free memory, more than a reader has on its way at once. No global, as the last array may end when Python has
+    # Of free memory: about what a reader has on its way at once. No global, as the last array may end when Python has
     # cleared those.
     kept_bytes = 128 * 2**20
 
@@ -42,20 +42,26 @@ class BufferPool:
         """Returns an uninitialised array, aligned as JAX's CPU devices like it."""
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
-        free = self._free[size]
-        if free:
-            memory = free.pop()
+        try:
+            memory = self._free[size].pop()
             self._free_bytes -= size
-        else:
+        except IndexError:
             memory = aligned_empty((size,), np.dtype(np.uint8))
         # All views of the array refer to the lease, and not past it to the memory, as it is no array itself.
         return np.asarray(_Lease(memory, self)).view(dtype).reshape(shape)
 
     def give_back(self, memory: np.ndarray) -> None:
         """Takes memory that nothing refers to any more."""
-        if self._free_bytes + memory.size <= self.kept_bytes:
+        if self._free_bytes + memory.size > self.kept_bytes:  # most of it may be of sizes that nobody wants any more
+            self._free.clear()
+            self._free_bytes = 0
+        if memory.size <= self.kept_bytes:
             self._free_bytes += memory.size
             self._free[memory.size].append(memory)
+
+
+POOL = BufferPool()
+"""That of all readers."""
 
 
 class _Lease:

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.data.arrays import as_arrays, check_positive_int, check_rows
 from trainer.data.batches import Batch, as_batch
-from trainer.data.buffers import BufferPool
+from trainer.data.buffers import POOL
 from trainer.data.host_arrays import HostArrays
 from trainer.data.order import Count, Order, clip, is_finite
 
@@ -229,7 +229,7 @@ class Dataset:
 
     def gather(self, index: np.ndarray) -> Batch:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
-        return self._arrays.gather(index, None, BufferPool())
+        return self._arrays.gather(index, None, POOL)
 
     def require_batched(self) -> Batching:
         """Returns how rows make batches.

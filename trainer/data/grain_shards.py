@@ -7,7 +7,7 @@ is not recognised is read whole, by all processes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -73,16 +73,12 @@ class ShardedGrainSource(IterableSource):
         self._index = rows._processes.index
         self._whole = functools.lru_cache(maxsize=1)(lambda number: BatchConverter()(rows.whole(number)))
 
-    def _new_converter(self) -> Callable[[Any], Part]:
+    def _batches(self, elements: Iterator[tuple[int, Any]]) -> Iterator[Part]:
         convert = BatchConverter()
-
-        def part(element: tuple[int, Any]) -> Part:
-            number, data = element
+        for number, data in elements:
             counts = self._rows.counts(number)
-            own: Batch = jax.tree.map(lambda leaf: leaf[:counts[self._index]], convert(data))
-            return Part(own, counts, functools.partial(self._whole, number))
-
-        return part
+            own: Batch = jax.tree.map(lambda leaf, count=counts[self._index]: leaf[:count], convert(data))
+            yield Part(own, counts, functools.partial(self._whole, number))
 
 
 class _ByRows:

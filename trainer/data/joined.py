@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from trainer.data.arrays import DataError
-from trainer.data.batches import Batch, Part
+from trainer.data.batches import Batch, BatchConverter, Part, as_batch
 from trainer.data.processes import Channel, Processes
 from trainer.data.sources import Source
 
@@ -77,10 +77,11 @@ class JoinedSource:
         self._source.leave_out(passes)
 
     def _joined(self, batches: Generator[Any, None, None], channel: Channel) -> Generator[Part, None, None]:
+        own_batches = map(BatchConverter(), batches)
         try:
             while True:
                 with channel.reports_errors():
-                    own = next(batches, None)
+                    own = next(own_batches, None)
                     if own is None:
                         own = self._without_rows()
                 rows = None if own is None else jax.tree.leaves(own)[0].shape[0]
@@ -99,7 +100,7 @@ class JoinedSource:
     def _without_rows(self) -> Batch | None:
         if self._form is None and not self.is_one_shot:  # resumed beyond this process's last batch
             batches = self._source.read(0)
-            first = next(batches, None)
+            first = next(map(as_batch, batches), None)
             batches.close()
             self._form = None if first is None else jax.tree.map(lambda leaf: np.empty_like(leaf[:0]), first)
         return self._form

@@ -1,4 +1,4 @@
-"""Placing groups on devices ahead of their use, in a background thread.
+"""Reading groups, and placing them on devices, ahead of their use in a background thread.
 
 Owns the thread, its order, its errors and its end. It must not know what a placement is.
 """
@@ -45,6 +45,10 @@ class Demand:
         finally:
             self._waits_since = None
 
+    def is_there(self) -> bool:
+        """Returns whether somebody waits."""
+        return self._waits_since is not None
+
     def is_urgent(self) -> bool:
         """Returns whether somebody has waited for longer than their patience lasts."""
         since = self._waits_since
@@ -60,7 +64,8 @@ def prefetch(
       groups: an iterator of groups, or of whatever `place` takes. It is the prefetcher's from now on: it runs in the
         thread, and is closed with it.
       place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, with the
-        caller's context variables, default device and `jax_enable_x64`.
+        caller's context variables, default device and `jax_enable_x64`. Where the consumer waits for the group, it runs
+        in the consumer's thread, so that the next groups come sooner.
       depth: how many placed groups are ready at most, besides the one in use.
       demand: is told when the consumer waits.
 
@@ -88,12 +93,13 @@ class Prefetcher(Generic[T]):
         # JAX declares the attributes of its configuration at run time.
         config: Any = jax.config
         self._channel = _Channel(depth)
+        self._place = place
         self._demand = demand or Demand()
         # The thread holds the channel and not the prefetcher, so that one that is dropped without `close` ends it too.
         self._stop = weakref.finalize(self, self._channel.stop)
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,
-            args=(_run, groups, place, self._channel, config.jax_default_device, config.jax_enable_x64),
+            args=(_run, groups, place, self._channel, self._demand, config.jax_default_device, config.jax_enable_x64),
             name="trainer-prefetch",
             daemon=True,
         )
@@ -106,12 +112,15 @@ class Prefetcher(Generic[T]):
         if not self._stop.alive:
             raise StopIteration
         with self._demand.waiting():
-            value, error = self._channel.ready.get()
-        if error is None:
+            value, is_placed, error = self._channel.ready.get()
+        try:
+            if error is not None:
+                raise error
             self._channel.free.put(None)
-            return value
-        self.close()
-        raise error
+            return value if is_placed else self._place(value)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Ends the thread and drops what is ready; waits for it at most two seconds. May be called again.
@@ -142,11 +151,14 @@ def is_abandoned() -> bool:
 
 
 class _Channel:
-    """What consumer and thread share: free places going one way, (value, error) pairs the other."""
+    """What consumer and thread share.
+
+    Free places go one way, and triples (value, whether it is placed, error) the other.
+    """
 
     def __init__(self, depth: int):
         self.free: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.ready: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.ready: queue.SimpleQueue[tuple[Any, bool, BaseException | None]] = queue.SimpleQueue()
         self.is_stopped = False
         for _ in range(depth):
             self.free.put(None)
@@ -157,18 +169,20 @@ class _Channel:
         self.free.put(None)
 
 
-def _run(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel, device: Any, x64: bool) -> None:
+def _run(
+    groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel, demand: Demand, device: Any, x64: bool
+) -> None:
     _here.channel = channel
     # JAX keeps these two per thread, not in context variables.
     with jax.default_device(device), jax.enable_x64(x64):
         try:
-            _place_all(groups, place, channel)
+            _place_all(groups, place, channel, demand)
         finally:
             if hasattr(groups, "close"):
                 groups.close()
 
 
-def _place_all(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel) -> None:
+def _place_all(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel, demand: Demand) -> None:
     try:
         while True:
             channel.free.get()
@@ -177,9 +191,10 @@ def _place_all(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Cha
             group = next(groups)
             if channel.is_stopped:
                 return
-            channel.ready.put((place(group), None))
+            is_awaited = demand.is_there()
+            channel.ready.put((group if is_awaited else place(group), not is_awaited, None))
             # Held on to while waiting for a place, it would be one group of memory more.
             del group
     except BaseException as error:
         # StopIteration is the end; everything else is the consumer's to see.
-        channel.ready.put((None, error))
+        channel.ready.put((None, True, error))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Generator
@@ -18,12 +17,13 @@ import jax
 import numpy as np
 
 from trainer.data.arrays import DataError, check_positive_int
-from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer, Mark, Part, all_rows, rows_here
-from trainer.data.buffers import BufferPool
+from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer, Mark, Part, all_rows, as_batch, rows_here
+from trainer.data.buffers import POOL
 from trainer.data.dataset import Dataset
 from trainer.data.host_arrays import HostArrays
 from trainer.data.order import clip, is_finite
 from trainer.data.sources import DatasetSource, Source
+from trainer.data.stream import END, Stream, all_passes, rest_of_passes
 
 
 class Reader:
@@ -64,9 +64,8 @@ class Reader:
         self.group_size = check_positive_int("group_size", group_size)
         self.exhausted = False
         self.marks_groups = False
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
         self._spec: BatchSpec | None = None
-        self._pool = BufferPool()
 
     @property
     def num_batches(self) -> int | None:
@@ -101,7 +100,7 @@ class Reader:
     def rows(self, numbers: np.ndarray) -> Batch:
         """Returns the rows of `arrays`, which there must be, at some numbers."""
         assert self.arrays is not None, "there are no arrays"
-        return self.arrays.gather(numbers, None, self._pool)
+        return self.arrays.gather(numbers, None, POOL)
 
     def read(
         self, epoch: int, start: int = 0, row_numbers: bool = False, is_urgent: Callable[[], bool] = lambda: False
@@ -213,8 +212,8 @@ class Reader:
         else:
             self.close()
             state, skipped = mark["source_state"], batch - mark["batch"]
-            batches = _rest_of_passes(self._source, state) if self._is_continuous else self._source.read_from(state)
-            stream = self._stream = _Stream(batches, place[0], place[1] - skipped, Mark(mark["batch"], state))
+            batches = rest_of_passes(self._source, state) if self._is_continuous else self._source.read_from(state)
+            stream = self._stream = Stream(batches, place[0], place[1] - skipped, Mark(mark["batch"], state))
             for number in range(mark["batch"], batch):
                 self._next_batch(stream, number)
         self._look_at(stream, batch)
@@ -254,23 +253,26 @@ class Reader:
                 data = np.zeros((room, rows), np.int32)
                 data[:count] = index
             else:
-                data = dataset.arrays.gather(index, room, self._pool)
+                data = dataset.arrays.gather(index, room, POOL)
             yield Group(data, count, rows, position - first)
             position += count
 
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
-        number, buffer, mark = start, GroupBuffer(self.room, self._pool), None
+        number, buffer, mark = start, GroupBuffer(self.room), None
         try:
             while self._steps is None or number < self._steps:
                 if self.marks_groups and buffer.count == 0:
                     mark = self._mark(stream, number)
-                batch = self._next_batch(stream, number)
-                if batch is None:
+                element = self._draw(stream, number)
+                if element is END:
                     break
-                if not buffer.fits(batch):
-                    yield buffer.take(mark)  # the next group, whose first batch was read already, has the same mark
-                buffer.add(batch, number)
+                if not buffer.add_if_alike(element):  # what is like a checked batch is a good one
+                    batch = self._checked(element, number)
+                    if not buffer.add_if_alike(batch):
+                        if buffer.count:
+                            yield buffer.take(mark)  # of the next group the first batch was read: it has the same mark
+                        buffer.begin(batch, number)
                 number += 1
                 if buffer.is_full or is_urgent():
                     yield buffer.take(mark)
@@ -287,12 +289,12 @@ class Reader:
         if number < (self._steps or 1):
             self._report_end(stream)
 
-    def _look_ahead(self) -> tuple[_Stream, Batch | Part | None]:
+    def _look_ahead(self) -> tuple[Stream, Batch | Part | None]:
         """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""
         stream = self._seek(self._first_epoch, 0)
         return stream, self._look_at(stream, 0)
 
-    def _look_at(self, stream: _Stream, number: int) -> Batch | Part | None:
+    def _look_at(self, stream: Stream, number: int) -> Batch | Part | None:
         mark = self._mark(stream, number)
         batch = self._next_batch(stream, number)
         if batch is not None:
@@ -304,18 +306,18 @@ class Reader:
         epoch -= self._first_epoch
         return (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
 
-    def _mark(self, stream: _Stream, number: int) -> Mark | None:
+    def _mark(self, stream: Stream, number: int) -> Mark | None:
         if stream.is_ahead:  # and the source with it, or it has not come to this stream yet
             mark = stream.mark_of_next
             return None if mark is None else dataclasses.replace(mark, batch=number)
         state = self._source.state()
         return None if state is None else Mark(number, state)
 
-    def _seek(self, epoch: int, start: int) -> _Stream:
+    def _seek(self, epoch: int, start: int) -> Stream:
         """Returns the stream of batches from where the epoch's batch `start` is next."""
         return self._seek_place(*self._place(epoch, start))
 
-    def _seek_place(self, pass_index: int, position: int) -> _Stream:
+    def _seek_place(self, pass_index: int, position: int) -> Stream:
         stream = self._stream
         if self._source.is_one_shot:
             stream = self._stream = stream or self._open(0, 0)
@@ -326,41 +328,50 @@ class Reader:
             stream = self._stream = self._open(pass_index, position)
         return stream
 
-    def _open(self, pass_index: int, position: int) -> _Stream:
+    def _open(self, pass_index: int, position: int) -> Stream:
         batches = (
-            _all_passes(self._source, position) if self._is_continuous else self._source.read(pass_index, position))
-        return _Stream(batches, pass_index, position)
+            all_passes(self._source, position) if self._is_continuous else self._source.read(pass_index, position))
+        return Stream(batches, pass_index, position)
 
     @property
     def _is_continuous(self) -> bool:
         return self._steps is not None and not self._source.is_one_shot
 
-    def _close(self, stream: _Stream) -> None:
+    def _close(self, stream: Stream) -> None:
         stream.close()
         if self._stream is stream:
             self._stream = None
 
-    def _next_batch(self, stream: _Stream, number: int) -> Batch | Part | None:
-        try:
-            batch = stream.next()
-            if batch is not None:
-                rows = rows_here(batch)
-                self._spec = self._spec or BatchSpec.of(rows)
-                self._spec.check(rows)
-            return batch
-        except DataError as error:
-            raise DataError(f"The data cannot be used at batch {number}: {error}") from error
-        except Exception as error:
-            raise RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}") from error
+    def _next_batch(self, stream: Stream, number: int) -> Batch | Part | None:
+        element = self._draw(stream, number)
+        return None if element is END else self._checked(element, number)
 
-    def _report_end(self, stream: _Stream) -> None:
+    def _draw(self, stream: Stream, number: int) -> Any:
+        """Returns what comes next; `END` at the end."""
+        try:
+            return stream.next()
+        except Exception as error:
+            raise _named(error, number) from error
+
+    def _checked(self, element: Any, number: int) -> Batch | Part:
+        """Returns what a source yielded as a batch; raises if it is none, or unlike the first one of the run."""
+        try:
+            batch = element if isinstance(element, Part) else as_batch(element)
+            rows = rows_here(batch)
+            self._spec = self._spec or BatchSpec.of(rows)
+            self._spec.check(rows)
+            return batch
+        except Exception as error:
+            raise _named(error, number) from error
+
+    def _report_end(self, stream: Stream) -> None:
         if stream.position == 0 or not self._source.is_one_shot:
             raise self._empty_error(stream)
         self.exhausted = True
         warnings.warn("Your input ran out of data; there will be no further batches. Make sure that it yields at "
                       "least `steps_per_epoch * epochs` batches, or pass data that can be iterated anew.", stacklevel=2)
 
-    def _empty_error(self, stream: _Stream) -> DataError:
+    def _empty_error(self, stream: Stream) -> DataError:
         kind = "generator" if self._source.is_one_shot else "dataset"
         if stream.position:
             return DataError(f"The data ran out: the {kind} has no batch left after the {stream.position} that were "
@@ -369,67 +380,8 @@ class Reader:
                          "its end before yields nothing more.")
 
 
-class _Stream:
-    """An open iterator of batches and where it stands: `position` batches into what `pass_index` started."""
-
-    def __init__(
-        self, batches: Generator[Batch | Part, None, None], pass_index: int, position: int, mark: Mark | None = None
-    ):
-        self.pass_index = pass_index
-        self.position = position
-        self.is_ahead = True  # whether the source does not stand before the batch that comes next
-        self.mark_of_next = mark  # where it would, if it is known
-        self._batches = batches
-        self._pushed_back: Batch | Part | None = None
-
-    def next(self) -> Batch | Part | None:
-        batch, self._pushed_back = self._pushed_back, None
-        self.is_ahead, self.mark_of_next = False, None
-        if batch is None:
-            batch = next(self._batches, None)
-        if batch is not None:
-            self.position += 1
-        return batch
-
-    def push_back(self, batch: Batch | Part, mark: Mark | None) -> None:
-        self._pushed_back, self.is_ahead, self.mark_of_next = batch, True, mark
-        self.position -= 1
-
-    def close(self) -> None:
-        # A prefetching thread may still be in the user's code; then the generator ends with that thread.
-        if inspect.getgeneratorstate(self._batches) != inspect.GEN_RUNNING:
-            self._batches.close()
-
-
-def _rest_of_passes(source: Source, state: Any) -> Generator[Batch | Part, None, None]:
-    """Yields the batches of pass after pass of a source, from where its state was taken."""
-    yield from source.read_from(state)
-    yield from _all_passes(source, 0, state["pass_index"] + 1)
-
-
-def _all_passes(source: Source, position: int, pass_index: int = 0) -> Generator[Batch | Part, None, None]:
-    """Yields the batches of pass after pass of a source, from batch `position` of those from `pass_index` on."""
-    num_batches = source.num_batches
-    start = dropped = 0
-    if num_batches == math.inf:
-        start = position
-    elif is_finite(num_batches) and num_batches > 0:
-        skipped_passes, start = divmod(position, num_batches)
-        pass_index += skipped_passes
-    else:
-        dropped = position
-    while True:
-        is_empty = start == 0
-        batches = source.read(pass_index, start)
-        try:
-            for batch in batches:
-                is_empty = False
-                if dropped:
-                    dropped -= 1
-                else:
-                    yield batch
-        finally:
-            batches.close()
-        if is_empty:
-            raise DataError("the dataset must yield at least one batch, and a pass over it yielded none.")
-        pass_index, start = pass_index + 1, 0
+def _named(error: Exception, number: int) -> Exception:
+    """Returns an error that names the batch at which another one was raised."""
+    if isinstance(error, DataError):
+        return DataError(f"The data cannot be used at batch {number}: {error}")
+    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
 from trainer.data.arrays import DataError
-from trainer.data.batches import Batch, BatchConverter, Part, map_batch, unpack_x_y_sample_weight
+from trainer.data.batches import Batch, BatchConverter, map_batch, unpack_x_y_sample_weight
 from trainer.data.class_weight import ClassWeights
 from trainer.data.dataset import Dataset
 from trainer.data.order import Count, is_finite
@@ -50,17 +50,18 @@ class Source(Protocol):
     def pipeline(self) -> list[str]:
         """What the data say that they are made by, one line for each step; empty if they say nothing."""
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
-        """Returns a generator of the batches of one pass, trees of numpy arrays, leaving out the first `start`.
+    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
+        """Returns a generator of one pass, leaving out the first `start` batches.
 
-        Where several processes read some rows of each batch, it yields this one's, as a `Part`.
-        Arrays may share memory with the user's pipeline: copy what must outlive the next batch.
+        It yields whatever the user's pipeline does, of which `as_batch` makes a batch; or, where several processes read
+        some rows of each batch, this one's, as a `Part`. Arrays may share memory with the pipeline: copy what must
+        outlive the next batch.
         """
 
     def state(self) -> dict[str, Any] | None:
         """Returns plain data that tell `read_from` where the generator returned last stands; None if nothing can."""
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         """Returns a generator of the rest of the pass in which `state` was taken."""
 
     def leave_out(self, passes: int) -> None:
@@ -84,7 +85,7 @@ class DatasetSource:
         self.num_batches = dataset.cardinality
         self.rows = dataset.rows
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
         return self.dataset.read(pass_index, start)
 
     def leave_out(self, passes: int) -> None:
@@ -93,7 +94,7 @@ class DatasetSource:
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
 
 
@@ -132,7 +133,7 @@ class IterableSource:
             steps += getattr(step, "parents", ())
         return lines
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
         return self._read(pass_index, start)
 
     def state(self) -> dict[str, Any] | None:
@@ -141,23 +142,22 @@ class IterableSource:
         # A copy, as an iterator may return what it goes on to change.
         return {"pass_index": self._pass_index, "iterator": copy.deepcopy(self._iterator.get_state())}
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         return self._read(state["pass_index"], 0, state["iterator"])
 
     def leave_out(self, passes: int) -> None:
         """Does nothing: passes that do not depend on each other have a state, and others are read."""
 
-    def _new_converter(self) -> Callable[[Any], Batch | Part]:
-        return BatchConverter()
+    def _batches(self, elements: Iterator[Any]) -> Iterator[Any]:
+        return elements
 
-    def _read(self, pass_index: int, start: int, state: Any = None) -> Generator[Batch | Part, None, None]:
-        iterator, convert = iter(self._iterable), self._new_converter()
+    def _read(self, pass_index: int, start: int, state: Any = None) -> Generator[Any, None, None]:
+        iterator = iter(self._iterable)
         self._pass_index, self._iterator = pass_index, iterator
         if state is not None:
             iterator.set_state(state)
         try:
-            for element in itertools.islice(iterator, start, None):
-                yield convert(element)
+            yield from self._batches(itertools.islice(iterator, start, None))
         finally:
             # The user's own iterator stays theirs to continue; one that this pass opened ends with it.
             if not self.is_one_shot and hasattr(iterator, "close"):
@@ -186,10 +186,9 @@ class IndexedSource:
         self._shuffle = shuffle
         self._seed = seed
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
-        convert = BatchConverter()
+    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
         for index in self._indices(pass_index, start):
-            yield convert(self._items[index])
+            yield self._items[index]
         self.leave_out(1)
 
     def leave_out(self, passes: int) -> None:
@@ -200,7 +199,7 @@ class IndexedSource:
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
 
     def _indices(self, pass_index: int, start: int) -> Iterator[int]:
@@ -228,22 +227,23 @@ class WeightedSource:
     def is_exact(self) -> bool:
         return self._source.is_exact
 
-    def read(self, pass_index: int, start: int = 0) -> Generator[Batch | Part, None, None]:
+    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
         return self._weighted(self._source.read(pass_index, start))
 
     def state(self) -> dict[str, Any] | None:
         return self._source.state()
 
-    def read_from(self, state: dict[str, Any]) -> Generator[Batch | Part, None, None]:
+    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         return self._weighted(self._source.read_from(state))
 
     def leave_out(self, passes: int) -> None:
         self._source.leave_out(passes)
 
-    def _weighted(self, batches: Generator[Batch | Part, None, None]) -> Generator[Batch | Part, None, None]:
+    def _weighted(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        convert = BatchConverter()
         try:
-            for batch in batches:
-                yield map_batch(self._with_weights, batch)
+            for element in batches:
+                yield map_batch(self._with_weights, convert(element))
         finally:
             batches.close()
 
