@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from tests.preflight_cluster import free_port
+from tests.preflight_cluster import free_port, until
 from trainer.checkpoint import CheckpointFolder, open_checkpoint
 
 TIMEOUT_SECS = 5.0  # of the strategy
@@ -144,13 +144,6 @@ def environment(**changes):
     return {**inherited, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **changes}
 
 
-def until(condition, secs=START_SECS):
-    deadline = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def can_listen(address):
     """Tells whether a program can listen on a port, as the next start of the job will."""
     host, _, port = address.rpartition(":")
@@ -248,7 +241,7 @@ class Scenarios:
         folder = self.folder(name)
         launcher = self.launcher(folder, *options, "train.py", "wait", "-1")
         notes = [folder / f"waiting_{index}" for index in range(2)]
-        until(lambda: all(note.exists() for note in notes) or launcher.poll() is not None)
+        until(lambda: all(note.exists() for note in notes) or launcher.poll() is not None, START_SECS)
         workers = [json.loads(note.read_text()) for note in notes]
         address = json.loads(workers[0][1])["cluster"]["worker"][0]
         return folder, launcher, [pid for pid, _ in workers], address
@@ -272,7 +265,7 @@ class Scenarios:
         os.kill(launcher.pid, number)
         launcher.wait(START_SECS)
         # Who adopts the workers of a killed launcher may never reap them.
-        until(lambda: all(state_of(pid) in ("", "Z") for pid in pids) and can_listen(address))
+        until(lambda: all(state_of(pid) in ("", "Z") for pid in pids) and can_listen(address), START_SECS)
         return launcher.returncode, time.monotonic() - begin
 
     def close(self):

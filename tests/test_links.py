@@ -12,22 +12,13 @@ import time
 
 import pytest
 
+from tests.fake_store import FakeStore
+from tests.preflight_cluster import until
 from trainer.distribute import links
 from trainer.distribute.links import Links
 
 HOST = "localhost"
 SOON_SECS = 10.0
-
-
-class Store:
-    def __init__(self):
-        self.values = {}
-
-    def key_value_set(self, key, value, allow_overwrite=False):
-        self.values[key] = value
-
-    def key_value_dir_get(self, key):
-        return [(name, value) for name, value in self.values.items() if name.startswith(key)]
 
 
 class Process:
@@ -41,19 +32,16 @@ class Process:
         return len(self.links._sockets)
 
 
-def until(condition):  # the limit is for a busy machine
-    deadline = time.monotonic() + SOON_SECS
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.01)
+def wait_until(condition):
+    until(condition, SOON_SECS)
 
 
 @pytest.fixture
 def job():
     """Three processes that are linked, and their store."""
-    store = Store()
+    store = FakeStore()
     processes = [Process(store, number, 3) for number in range(3)]
-    until(lambda: [each.connections() for each in processes] == [2, 1, 1])
+    wait_until(lambda: [each.connections() for each in processes] == [2, 1, 1])
     yield processes, store
     for each in processes:
         each.links.leave()
@@ -91,9 +79,9 @@ def test_who_leaves_for_a_reason_says_it_and_who_leaves_in_peace_is_not_missed(j
 
 
 def test_strangers_are_dropped_and_no_port_stays_open_once_all_have_come():
-    store = Store()
+    store = FakeStore()
     chief = Process(store, 0, 2)
-    until(lambda: store.values)
+    wait_until(lambda: store.values)
     port, word = json.loads(store.values["trainer/links/0"])
     for line in (b"GET / HTTP/1.1\r\n", b"\xff\xfe\n", b'{"word": "no", "process": 1}\n', b"[1]\n",
                  json.dumps({"word": word, "process": 2}).encode() + b"\n", b"x" * 10_000):
@@ -102,7 +90,7 @@ def test_strangers_are_dropped_and_no_port_stays_open_once_all_have_come():
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(100) == b""
     worker = Process(store, 1, 2)
-    until(lambda: chief.connections() == worker.connections() == 1)
+    wait_until(lambda: chief.connections() == worker.connections() == 1)
 
     def is_closed():
         with contextlib.suppress(ConnectionRefusedError):
@@ -110,14 +98,14 @@ def test_strangers_are_dropped_and_no_port_stays_open_once_all_have_come():
             return False
         return True
 
-    until(is_closed)
+    wait_until(is_closed)
     assert chief.told.empty() and worker.told.empty()
     worker.links.leave()
 
 
 def test_a_process_that_finds_nobody_goes_on_without(monkeypatch):
     monkeypatch.setattr(links, "_PAUSE_SECS", 0.01)
-    store = Store()
+    store = FakeStore()
     store.key_value_set("trainer/links/0", json.dumps([1, "word"]))  # a port that nobody listens on
     alone = Process(store, 1, 2)
     time.sleep(0.5)
@@ -126,22 +114,22 @@ def test_a_process_that_finds_nobody_goes_on_without(monkeypatch):
 
 
 def test_a_killed_process_is_noticed_at_once():
-    store = Store()
+    store = FakeStore()
     chief = Process(store, 0, 2)
-    until(lambda: store.values)
+    wait_until(lambda: store.values)
     program = f"""
 import sys, time
 sys.path[:] = {sys.path!r}
 from trainer.distribute.links import Links
-from tests.test_links import Store
-store = Store()
+from tests.fake_store import FakeStore
+store = FakeStore()
 store.values = {store.values!r}
 Links({HOST!r}, store, 1, 2, print)
 time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", program])
     try:
-        until(lambda: chief.connections() == 1 or process.poll() is not None)
+        wait_until(lambda: chief.connections() == 1 or process.poll() is not None)
         os.kill(process.pid, signal.SIGKILL)
         begin = time.monotonic()
         assert chief.told.get(timeout=SOON_SECS) == (1, "")

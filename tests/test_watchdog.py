@@ -10,6 +10,8 @@ import time
 import jax
 import pytest
 
+from tests.fake_store import FakeStore
+from tests.preflight_cluster import until
 from trainer.distribute import join_cluster
 from trainer.distribute import watchdog as watchdogs
 from trainer.distribute.verdict import Observer, Report, Seen, verdict
@@ -120,21 +122,8 @@ def test_time_in_which_a_process_did_not_look_does_not_count():
     assert observer.observe(903.0, {1: moves})[1] == Seen(moves, 0.0, 0.0)
 
 
-class FakeStore:
-    def __init__(self):
-        self.values, self.is_gone = {}, False
-
-    def key_value_set(self, key, value, allow_overwrite=False):
-        if self.is_gone:
-            raise RuntimeError("UNAVAILABLE: no connection\nmore")
-        assert allow_overwrite or key not in self.values
-        self.values[key] = value
-
-    def key_value_dir_get(self, key):
-        return [(name, value) for name, value in self.values.items() if name.startswith(key)]
-
-    def report(self, worker):
-        return Report(*json.loads(self.values[f"trainer/watchdog/{worker}"]))
+def report(store, worker):
+    return Report(*json.loads(store.values[f"trainer/watchdog/{worker}"]))
 
 
 @pytest.fixture
@@ -146,11 +135,8 @@ def exits(monkeypatch):
     return codes
 
 
-def wait_until(condition, secs=5.0):
-    deadline = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.01)
+def wait_until(condition):
+    until(condition, 5.0)
 
 
 def test_processes_say_what_they_do_and_that_they_stop(exits):
@@ -158,10 +144,10 @@ def test_processes_say_what_they_do_and_that_they_stop(exits):
     pair = [Watchdog(0.4, store, (index, 2)) for index in range(2)]
     for index, one in enumerate(pair):
         one.progress(5, "data" if index else "train")
-    wait_until(lambda: {store.report(index).phase for index in range(2)} == {"data", "train"})
-    assert (store.report(1).moves, store.report(1).step) == (1, 5)
+    wait_until(lambda: {report(store, index).phase for index in range(2)} == {"data", "train"})
+    assert (report(store, 1).moves, report(store, 1).step) == (1, 5)
     pair[1].stop()
-    assert store.report(1).phase == "stopped"
+    assert report(store, 1).phase == "stopped"
     for step in range(60):
         pair[0].progress(step, "train")
         time.sleep(0.01)
