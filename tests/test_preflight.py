@@ -205,7 +205,7 @@ def test_while_process_0_listens_nobody_else_can(start):
 @pytest.mark.parametrize(("host", "expected"), [("localhost", {"127.0.0.1", "::1"}), ("127.0.0.1", {"127.0.0.1"}),
                                                 ("worker-0.jobs", {"::", "0.0.0.0"})])
 def test_only_loopback_is_bound_for_a_loopback_address(host, expected):
-    listeners = preflight_listen.listen(f"{host}:{free_port()}", "process 0")
+    listeners = preflight_listen.listen(ClusterDescription((f"{host}:{free_port()}",), 0))
     bound = {listener.getsockname()[0] for listener in listeners}
     preflight_listen.close_all(listeners)
     assert bound and bound <= expected
@@ -224,12 +224,12 @@ def test_an_address_of_localhost_that_the_machine_lacks_is_skipped(monkeypatch, 
 
     monkeypatch.setattr(socket, "create_server", create_server)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
-    listeners = preflight_listen.listen(f"localhost:{free_port()}", "process 0")
+    listeners = preflight_listen.listen(ClusterDescription((f"localhost:{free_port()}",), 0))
     assert [listener.getsockname()[0] for listener in listeners] == ["127.0.0.1"]
     preflight_listen.close_all(listeners)
     found.pop(0)
-    with pytest.raises(ClusterError, match=r"process 0 cannot listen on port .*: Cannot assign"):
-        preflight_listen.listen(f"localhost:{free_port()}", "process 0")
+    with pytest.raises(ClusterError, match=r"process 0 .* cannot listen on port .*: Cannot assign"):
+        preflight_listen.listen(ClusterDescription((f"localhost:{free_port()}",), 0))
 
 
 @pytest.mark.parametrize(("arguments", "error", "match"), [

@@ -55,7 +55,16 @@ class Processes:
 
     def start(self, addresses, index, *, role="worker", use_jax=False, job_id="job"):
         config = {"cluster": {"worker": addresses}, "task": {"type": role, "index": index}}
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CONFIG": json.dumps(config), "TRAINER_JOB_ID": job_id}
+        self._start({"TF_CONFIG": json.dumps(config), "TRAINER_JOB_ID": job_id}, use_jax)
+
+    def start_task(self, port, index, *, job=7):
+        """Starts a task of two as SLURM's `srun` does."""
+        step = {"JOB_ID": job, "STEP_ID": 0, "STEP_NODELIST": "localhost", "NTASKS": 2, "PROCID": index,
+                "LOCALID": index}
+        self._start({"JAX_COORDINATOR_PORT": str(port), **{f"SLURM_{name}": str(step[name]) for name in step}})
+
+    def _start(self, variables, use_jax=False):
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
         environment.pop("XLA_FLAGS", None)
         self._processes.append(subprocess.Popen(
             [sys.executable, "-c", SCRIPT, *(["use JAX"] if use_jax else [])], env=environment, text=True,
@@ -144,7 +153,7 @@ def test_a_wrong_port_of_worker_0_is_named_as_the_likely_cause(processes):
     assert (first.code, second.code) == (FAILED, FAILED)
     assert "has another address for worker 0 in its TF_CONFIG" in first.last_line
     assert f"It awaited worker 0 ({wrong[0]}): connection refused" in second.last_line
-    assert "Check the addresses in TF_CONFIG" in second.last_line
+    assert "Check the addresses in its TF_CONFIG" in second.last_line
     assert port_is_free(addresses[0]) and port_is_free(wrong[0])
 
 
@@ -197,6 +206,27 @@ def test_jax_that_was_used_before_is_told_before_the_others_count_on_the_process
     assert first.secs < TIMEOUT_SECS
     assert f"It awaited worker 0 ({addresses[0]}): connection refused" in second.last_line
     assert port_is_free(addresses[0])
+
+
+def test_whoever_is_there_names_the_task_of_slurm_that_is_missing(processes):
+    port = free_port()
+    processes.start_task(port, 0)
+    ended, = processes.end()
+    assert ended.code == FAILED
+    assert "After 4 s, 1 of 2 processes are missing: task 1. Connected: nobody." in ended.last_line
+    assert "has another address for task 0 in its environment (JAX_COORDINATOR_PORT and SLURM_*)" in ended.last_line
+    assert is_free(port)
+
+
+def test_tasks_of_two_slurm_jobs_do_not_train_together(processes):
+    port = free_port()
+    processes.start_task(port, 0)
+    processes.start_task(port, 1, job=8)
+    for ended in processes.end():
+        assert ended.code == REFUSED
+        assert "its job id is 'SLURM 8.0', not 'SLURM 7.0' as on task 0" in ended.stderr
+        assert ended.secs < TIMEOUT_SECS
+    assert is_free(port)
 
 
 def test_an_evaluator_is_refused_with_exit_code_2(processes):

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Two machines with four GPUs each, under SLURM: sbatch slurm.sh
-# JAX finds the cluster by itself, in what srun tells each task. TF_CONFIG must not be set: it would count instead.
+# The cluster is found in what srun tells each task. TF_CONFIG must not be set: it would count instead.
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 # One task for each GPU: JAX gives a task the device of its number on the machine (SLURM_LOCALID), and no other.

@@ -96,10 +96,13 @@ class ClusterDescription:
     """The processes that train together, as one of them sees them.
 
     Attributes:
-      addresses: "host:port" of every process, in the order of their numbers. The first one's is where all meet.
+      addresses: "host:port" of every process, in the order of their numbers; "" where it is not known. The first one's
+        is where all meet.
       process_id: this process's number; None for one that does not train, such as an evaluator.
       role: this process's task type, such as "worker".
       names: what messages call each process, such as "worker 1"; empty for "process 0", "process 1", ...
+      source: what describes the cluster to each process, for messages.
+      job_id: what tells this job from others, if the source does; else "".
 
     Raises:
       ClusterError: if there is no address, an address is wrong, or `process_id` or `names` do not fit them.
@@ -114,11 +117,13 @@ class ClusterDescription:
     process_id: int | None
     role: str = "worker"
     names: tuple[str, ...] = ()
+    source: str = "TF_CONFIG"
+    job_id: str = ""
 
     def __post_init__(self):
         if not self.addresses:
             raise ClusterError("A cluster needs the address of at least one process. Received: none.")
-        for address in self.addresses:
+        for address in (self.addresses[0], *filter(None, self.addresses[1:])):
             split_address(address)
         if self.process_id is not None and not 0 <= self.process_id < len(self.addresses):
             raise ClusterError(f"`process_id` is {self.process_id}, but the {len(self.addresses)} processes have the "
@@ -141,5 +146,6 @@ class ClusterDescription:
         return self.names[process_id] if self.names else f"process {process_id}"
 
     def member(self, process_id: int) -> str:
-        """Returns a process's name with its address, for messages."""
-        return f"{self.name(process_id)} ({self.addresses[process_id]})"
+        """Returns a process's name with its address if that is known, for messages."""
+        address = self.addresses[process_id]
+        return f"{self.name(process_id)} ({address})" if address else self.name(process_id)

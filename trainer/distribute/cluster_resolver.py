@@ -1,4 +1,4 @@
-"""The cluster as the environment describes it: TF_CONFIG, or whatever else `jax.distributed` finds.
+"""The cluster as the environment describes it: TF_CONFIG, SLURM, or whatever else `jax.distributed` finds.
 
 Owns the rules of TF_CONFIG. All of them are checked before any network call. Must not know JAX: it opens no
 connection and starts nothing.
@@ -20,6 +20,7 @@ from trainer.distribute.cluster_description import (
     normal_form,
     split_address,
 )
+from trainer.distribute.slurm import in_slurm, slurm_cluster
 
 VARIABLE = "TF_CONFIG"
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -107,14 +108,16 @@ class TFConfigClusterResolver:
 
 
 def resolve_cluster() -> ClusterDescription | None:
-    """Returns the cluster that TF_CONFIG describes; None if it is not set.
+    """Returns the cluster that TF_CONFIG describes, or else SLURM; None if neither is there.
 
     A TF_CONFIG that is set but empty is refused: each process would otherwise train alone without a word.
 
     Raises:
-      ClusterError: if TF_CONFIG is wrong.
+      ClusterError: if TF_CONFIG is wrong, or what SLURM says.
     """
-    return TFConfigClusterResolver().description() if VARIABLE in os.environ else None
+    if VARIABLE in os.environ:
+        return TFConfigClusterResolver().description()
+    return slurm_cluster() if detect_cluster() == "slurm" else None
 
 
 def detect_cluster() -> str | None:
@@ -138,11 +141,6 @@ def _in_open_mpi() -> bool:
     return "OMPI_MCA_orte_hnp_uri" in os.environ or all(name in os.environ for name in places)
 
 
-def _in_slurm() -> bool:
-    names = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-    return all(name in os.environ for name in names)
-
-
 def _on_tpu() -> bool:
     return _has_package("libtpu") and any(os.path.exists(path) for path in TPU_DEVICES)
 
@@ -161,7 +159,7 @@ def _in_kubernetes() -> bool:
 
 
 _JAX_CLUSTERS: dict[str, Callable[[], bool]] = {  # in JAX's order
-    "ompi": _in_open_mpi, "slurm": _in_slurm, "gketpu": _in_gke_tpu, "gcetpu": _in_cloud_tpu, "k8s": _in_kubernetes}
+    "ompi": _in_open_mpi, "slurm": in_slurm, "gketpu": _in_gke_tpu, "gcetpu": _in_cloud_tpu, "k8s": _in_kubernetes}
 
 
 def _has_package(name: str) -> bool:

@@ -19,7 +19,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     Every process runs the same script with the same data, of which each takes the rows of its own replicas. Weights,
     losses, metrics and predictions are those of one device, and the same in all processes.
 
-    The processes are those that TF_CONFIG names, or that JAX finds by itself (SLURM, Open MPI, Kubernetes, TPU).
+    The processes are those that TF_CONFIG names, or SLURM, or that JAX finds by itself (Open MPI, Kubernetes, TPU).
     Without either there is one, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
 
     Args:

@@ -62,8 +62,8 @@ def agree(
       digest: whatever else must be the same everywhere, by name: "seed", "script", ...
       timeout_secs: how long to wait for the others. The shortest timeout among the processes counts for all.
       say: is called with a line about who is awaited, and why, from time to time.
-      job_id: tells jobs apart that meet by mistake. None takes the environment variable TRAINER_JOB_ID, or else a
-        hash of the cluster's addresses.
+      job_id: tells jobs apart that meet by mistake. None takes the environment variable TRAINER_JOB_ID, or else the
+        description's, or else a hash of the cluster's addresses.
       say_every_secs: how often `say` is called while waiting.
 
     Raises:
@@ -87,7 +87,8 @@ def agree(
     hello = Hello(
         cluster=description.addresses,
         process_id=description.process_id,
-        job_id=job_id or os.environ.get(JOB_ID_VARIABLE) or _hash_of(description.addresses),
+        job_id=(job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id
+                or _hash_of(description.addresses)),
         versions={**package_versions(), **digest},
         process=f"pid {os.getpid()} on {socket.gethostname()}",
         nonce=secrets.token_hex(8),

@@ -32,7 +32,7 @@ def gather(hello: Hello, wait: Wait) -> None:
     """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        listeners = listen(wait.cluster.coordinator_address, wait.cluster.member(0))
+        listeners = listen(wait.cluster)
         stack.callback(close_all, listeners)
         gathering = _Gathering(hello, wait, selector, listeners)
         stack.callback(gathering.close)
@@ -226,8 +226,8 @@ class _Gathering:
         if self._strangers:
             parts.append(f"{self._strangers} connections of others, or of another version of trainer, were ignored.")
         parts.append("Likely cause: it was not started, has ended (see its own output), has another address for "
-                     f"{self._cluster.name(0)} in its TF_CONFIG, or cannot reach {self._cluster.coordinator_address} "
-                     "(firewall, other network).")
+                     f"{self._cluster.name(0)} in its {self._cluster.source}, or cannot reach "
+                     f"{self._cluster.coordinator_address} (firewall, other network).")
         return " ".join(parts)
 
     def _refusal(self) -> str:
@@ -235,7 +235,8 @@ class _Gathering:
         lines = [*self._problems[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return "\n".join(["The processes of this cluster were not started alike, so none starts to train:",
                           *(f"- {line}" for line in lines),
-                          "Start all with the same program, package versions and TF_CONFIG, each with its own task."])
+                          f"Start all with the same program, package versions and {self._cluster.source}, each with "
+                          "its own task."])
 
     def _fail(self, error: ClusterError | ClusterTimeout) -> NoReturn:
         kind = "timeout" if isinstance(error, ClusterTimeout) else "cluster"

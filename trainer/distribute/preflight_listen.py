@@ -6,20 +6,21 @@ import errno
 import socket
 from collections.abc import Iterable
 
-from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
+from trainer.distribute.cluster_description import ClusterDescription, ClusterError, is_loopback, split_address
 
 BACKLOG = 128
 
 
-def listen(address: str, owner: str) -> list[socket.socket]:
-    """Returns sockets that listen on an address's port, which nothing else may hold.
+def listen(cluster: ClusterDescription) -> list[socket.socket]:
+    """Returns sockets that listen on the port of process 0's address, which nothing else may hold.
 
     On loopback only if the address is one, otherwise on all interfaces.
 
     Raises:
       ClusterError: if the port is in use or may not be used.
     """
-    host, port = split_address(address)
+    host, port = split_address(cluster.coordinator_address)
+    owner = cluster.member(0)
     try:
         return bind_all(host if is_loopback(host) else "", port)
     except OSError as error:
@@ -27,9 +28,9 @@ def listen(address: str, owner: str) -> list[socket.socket]:
             raise ClusterError(
                 f"Port {port} is in use, and {owner} must listen on it. Another program holds it: an earlier run, "
                 f"another job, or a second process with the same index. `ss -ltnp 'sport = :{port}'` shows which. End "
-                "it, or give another port in TF_CONFIG on all processes.") from None
+                f"it, or give another port in the {cluster.source} of all processes.") from None
         raise ClusterError(f"{owner} cannot listen on port {port}: {error.strerror or error}. Give another port in "
-                           "TF_CONFIG on all processes.") from None
+                           f"the {cluster.source} of all processes.") from None
 
 
 def bind_all(host: str, port: int) -> list[socket.socket]:

@@ -1,0 +1,94 @@
+"""Clusters that SLURM describes, without SLURM: its variables are what `srun` would set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.preflight_cluster import free_port
+from trainer.distribute.cluster_description import ClusterDescription, ClusterError
+from trainer.distribute.cluster_resolver import resolve_cluster
+
+STEP = {"JOB_ID": "1234567", "STEP_ID": "2", "STEP_NODELIST": "gpu[07-08],cpu1", "NTASKS": "3", "PROCID": "1",
+        "LOCALID": "1"}
+SCRIPT = """
+import jax
+import trainer
+strategy = trainer.distribute.MultiWorkerMirroredStrategy(trainer.distribute.CommunicationOptions(timeout_seconds=60))
+gpus = jax.config.values["jax_cuda_visible_devices"]
+print(jax.process_index(), jax.process_count(), strategy.num_replicas_in_sync, gpus)
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """Sets the variables of a task; those that are None are not set."""
+
+    def set_variables(**variables):
+        for name in [name for name in os.environ if name.startswith(("SLURM_", "JAX_COORDINATOR_", "OMPI_"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        for name, value in {**{f"SLURM_{name}": value for name, value in STEP.items()}, **variables}.items():
+            if value is not None:
+                monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
+@pytest.mark.parametrize(("variables", "address"), [
+    ({}, "gpu07:63111"), ({"JAX_COORDINATOR_PORT": "24567"}, "gpu07:24567"),
+    ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:99", "JAX_COORDINATOR_PORT": "24567"}, "10.0.0.1:99")])
+def test_the_tasks_of_a_step_are_a_cluster(slurm, variables, address):
+    slurm(**variables)
+    assert resolve_cluster() == ClusterDescription(
+        (address, "", ""), 1, names=("task 0", "task 1", "task 2"),
+        source="environment (JAX_COORDINATOR_PORT and SLURM_*)", job_id="SLURM 1234567.2")
+
+
+@pytest.mark.parametrize("nodes", ["gpu7", "gpu7,cpu1", "gpu[07-09,12],cpu1", "rack2-gpu[12,13]", "a,b[1-2]"])
+@pytest.mark.parametrize("job", ["1", "1234567"])
+def test_the_tasks_meet_where_jax_lets_them_meet(slurm, nodes, job):
+    from jax._src.clusters import SlurmCluster  # no public way to ask; a difference should show here first
+
+    slurm(SLURM_STEP_NODELIST=nodes, SLURM_JOB_ID=job)
+    cluster = resolve_cluster()
+    assert (cluster.coordinator_address, cluster.num_processes, cluster.process_id) == (
+        SlurmCluster.get_coordinator_address(60, None), SlurmCluster.get_process_count(), SlurmCluster.get_process_id())
+
+
+@pytest.mark.parametrize("variables", [
+    {"SLURM_PROCID": None}, {"SLURM_STEP_NODELIST": None}, {"OMPI_MCA_orte_hnp_uri": "1"}])
+def test_what_srun_did_not_start_is_no_task(slurm, variables):
+    slurm(**variables)
+    assert resolve_cluster() is None
+
+
+def test_tf_config_counts_instead(slurm):
+    slurm(TF_CONFIG='{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
+    assert resolve_cluster().addresses == ("a:1",)
+
+
+@pytest.mark.parametrize(("variables", "match"), [
+    ({"SLURM_NTASKS": "3(x2)"}, r"^SLURM_NTASKS is '3\(x2\)', which is no whole number. Start the tasks with `srun`"),
+    ({"SLURM_JOB_ID": "-1"}, "^SLURM_JOB_ID is '-1', which is no whole number"),
+    ({"SLURM_PROCID": "3"}, "^SLURM_PROCID is 3, but SLURM_NTASKS is 3"),
+    ({"SLURM_NTASKS": "0"}, "^SLURM_PROCID is 1, but SLURM_NTASKS is 0"),
+    ({"JAX_COORDINATOR_PORT": "high"}, "^'gpu07:high' has the port 'high', which is no whole number from 1 to 65535"),
+    ({"SLURM_STEP_NODELIST": ""}, "^':63111' has no valid host name")])
+def test_variables_that_srun_does_not_set_so_are_refused(slurm, variables, match):
+    slurm(**variables)
+    with pytest.raises(ClusterError, match=match):
+        resolve_cluster()
+
+
+def test_two_tasks_train_as_one_program_with_a_device_each(slurm):
+    slurm(SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2", JAX_COORDINATOR_PORT=str(free_port()), JAX_PLATFORMS="cpu",
+          XLA_FLAGS="")
+    tasks = [subprocess.Popen([sys.executable, "-c", SCRIPT], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env={**os.environ, "SLURM_PROCID": index, "SLURM_LOCALID": index}) for index in "01"]
+    for index, task in enumerate(tasks):
+        stdout, stderr = task.communicate(timeout=120)
+        assert (task.returncode, stdout) == (0, f"{index} 2 2 {index}\n"), stderr  # the GPU of its place, as JAX has it

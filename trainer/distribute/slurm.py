@@ -1,0 +1,59 @@
+"""The cluster that SLURM's `srun` describes to each task of a step.
+
+The tasks meet where JAX, which detects SLURM too, would let them meet. Only process 0's address is known: SLURM does
+not tell a task on which machine each of the others runs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from trainer.distribute.cluster_description import ClusterDescription, ClusterError
+
+VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+SOURCE = "environment (JAX_COORDINATOR_PORT and SLURM_*)"
+_NUM_PORTS = 2**12  # the last ones, of which JAX takes one by the job's number
+
+
+def in_slurm() -> bool:
+    """Returns whether this process is a task that `srun` started."""
+    return all(name in os.environ for name in VARIABLES)
+
+
+def slurm_cluster() -> ClusterDescription:
+    """Returns the tasks of the step that this process is a task of.
+
+    They meet at JAX_COORDINATOR_ADDRESS; or else at the step's first machine, and the port JAX_COORDINATOR_PORT or one
+    that follows from the job's number.
+
+    Raises:
+      ClusterError: if a variable does not hold what `srun` writes into it.
+
+    Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+    """
+    job, count, number = map(_whole_number, ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID"))
+    if not number < count:
+        raise ClusterError(f"SLURM_PROCID is {number}, but SLURM_NTASKS is {count}. Start the tasks with `srun`.")
+    port = os.environ.get("JAX_COORDINATOR_PORT") or str(2**16 - _NUM_PORTS + job % _NUM_PORTS)
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS") or f"{_first_host(os.environ['SLURM_STEP_NODELIST'])}:{port}"
+    return ClusterDescription(
+        (address, *[""] * (count - 1)), number, names=tuple(f"task {index}" for index in range(count)), source=SOURCE,
+        job_id=f"SLURM {job}.{os.environ.get('SLURM_STEP_ID', '0')}")
+
+
+def _whole_number(name: str) -> int:
+    text = os.environ[name]
+    if not (text.isascii() and text.isdecimal()):
+        raise ClusterError(f"{name} is {text!r}, which is no whole number. Start the tasks with `srun`, or unset the "
+                           "variables SLURM_* to train in one process.")
+    return int(text)
+
+
+def _first_host(nodes: str) -> str:
+    """Returns the first host of a list as SLURM writes it.
+
+    >>> [_first_host(nodes) for nodes in ("gpu7", "gpu7,cpu1", "gpu[07-09,12],cpu1", "rack2-gpu[3,5]")]
+    ['gpu7', 'gpu7', 'gpu07', 'rack2-gpu3']
+    """
+    prefix, bracket, numbers = nodes.partition(",")[0].partition("[")
+    return prefix + numbers.replace("]", "-").partition("-")[0] if bracket else prefix
