@@ -11,7 +11,8 @@ def _case(title: str, what: str, source: str, workload: Workload, slow: bool, **
     if slow:
         peers = {"pipeline": "drain", "pipeline beside steps": "drain_beside", "by hand": "by_hand"}
     texts = {"pipeline": "the pipeline drained alone", "by hand": "a loop by hand over it",
-             "pipeline beside steps": "the pipeline drained while another process runs as many steps on the same cores",
+             "pipeline beside steps": "the pipeline drained, each batch copied, while another process runs as many "
+                                      "steps on the same cores",
              "step": "the step alone, on a batch that is on the device"}
     return Case(
         title, _TEXT.format(what=what, peers=", and ".join(texts[name] for name in peers)), workload,

@@ -58,8 +58,12 @@ def drain(workload: Workload, source: str) -> Callable[[int], int]:
 
 
 def drain_beside(workload: Workload, source: str) -> Callable[[int], int]:
-    """Reads the pipeline while another process runs as many steps: no loop can be faster on these cores."""
+    """Keeps what the pipeline yields, as it may use its memory again, while another process runs as many steps.
+
+    No loop can be faster on these cores.
+    """
     pipeline = _pipeline(workload, source)
+    kept = [np.empty((GROUP, workload.batch_size, *array.shape[1:]), array.dtype) for array in workload.data()]
     command = [sys.executable, __file__, workload.model, str(workload.batch_size)]
     steps = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert steps.stdin is not None and steps.stdout is not None
@@ -67,7 +71,10 @@ def drain_beside(workload: Workload, source: str) -> Callable[[int], int]:
 
     def run(epochs):
         count = 0
-        for count, _ in enumerate(pipeline(epochs), 1):
+        for batch in pipeline(epochs):
+            for memory, leaf in zip(kept, batch, strict=True):
+                memory[count % GROUP] = leaf
+            count += 1
             if count % GROUP == 0:
                 steps.stdin.write(b"\n")
                 steps.stdin.flush()

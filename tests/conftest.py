@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 import threading
 import time
 from importlib import metadata
@@ -17,6 +20,11 @@ if metadata.version("jaxlib").startswith("0.10."):
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # half the time to compile; later versions have no such flag
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# All processes of a run of the suite, those that tests start too, share what they compile; no two runs do.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _cache = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="trainer-tests-")
+    atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
 # Here and not in a test, because it sets environment variables of its own.
 import jax  # noqa: E402

@@ -84,16 +84,18 @@ rates = scaling.take_turns(turns, 2)
 collective = scaling.Collective("all-reduce", "f32", (1000,), 4000, "name", 2)
 kinds = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute")
 print(json.dumps([rates, [turn.rows_per_worker for turn in turns.values()], workers[0].asked,
-                  [scaling.ring_bytes([collective._replace(kind=kind)], 4) for kind in kinds]]))
+                  [scaling.ring_bytes([collective._replace(kind=kind)], 4) for kind in kinds],
+                  scaling.calm_rounds([3.0, 1.0, 2.0, 5.0, 4.0, 0.5])]))
 """
 
 
 def test_a_job_is_as_fast_as_its_slowest_worker_and_independent_workers_add():
     done = subprocess.run([sys.executable, "-c", THROUGHPUT], cwd=FOLDER, check=True, capture_output=True, text=True)
-    rates, rows_per_worker, asked, ring_bytes = json.loads(done.stdout)
+    rates, rows_per_worker, asked, ring_bytes, calm = json.loads(done.stdout)
     assert rates == {"alone": [[48 + 24, 96]] * 2, "job": [[24, 48]] * 2}
     assert rows_per_worker == [16, 8] and asked == ["run 16"] * 8
     assert ring_bytes == [2 * 3 / 4 * 8000, 3 * 8000, 3 / 4 * 8000, 8000]
+    assert calm == [3, 4]
 
 
 def test_a_step_over_512_replicas_sends_the_gradients_bytes_around_a_ring():

@@ -120,7 +120,7 @@ def test_the_loop_makes_no_implicit_transfer(epochs):
 
 
 def test_predict_on_ten_times_the_rows_needs_no_more_device_memory():
-    model = make_model(replicas=2, steps_per_execution=64)
+    model = make_model(replicas=2, steps_per_execution=16)
     model.build(np.zeros((1, 6), np.float32))
 
     def peak_bytes(rows):
@@ -129,8 +129,8 @@ def test_predict_on_ten_times_the_rows_needs_no_more_device_memory():
             peak = max(peak, sum(array.nbytes for array in jax.live_arrays()))
         return peak
 
-    peak_bytes(16 * 64 * 4)
-    few, many = peak_bytes(16 * 64 * 8), peak_bytes(16 * 64 * 80)
+    peak_bytes(16 * 16 * 4)
+    few, many = peak_bytes(16 * 16 * 8), peak_bytes(16 * 16 * 80)
     assert many <= 1.1 * few
 
 
