@@ -58,7 +58,7 @@ def drain(workload: Workload, source: str) -> Callable[[int], int]:
 
 
 def drain_beside(workload: Workload, source: str) -> Callable[[int], int]:
-    """Keeps what the pipeline yields, as it may use its memory again, while another process runs as many steps.
+    """Copies each batch, whose memory the pipeline may use again, while another process runs as many steps.
 
     No loop can be faster on these cores.
     """

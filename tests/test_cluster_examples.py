@@ -12,7 +12,7 @@ from jax._src.clusters.slurm_cluster import SlurmCluster
 
 from tests import project_files
 from trainer.distribute.cluster_description import split_address
-from trainer.distribute.cluster_resolver import TFConfigClusterResolver, detect_cluster
+from trainer.distribute.cluster_resolver import TFConfigClusterResolver, resolve_cluster
 from trainer.distribute.join_cluster import REFUSED_EXIT_CODE
 from trainer.launcher_supervisor import PEER_LOST, PREEMPTED, REFUSED
 
@@ -151,15 +151,15 @@ def test_slurm_tells_all_tasks_in_time_and_gives_each_a_gpu():
     assert "#SBATCH --requeue\n" in SLURM.read_text()
 
 
-def test_jax_finds_the_cluster_that_the_slurm_script_starts(monkeypatch):
+def test_the_cluster_that_the_slurm_script_starts_is_found(monkeypatch):
     options = slurm_options()
     tasks = int(options["nodes"]) * int(options["ntasks-per-node"])
-    for name in ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE"):
+    for name in ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"JOB_ID": 1234567, "STEP_NODELIST": "gpu[07-08]", "NTASKS": tasks, "PROCID": 5,
                         "LOCALID": 1}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    assert detect_cluster() == "slurm"
-    assert (SlurmCluster.get_process_count(), SlurmCluster.get_process_id()) == (8, 5)
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "24567")
+    cluster = resolve_cluster()
+    assert (cluster.coordinator_address, cluster.num_processes, cluster.process_id) == ("gpu07:24567", 8, 5)
     assert SlurmCluster.get_local_process_id() < int(options["gpus-per-node"])
-    assert SlurmCluster.get_coordinator_address(60, "24567") == "gpu07:24567"

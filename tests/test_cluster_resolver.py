@@ -221,7 +221,8 @@ def test_jax_detects_the_same(monkeypatch, names):
 
 
 @pytest.mark.parametrize("module", ["cluster_description", "cluster_resolver", "preflight", "preflight_gather",
-                                    "preflight_join", "preflight_listen", "preflight_messages", "preflight_wait"])
+                                    "preflight_join", "preflight_listen", "preflight_messages", "preflight_wait",
+                                    "slurm"])
 def test_nothing_of_it_imports_jax(module):
     source = (project_files.ROOT / "trainer" / "distribute" / f"{module}.py").read_text()
     assert "import jax" not in source and "from jax" not in source

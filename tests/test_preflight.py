@@ -85,7 +85,7 @@ def test_everybody_hears_who_differs_in_what(start, monkeypatch, odd, words):
 
 
 @pytest.mark.parametrize(("change", "word"), [
-    (lambda addresses: (*addresses, "127.0.0.1:9"), "its cluster has 4 addresses, not 3 as on worker 0"),
+    (lambda addresses: (*addresses, "127.0.0.1:9"), "its cluster has 4 processes, not 3 as on worker 0"),
     (lambda addresses: (*addresses[:2], "10.0.0.9:9"),
      "its cluster has '10.0.0.9:9' as address 2, not '127.0.0.1:2' as on worker 0"),
 ])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import pytest
 from tests.preflight_cluster import free_port
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 from trainer.distribute.cluster_resolver import resolve_cluster
+from trainer.distribute.preflight import agree
 
 STEP = {"JOB_ID": "1234567", "STEP_ID": "2", "STEP_NODELIST": "gpu[07-08],cpu1", "NTASKS": "3", "PROCID": "1",
         "LOCALID": "1"}
@@ -40,12 +43,20 @@ def slurm(monkeypatch):
 
 @pytest.mark.parametrize(("variables", "address"), [
     ({}, "gpu07:63111"), ({"JAX_COORDINATOR_PORT": "24567"}, "gpu07:24567"),
-    ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:99", "JAX_COORDINATOR_PORT": "24567"}, "10.0.0.1:99")])
+    ({"SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "8"}, "gpu07:63111")])
 def test_the_tasks_of_a_step_are_a_cluster(slurm, variables, address):
     slurm(**variables)
     assert resolve_cluster() == ClusterDescription(
         (address, "", ""), 1, names=("task 0", "task 1", "task 2"),
-        source="environment (JAX_COORDINATOR_PORT and SLURM_*)", job_id="SLURM 1234567.2")
+        source="environment (JAX_COORDINATOR_PORT, SLURM_STEP_NODELIST)", job_id="SLURM 1234567.2, restart 0")
+
+
+def test_the_tasks_may_be_told_where_to_meet(slurm):
+    slurm(JAX_COORDINATOR_ADDRESS="10.0.0.1:99", JAX_COORDINATOR_PORT="24567", SLURM_RESTART_COUNT="4")
+    cluster = resolve_cluster()
+    assert cluster.coordinator_address == "10.0.0.1:99"
+    assert cluster.source == "environment (JAX_COORDINATOR_ADDRESS)"
+    assert cluster.job_id == "SLURM 1234567.2, restart 4"
 
 
 @pytest.mark.parametrize("nodes", ["gpu7", "gpu7,cpu1", "gpu[07-09,12],cpu1", "rack2-gpu[12,13]", "a,b[1-2]"])
@@ -76,8 +87,10 @@ def test_tf_config_counts_instead(slurm):
     ({"SLURM_JOB_ID": "-1"}, "^SLURM_JOB_ID is '-1', which is no whole number"),
     ({"SLURM_PROCID": "3"}, "^SLURM_PROCID is 3, but SLURM_NTASKS is 3"),
     ({"SLURM_NTASKS": "0"}, "^SLURM_PROCID is 1, but SLURM_NTASKS is 0"),
-    ({"JAX_COORDINATOR_PORT": "high"}, "^'gpu07:high' has the port 'high', which is no whole number from 1 to 65535"),
-    ({"SLURM_STEP_NODELIST": ""}, "^':63111' has no valid host name")])
+    ({"JAX_COORDINATOR_PORT": "high"}, "^Task 0 has a wrong address by JAX_COORDINATOR_PORT, SLURM_STEP_NODELIST: "
+     "'gpu07:high' has the port 'high'"),
+    ({"JAX_COORDINATOR_ADDRESS": "gpu07"}, "^Task 0 has .* by JAX_COORDINATOR_ADDRESS: 'gpu07' has no port"),
+    ({"SLURM_STEP_NODELIST": ""}, "^Task 0 has .* SLURM_STEP_NODELIST: ':63111' has no valid host name")])
 def test_variables_that_srun_does_not_set_so_are_refused(slurm, variables, match):
     slurm(**variables)
     with pytest.raises(ClusterError, match=match):
@@ -87,8 +100,28 @@ def test_variables_that_srun_does_not_set_so_are_refused(slurm, variables, match
 def test_two_tasks_train_as_one_program_with_a_device_each(slurm):
     slurm(SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2", JAX_COORDINATOR_PORT=str(free_port()), JAX_PLATFORMS="cpu",
           XLA_FLAGS="")
-    tasks = [subprocess.Popen([sys.executable, "-c", SCRIPT], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env={**os.environ, "SLURM_PROCID": index, "SLURM_LOCALID": index}) for index in "01"]
-    for index, task in enumerate(tasks):
-        stdout, stderr = task.communicate(timeout=120)
-        assert (task.returncode, stdout) == (0, f"{index} 2 2 {index}\n"), stderr  # the GPU of its place, as JAX has it
+    with contextlib.ExitStack() as stack:
+        tasks = []
+        for index in "01":
+            tasks.append(stack.enter_context(subprocess.Popen(
+                [sys.executable, "-c", SCRIPT], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env={**os.environ, "SLURM_PROCID": index, "SLURM_LOCALID": index})))
+            stack.callback(tasks[-1].kill)
+        for index, task in enumerate(tasks):
+            stdout, stderr = task.communicate(timeout=120)
+            assert task.returncode == 0, stderr
+            assert stdout.endswith(f"{index} 2 2 {index}\n"), "the GPU of its place, as JAX has it"
+
+
+def test_a_step_of_one_task_is_a_process_alone(slurm):
+    slurm(SLURM_STEP_NODELIST="localhost", SLURM_STEP_NUM_TASKS="1", SLURM_NTASKS="8", SLURM_PROCID="0",
+          JAX_PLATFORMS="cpu", XLA_FLAGS="")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], text=True, capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "0 1 1 all\n"), done.stderr
+
+
+def test_a_port_in_use_names_the_variable_that_gives_another(slurm):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        slurm(SLURM_STEP_NODELIST="localhost", SLURM_PROCID="0", JAX_COORDINATOR_PORT=str(other.getsockname()[1]))
+        with pytest.raises(ClusterError, match=r"another port in the environment \(JAX_COORDINATOR_PORT, "):
+            agree(resolve_cluster(), {}, timeout_secs=60)

@@ -124,7 +124,7 @@ class FullyShardedStrategy(ShardedStrategy):
 
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. By default all
-        devices of the cluster that TF_CONFIG or JAX's own detection tells of, or else all local ones.
+        devices of the cluster that TF_CONFIG, SLURM or JAX's own detection tells of, or else all local ones.
       level: "parameters" splits parameters and optimizer state; "optimizer" splits the optimizer state only, which
         saves the gathering of parameters for each step, at the cost of a whole copy of them on each device.
       min_shard_bytes: smaller arrays stay whole.

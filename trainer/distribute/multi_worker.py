@@ -20,7 +20,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     losses, metrics and predictions are those of one device, and the same in all processes.
 
     The processes are those that TF_CONFIG names, or SLURM, or that JAX finds by itself (Open MPI, Kubernetes, TPU).
-    Without either there is one, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
+    Without any there is one, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
 
     Args:
       communication_options: `implementation` says how gradients are reduced, `timeout_seconds` how long to wait for the
@@ -32,7 +32,8 @@ class MultiWorkerMirroredStrategy(Strategy):
       local_replicas: how many of the replicas are this process's.
 
     Raises:
-      ClusterError: if TF_CONFIG is wrong, or the processes were started with different clusters, jobs or versions.
+      ClusterError: if TF_CONFIG or what SLURM says is wrong, or the processes were started with different clusters,
+        jobs or versions.
       ClusterTimeout: if not all processes come in time; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
       TypeError: if `communication_options` are none.

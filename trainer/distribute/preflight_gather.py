@@ -235,8 +235,8 @@ class _Gathering:
         lines = [*self._problems[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return "\n".join(["The processes of this cluster were not started alike, so none starts to train:",
                           *(f"- {line}" for line in lines),
-                          f"Start all with the same program, package versions and {self._cluster.source}, each with "
-                          "its own task."])
+                          "Start all with the same program and package versions, as tasks of one cluster in their "
+                          f"{self._cluster.source}."])
 
     def _fail(self, error: ClusterError | ClusterTimeout) -> NoReturn:
         kind = "timeout" if isinstance(error, ClusterTimeout) else "cluster"

@@ -119,8 +119,8 @@ class _Joining:
     def _gave_up(self) -> str:
         return (f"{self._me} did not meet the other processes within {self._wait.timeout_secs:g} s. It awaited "
                 f"{self._coordinator}: {self._reason}. Look at the output of those that are awaited: they may not have "
-                f"been started, or have ended. Check the addresses in its {self._cluster.source}, and that no firewall "
-                "closes the port.")
+                f"been started, or have ended. Check the address of {self._cluster.name(0)} in this process's "
+                f"{self._cluster.source}, and that no firewall closes the port.")
 
 
 def connect(address: str, timeout_secs: float) -> socket.socket:

@@ -92,7 +92,7 @@ class Hello:
         if self.job_id != other.job_id:
             found.append(f"its job id is {_value(self.job_id)}, not {_value(other.job_id)} as on {other_name}")
         if len(self.cluster) != len(other.cluster):
-            found.append(f"its cluster has {len(self.cluster)} addresses, not {len(other.cluster)} as on {other_name}")
+            found.append(f"its cluster has {len(self.cluster)} processes, not {len(other.cluster)} as on {other_name}")
         else:
             found += [f"its cluster has {_value(mine)} as address {index}, not {_value(theirs)} as on {other_name}"
                       for index, (mine, theirs) in enumerate(zip(self.cluster, other.cluster, strict=True))

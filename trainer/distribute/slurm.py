@@ -11,8 +11,8 @@ import os
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 
 VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-SOURCE = "environment (JAX_COORDINATOR_PORT and SLURM_*)"
 _NUM_PORTS = 2**12  # the last ones, of which JAX takes one by the job's number
+_ADVICE = "Start the tasks with `srun`, or unset the variables SLURM_* to train in one process."
 
 
 def in_slurm() -> bool:
@@ -27,25 +27,34 @@ def slurm_cluster() -> ClusterDescription:
     that follows from the job's number.
 
     Raises:
-      ClusterError: if a variable does not hold what `srun` writes into it.
+      ClusterError: if a variable does not hold what `srun` writes into it, or the address is wrong.
 
     Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """
-    job, count, number = map(_whole_number, ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID"))
+    # The other is the job's where a step has the environment of the shell, as an interactive one of `salloc`.
+    count_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
+    job, count, number = map(_whole_number, ("SLURM_JOB_ID", count_name, "SLURM_PROCID"))
     if not number < count:
-        raise ClusterError(f"SLURM_PROCID is {number}, but SLURM_NTASKS is {count}. Start the tasks with `srun`.")
-    port = os.environ.get("JAX_COORDINATOR_PORT") or str(2**16 - _NUM_PORTS + job % _NUM_PORTS)
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS") or f"{_first_host(os.environ['SLURM_STEP_NODELIST'])}:{port}"
-    return ClusterDescription(
-        (address, *[""] * (count - 1)), number, names=tuple(f"task {index}" for index in range(count)), source=SOURCE,
-        job_id=f"SLURM {job}.{os.environ.get('SLURM_STEP_ID', '0')}")
+        raise ClusterError(f"SLURM_PROCID is {number}, but {count_name} is {count}. {_ADVICE}")
+    address, where = os.environ.get("JAX_COORDINATOR_ADDRESS"), "JAX_COORDINATOR_ADDRESS"
+    if not address:
+        port = os.environ.get("JAX_COORDINATOR_PORT") or str(2**16 - _NUM_PORTS + job % _NUM_PORTS)
+        address = f"{_first_host(os.environ['SLURM_STEP_NODELIST'])}:{port}"
+        where = "JAX_COORDINATOR_PORT, SLURM_STEP_NODELIST"
+    try:
+        return ClusterDescription(
+            (address, *[""] * (count - 1)), number, names=tuple(f"task {index}" for index in range(count)),
+            source=f"environment ({where})",
+            job_id=f"SLURM {job}.{os.environ.get('SLURM_STEP_ID', '0')}, restart "
+                   f"{os.environ.get('SLURM_RESTART_COUNT', '0')}")
+    except ClusterError as error:
+        raise ClusterError(f"Task 0 has a wrong address by {where}: {error}") from None
 
 
 def _whole_number(name: str) -> int:
     text = os.environ[name]
     if not (text.isascii() and text.isdecimal()):
-        raise ClusterError(f"{name} is {text!r}, which is no whole number. Start the tasks with `srun`, or unset the "
-                           "variables SLURM_* to train in one process.")
+        raise ClusterError(f"{name} is {text!r}, which is no whole number. {_ADVICE}")
     return int(text)
 
 
