@@ -87,8 +87,7 @@ def agree(
     hello = Hello(
         cluster=description.addresses,
         process_id=description.process_id,
-        job_id=(job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id
-                or _hash_of(description.addresses)),
+        job_id=job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id or _hash_of(description.addresses),
         versions={**package_versions(), **digest},
         process=f"pid {os.getpid()} on {socket.gethostname()}",
         nonce=secrets.token_hex(8),

@@ -10,14 +10,14 @@ import os
 
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 
-VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _NUM_PORTS = 2**12  # the last ones, of which JAX takes one by the job's number
 _ADVICE = "Start the tasks with `srun`, or unset the variables SLURM_* to train in one process."
 
 
 def in_slurm() -> bool:
     """Returns whether this process is a task that `srun` started."""
-    return all(name in os.environ for name in VARIABLES)
+    return all(name in os.environ for name in _VARIABLES)
 
 
 def slurm_cluster() -> ClusterDescription:
@@ -31,7 +31,7 @@ def slurm_cluster() -> ClusterDescription:
 
     Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
     """
-    # The other is the job's where a step has the environment of the shell, as an interactive one of `salloc`.
+    # SLURM_NTASKS is the job's number where a step has the shell's environment, as an interactive one of `salloc`.
     count_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
     job, count, number = map(_whole_number, ("SLURM_JOB_ID", count_name, "SLURM_PROCID"))
     if not number < count:
