@@ -31,6 +31,10 @@ CASES = {
     "input_slow_grain": _case(
         "A Grain pipeline slower than the step", "a Grain pipeline, shuffled, mapped and batched in the process (for "
         "784-128-10, batch 32)", "grain", Workload("mlp", 32 * 1200, 32), slow=True),
+    "input_decoding_grain": _case(
+        "A Grain pipeline that decodes images", "a Grain pipeline in the process that shuffles, decodes a PNG for each "
+        "row, shifts, mirrors and scales it at random, and batches (for 784-128-10, batch 32)", "decoding",
+        Workload("mlp", 32 * 300, 32), slow=True),
     "input_fast_generator": _case(
         "A generator faster than the step", "a generator that indexes arrays, for 784-128-10, batch 32", "indexing",
         Workload("mlp", 32 * 1000, 32), slow=False),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -18,37 +19,68 @@ GROUP = 128  # steps that run at once beside a pipeline, as those of `fit` do
 WAIT_SECS = {"waiting": 0.002, "waiting long": 0.01}
 
 
-def _waiting(workload: Workload, epochs: int, x, y, secs: float) -> Iterator:
+Pipeline = Callable[[int], Iterable]  # makes one of so many epochs
+
+
+def _waiting(workload: Workload, x, y, secs: float) -> Pipeline:
     batch = x[:workload.batch_size], y[:workload.batch_size]
-    for _ in range(epochs * workload.steps):
-        time.sleep(secs)
-        yield batch
+
+    def batches(epochs: int) -> Iterator:
+        for _ in range(epochs * workload.steps):
+            time.sleep(secs)
+            yield batch
+
+    return batches
 
 
-def _indexing(workload: Workload, epochs: int, x, y) -> Iterator:
-    for order in orders(workload, epochs):
-        for rows in order:
-            yield x[rows], y[rows]
+def _indexing(workload: Workload, x, y) -> Pipeline:
+    return lambda epochs: ((x[rows], y[rows]) for order in orders(workload, epochs) for rows in order)
 
 
-def _grain(workload: Workload, epochs: int, x, y):
+def _grain(workload: Workload, x, y) -> Pipeline:
+    return lambda epochs: _batched(_shuffled(workload, epochs).map(lambda row: (x[row], y[row])), workload)
+
+
+def _decoding(workload: Workload, x, y) -> Pipeline:
+    from PIL import Image
+
+    def encoded(values: np.ndarray) -> bytes:
+        pixels, file = (values.reshape(28, 28) * 64 + 128).clip(0, 255), io.BytesIO()
+        Image.fromarray(pixels.astype(np.uint8)).save(file, "png")
+        return file.getvalue()
+
+    files = [encoded(values) for values in x]
+
+    def augmented(row: int, rng: np.random.Generator):
+        pixels = np.asarray(Image.open(io.BytesIO(files[row])), np.float32)
+        shifted = np.roll(pixels, rng.integers(-2, 3, 2).tolist(), (0, 1))
+        mirrored = shifted[:, ::-1] if rng.random() < 0.5 else shifted
+        return (mirrored.reshape(784) - 128) / 64, y[row]
+
+    return lambda epochs: _batched(_shuffled(workload, epochs).seed(1).random_map(augmented), workload)
+
+
+def _shuffled(workload: Workload, epochs: int):
+    import grain
+
+    return grain.MapDataset.range(workload.rows).shuffle(seed=0).repeat(epochs)
+
+
+def _batched(rows, workload: Workload) -> Iterable:
     import grain
 
     # In the caller's thread: what Grain's own threads would do ahead counts for none of the contestants.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    rows = grain.MapDataset.range(workload.rows).shuffle(seed=0).repeat(epochs)
-    return rows.map(lambda row: (x[row], y[row])).batch(workload.batch_size).to_iter_dataset(options)
+    return rows.batch(workload.batch_size).to_iter_dataset(options)
 
 
-_SOURCES: dict[str, Callable] = {
-    "indexing": _indexing, "grain": _grain,
+_SOURCES: dict[str, Callable[..., Pipeline]] = {
+    "indexing": _indexing, "grain": _grain, "decoding": _decoding,
     **{name: functools.partial(_waiting, secs=secs) for name, secs in WAIT_SECS.items()}}
 
 
-def _pipeline(workload: Workload, source: str) -> Callable[[int], Iterator]:
-    """Returns what makes a pipeline of so many epochs."""
-    data = workload.data()
-    return lambda epochs: _SOURCES[source](workload, epochs, *data)
+def _pipeline(workload: Workload, source: str) -> Pipeline:
+    return _SOURCES[source](workload, *workload.data())
 
 
 def drain(workload: Workload, source: str) -> Callable[[int], int]:
