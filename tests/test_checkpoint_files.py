@@ -18,8 +18,6 @@ from trainer.checkpoint import (
     CheckpointWriter,
     disk,
     open_checkpoint,
-    read_arrays,
-    read_document,
     writer,
 )
 
@@ -58,14 +56,14 @@ def path(tmp_path):
 def test_every_dtype_comes_back_bit_for_bit(path):
     arrays = {dtype: jnp.asarray(bits_of(dtype)).reshape(2, 3) for dtype in DTYPES}
     save(path, arrays)
-    restored = read_arrays(path, arrays)
+    restored = open_checkpoint(path).restore(arrays)
     assert [dtype for dtype in DTYPES if not same_bits(restored[dtype], arrays[dtype])] == []
 
 
 def test_names_are_told_apart_whatever_characters_they_have(path):
     arrays = {name: jnp.full(2, index) for index, name in enumerate(NAMES)}
     save(path, arrays)
-    restored = read_arrays(path, arrays)
+    restored = open_checkpoint(path).restore(arrays)
     assert {name: int(array[0]) for name, array in restored.items()} == {name: i for i, name in enumerate(NAMES)}
 
 
@@ -74,16 +72,16 @@ def test_scalars_and_arrays_without_elements_keep_shape_dtype_and_sharding(path,
     arrays = {"scalar": jnp.float32(3), "empty": jnp.zeros((0, 3), jnp.bfloat16),
               "split": jax.device_put(jnp.zeros((16, 0), jnp.int8), split)}
     save(path, arrays)
-    restored = read_arrays(path, arrays)
+    restored = open_checkpoint(path).restore(arrays)
     assert all(same_bits(restored[name], arrays[name]) for name in arrays)
     assert restored["split"].sharding == split
 
 
 def test_a_checkpoint_can_have_no_arrays_and_no_elements(path):
     save(path, {}, {"only": "this"})
-    assert read_arrays(path, {}) == {} and read_document(path) == {"only": "this"}
+    assert open_checkpoint(path).restore({}) == {} and open_checkpoint(path).document == {"only": "this"}
     save(path, {"x": jnp.zeros(0)}, replace=True)
-    assert read_arrays(path, {"x": jnp.zeros(0)})["x"].shape == (0,)
+    assert open_checkpoint(path).restore({"x": jnp.zeros(0)})["x"].shape == (0,)
 
 
 def test_the_document_comes_back_with_its_types(path):
@@ -106,7 +104,7 @@ def test_arrays_are_restored_on_another_number_of_devices(path, devices, saved_o
     values = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
     save(path, {name: jax.device_put(values, sharding) for name, sharding in shardings(saved_on).items()})
     wanted = shardings(read_on)
-    restored = read_arrays(path, {name: struct(values, sharding) for name, sharding in wanted.items()})
+    restored = open_checkpoint(path).restore({name: struct(values, sharding) for name, sharding in wanted.items()})
     for name, array in restored.items():
         assert array.sharding == wanted[name] and np.array_equal(array, values)
 
@@ -115,7 +113,7 @@ def test_arrays_in_pinned_host_memory_are_saved_and_restored_there(path, devices
     pinned = NamedSharding(Mesh(np.array(devices), ("d",)), P("d"), memory_kind="pinned_host")
     array = jax.device_put(np.arange(16.0, dtype=np.float32), pinned)
     save(path, {"pinned": array, "other": jnp.ones(2)})
-    restored = read_arrays(path, {"pinned": array, "other": jnp.ones(2)})["pinned"]
+    restored = open_checkpoint(path).restore({"pinned": array, "other": jnp.ones(2)})["pinned"]
     assert restored.sharding == pinned and same_bits(restored, array)
 
 
@@ -133,7 +131,8 @@ def test_arrays_may_be_donated_as_soon_as_save_returns(path, devices):
                 assert all(array.is_deleted() for array in arrays)  # nothing of the save holds on to their buffers
                 jax.block_until_ready(step(after))
                 checkpoints.wait()
-                restored = read_arrays(path, {str(index): struct(values[0], sharding) for index in range(6)})
+                restored = open_checkpoint(path).restore(
+                    {str(index): struct(values[0], sharding) for index in range(6)})
                 assert all(np.array_equal(restored[str(index)], value) for index, value in enumerate(values))
 
 
@@ -143,7 +142,7 @@ def test_the_document_may_be_changed_as_soon_as_save_returns(path):
         checkpoints.save(path, {"x": jnp.ones(3)}, document)
         document["values"][:] = 1
         document["epochs"].append(2)
-    found = read_document(path)
+    found = open_checkpoint(path).document
     assert not found["values"].any() and found["epochs"] == [1]
 
 
@@ -176,16 +175,16 @@ def test_what_is_called_after_a_save_finds_it_in_place_and_its_error_is_raised(p
     with pytest.raises(RuntimeError, match="called, in place: True"):
         checkpoints.wait()
     checkpoints.close()
-    assert read_document(path) == {"kept": True}
+    assert open_checkpoint(path).document == {"kept": True}
 
 
 def test_a_checkpoint_is_replaced_only_if_asked_for_and_nothing_but_a_checkpoint_is(path):
     save(path, {}, "old")
     with pytest.raises(FileExistsError, match=r"step_3.*`replace=True`"):
         save(path, {}, "new")
-    assert read_document(path) == "old"
+    assert open_checkpoint(path).document == "old"
     save(path, {"x": jnp.ones(3)}, "new", replace=True)
-    assert read_document(path) == "new" and os.listdir(path.parent) == ["step_3"]
+    assert open_checkpoint(path).document == "new" and os.listdir(path.parent) == ["step_3"]
     notes = path.parent / "notes"
     notes.mkdir()
     with pytest.raises(FileExistsError, match="notes' is not a checkpoint, so it is not replaced"):
@@ -196,7 +195,7 @@ def test_a_checkpoint_is_replaced_where_two_names_cannot_be_exchanged(path):
     save(path, {}, "old")
     with mock.patch.object(disk, "_exchange", return_value=False):
         save(path, {}, "new", replace=True)
-    assert read_document(path) == "new" and os.listdir(path.parent) == ["step_3"]
+    assert open_checkpoint(path).document == "new" and os.listdir(path.parent) == ["step_3"]
 
 
 def test_a_failed_replacement_leaves_the_old_checkpoint(path):
@@ -204,7 +203,7 @@ def test_a_failed_replacement_leaves_the_old_checkpoint(path):
     with mock.patch.object(disk, "_exchange", side_effect=OSError(5, "Input/output error")), \
             pytest.raises(OSError, match=r"step_3' could not be saved: Input/output error"):
         save(path, {}, "new", replace=True)
-    assert read_document(path) == "old" and os.listdir(path.parent) == ["step_3"]
+    assert open_checkpoint(path).document == "old" and os.listdir(path.parent) == ["step_3"]
 
 
 def test_an_error_in_the_background_is_raised_once_by_the_next_save(path, tmp_path):
@@ -214,10 +213,10 @@ def test_an_error_in_the_background_is_raised_once_by_the_next_save(path, tmp_pa
         checkpoints.save(tmp_path / "step_4", {"x": jnp.ones(3)}, None)
         with pytest.raises(OSError, match=r"step_4' could not be saved: No space left on device") as caught:
             checkpoints.save(tmp_path / "step_5", {}, None)
-    assert caught.value.errno == 28 and os.listdir(tmp_path) == ["step_3"] and read_document(path) == "old"
+    assert caught.value.errno == 28 and os.listdir(tmp_path) == ["step_3"] and open_checkpoint(path).document == "old"
     checkpoints.save(tmp_path / "step_5", {}, "later")
     checkpoints.close()
-    assert read_document(tmp_path / "step_5") == "later"
+    assert open_checkpoint(tmp_path / "step_5").document == "later"
 
 
 def test_another_error_in_the_background_names_the_checkpoint(path):
@@ -239,7 +238,7 @@ def test_parent_folders_are_made_and_relative_paths_are_of_the_time_of_the_save(
     with CheckpointWriter() as checkpoints:
         checkpoints.save("runs/a/step_1", {"x": jnp.ones(3)}, 1)
         monkeypatch.chdir("/")
-    assert read_document(tmp_path / "runs" / "a" / "step_1") == 1
+    assert open_checkpoint(tmp_path / "runs" / "a" / "step_1").document == 1
 
 
 @pytest.mark.parametrize(("arrays", "message"), [
@@ -265,8 +264,8 @@ def test_what_orbax_cannot_save_is_refused_before_anything_is_written(path):
 def test_other_names_shapes_and_dtypes_are_refused_and_listed(path):
     save(path, {"up/kernel": jnp.ones((2, 3)), "up/bias": jnp.ones(3), "step": jnp.int32(1), "same": jnp.ones(1)})
     with pytest.raises(CheckpointError) as caught:
-        read_arrays(path, {"up/kernels": jnp.ones((2, 3)), "up/bias": jnp.ones(4), "step": jnp.float32(1),
-                           "same": jnp.ones(1)})
+        open_checkpoint(path).restore({"up/kernels": jnp.ones((2, 3)), "up/bias": jnp.ones(4), "step": jnp.float32(1),
+                                       "same": jnp.ones(1)})
     assert str(caught.value).splitlines() == [
         f"The arrays of the checkpoint {str(path)!r} are not those that are wanted.",
         "1 missing from the checkpoint: up/kernels (near: up/kernel)",
@@ -280,20 +279,19 @@ def test_other_names_shapes_and_dtypes_are_refused_and_listed(path):
 def test_no_dtype_is_cast(path, dtype):
     save(path, {"x": jnp.ones(3)})
     with pytest.raises(CheckpointError, match=rf"x \(checkpoint: float32\(3,\), wanted: {dtype}\(3,\)\)"):
-        read_arrays(path, {"x": jnp.ones(3, dtype)})
+        open_checkpoint(path).restore({"x": jnp.ones(3, dtype)})
 
 
 @pytest.mark.parametrize("target", [jax.ShapeDtypeStruct((3,), jnp.float32), np.ones(3, np.float32), None])
 def test_a_target_needs_a_sharding(path, target):
     save(path, {"x": jnp.ones(3)})
     with pytest.raises(TypeError, match=r"`targets\['x'\]` must be a `jax.ShapeDtypeStruct` with a sharding"):
-        read_arrays(path, {"x": target})
+        open_checkpoint(path).restore({"x": target})
 
 
 def test_a_checkpoint_that_is_not_there_is_named(path):
-    for read in (open_checkpoint, read_document, lambda path: read_arrays(path, {})):
-        with pytest.raises(FileNotFoundError, match=r"There is no checkpoint '.*step_3'"):
-            read(path)
+    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint '.*step_3'"):
+        open_checkpoint(path)
 
 
 def test_nothing_that_is_written_is_a_pickle(path):

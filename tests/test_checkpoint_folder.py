@@ -18,7 +18,6 @@ from trainer.checkpoint import (
     check_manifest,
     manifest,
     open_checkpoint,
-    read_document,
     write_manifest,
 )
 
@@ -160,7 +159,7 @@ def test_a_manifest_of_something_else_is_damage(path, content):
 
 def test_a_newer_format_asks_for_an_upgrade(path):
     rewrite_manifest(path, format=2, files="of another form")
-    for read in (check_manifest, read_document):
+    for read in (check_manifest, open_checkpoint):
         with pytest.raises(NewerFormatError, match=r"step_3' was written by a newer version .* format 2, .* Upgrade"):
             read(path)
 

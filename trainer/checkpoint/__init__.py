@@ -6,7 +6,7 @@ The lowest level of an exact resume. It knows names, arrays and plain values, no
 from trainer.checkpoint.folder import CheckpointFolder
 from trainer.checkpoint.manifest import CheckpointError, NewerFormatError, check_manifest, is_checkpoint, write_manifest
 from trainer.checkpoint.plain import decode, encode
-from trainer.checkpoint.reader import Checkpoint, open_checkpoint, read_arrays, read_document
+from trainer.checkpoint.reader import Checkpoint, open_checkpoint
 from trainer.checkpoint.writer import CheckpointWriter
 
 __all__ = [
@@ -20,7 +20,5 @@ __all__ = [
     "encode",
     "is_checkpoint",
     "open_checkpoint",
-    "read_arrays",
-    "read_document",
     "write_manifest",
 ]

@@ -96,47 +96,6 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
     return Checkpoint(path, document, layout.specs_from_json(content["arrays"]))
 
 
-def read_document(path: str | os.PathLike[str]) -> Any:
-    """Returns the document of a checkpoint, whose files are checked first.
-
-    Args:
-      path: the checkpoint's folder.
-
-    Raises:
-      FileNotFoundError: if there is no such folder.
-      CheckpointError: if a file is missing, cut short or changed, or a newer version of the trainer has written it.
-
-    >>> from trainer.checkpoint import CheckpointWriter
-    >>> with CheckpointWriter() as writer:
-    ...     writer.save("step_1", {}, {"epoch": 1})
-    >>> read_document("step_1")
-    {'epoch': 1}
-    """
-    return open_checkpoint(path).document
-
-
-def read_arrays(path: str | os.PathLike[str], targets: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Returns the arrays of a checkpoint, whose files are checked first. See `Checkpoint.restore`.
-
-    Args:
-      path: the checkpoint's folder.
-      targets: by name, what each array is to be: a `jax.ShapeDtypeStruct` with a sharding, or an array.
-
-    Raises:
-      FileNotFoundError: if there is no such folder.
-      TypeError: if a target has no sharding.
-      CheckpointError: if a file is missing, cut short or changed, a newer version of the trainer has written it, or
-        names, shapes and dtypes are not exactly the targets'.
-
-    >>> from trainer.checkpoint import CheckpointWriter
-    >>> with CheckpointWriter() as writer:
-    ...     writer.save("step_2", {"up/bias": jax.numpy.arange(3)}, {})
-    >>> read_arrays("step_2", {"up/bias": jax.numpy.zeros(3, "int32")})
-    {'up/bias': Array([0, 1, 2], dtype=int32)}
-    """
-    return open_checkpoint(path).restore(targets)
-
-
 def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
     if getattr(target, "sharding", None) is None or not hasattr(target, "dtype"):
         raise errors.wrong_type(f"targets[{name!r}]", target,
