@@ -31,11 +31,12 @@ _TIMEOUT_SECS = 3600  # of waiting for the other processes' parts
 _MAX_FAILED_WRITES = 8  # in the background; Orbax begins about three of them for a checkpoint
 _HOST_MEMORY = ("pinned_host", "unpinned_host")
 _UNKNOWN_TO_ORBAX = ("uint2", "uint4", "float8_e4m3")
+_in_background: list[threading.Thread] = []  # the last save of this process, by whichever writer
 _OS_ERROR = re.compile(r"os_error_code='([0-9]+)'")  # in the messages of TensorStore, by which Orbax writes
 
 
 class CheckpointWriter:
-    """Saves one checkpoint at a time, most of it in a background thread.
+    """Saves one checkpoint at a time, most of it in a background thread. Several writers take turns.
 
     With several processes, all of them call `save` and `wait` with the same arguments and in the same order. Each
     writes its own part of the arrays to a folder that all of them see, process 0 the rest.
@@ -64,7 +65,7 @@ class CheckpointWriter:
     ) -> None:
         """Begins to save a checkpoint. On return, arrays and document may be changed, deleted or donated.
 
-        Waits for the save before this one. Arrays in host memory, as all are on CPUs, are copied first: there is one
+        Waits for the save before this one, also another writer's. Arrays in host memory, as all are on CPUs, are copied first: there is one
         more of each until the save is done.
 
         Args:
@@ -82,6 +83,9 @@ class CheckpointWriter:
           CheckpointError: if the save before this one failed otherwise, or another process failed.
         """
         self.wait()
+        # Orbax's processes meet by the number of the save that began last, and never if another one has begun meanwhile.
+        for thread in _in_background:
+            thread.join()
         place = os.path.realpath(path)
         specs = {name: _spec_of(name, array) for name, array in arrays.items()}
         encoded, document_arrays = plain.encode(document)
@@ -119,6 +123,7 @@ class CheckpointWriter:
                     self._error = error
 
         self._thread = threading.Thread(target=finish, name="trainer-checkpoint", daemon=False)
+        _in_background[:] = [self._thread]
         self._thread.start()
 
     def wait(self) -> None:

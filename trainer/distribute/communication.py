@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import numbers
 from typing import Any
 
@@ -73,8 +74,9 @@ class CommunicationOptions:
         if seconds is not None:
             if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
                 raise errors.wrong_type("timeout_seconds", seconds, "a number of seconds or None")
-            if not seconds > 0:
-                raise ValueError(f"`timeout_seconds` must be more than 0, or None for no limit. Received: {seconds}.")
+            if not 0 < seconds < math.inf:
+                raise ValueError("`timeout_seconds` must be a number more than 0, or None for the runtime's own. "
+                                 f"Received: {seconds}.")
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
 
 

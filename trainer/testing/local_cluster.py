@@ -136,7 +136,7 @@ def _work() -> None:
         faulthandler.cancel_dump_traceback_later()
     except BaseException as error:
         text = traceback.format_exc()
-        _report(folder, worker).write_text(text, encoding="utf-8")
+        _report(folder, worker).write_text(text, encoding="utf-8", errors="backslashreplace")
         print(text, file=sys.stderr, flush=True)
         # A normal exit would wait for the others, in the barrier with which JAX's runtime shuts down.
         code = error.code if isinstance(error, SystemExit) else 1
