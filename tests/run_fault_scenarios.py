@@ -52,6 +52,8 @@ def strike():
         time.sleep(600)
     if fault == "raise":
         raise KeyError("a row that is not there")
+    if fault == "exit":
+        sys.exit(3)
     os.kill(os.getpid(), getattr(signal, fault))
 
 def batches():
@@ -77,6 +79,8 @@ class Strikes(cb.Callback):
             return
         if fault.startswith("SIG"):
             time.sleep({0.4 * TIMEOUT_SECS})  # so that the other one has heard of this step
+            strike()
+        if fault == "exit":
             strike()
         if fault == "save":
             with self.model.timing.measure("checkpoint"):

@@ -107,7 +107,7 @@ model.fit(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32), epochs=epoch
 
 @pytest.mark.parametrize(("differ", "message"), [
     ("(int(sys.argv[1]) + 4, 1, [])",
-     "The model of worker 1 is not that of worker 0. parameters: 4 arrays, 25 values (........) in worker 0, "
+     "The model for `fit` of worker 1 is not that of worker 0. parameters: 4 arrays, 25 values (........) in worker 0, "
      "4 arrays, 31 values (........) in worker 1"),
     ("(4, 1, [trainer.callbacks.LambdaCallback(on_train_batch_end=print)] * int(sys.argv[1]))",
      "The training of worker 1 is not that of worker 0. callbacks that run on \"all\": History in worker 0, "
@@ -146,6 +146,59 @@ def matches(message, text):
     at = text.find(message[:40])
     found = text[at:at + len(message)]
     return at >= 0 and all(wanted in (".", got) for wanted, got in zip(message, found, strict=True))
+
+
+def refused(compiled=(), fitted=(), prepare=lambda model: None, call="fit"):
+    """Returns why `fit` does not begin, if this process is given other arguments for `compile` and `fit`."""
+    with distribute.MultiWorkerMirroredStrategy().scope():
+        model = trainer.Model(LinenMLP(), seed=1)
+        model.compile(**{"optimizer": trainer.optimizers.SGD(0.1), "loss": logits_loss(), **dict(compiled)})
+    prepare(model)
+    fitted = {"x": X, "y": Y, "batch_size": BATCH_SIZE, "verbose": 0, **dict(fitted)}
+    with pytest.raises(distribute.ClusterError) as caught:
+        getattr(model, call)(**fitted)
+    return str(caught.value)
+
+
+def set_to_ones(model):
+    model.build(X[:1])
+    model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
+
+
+def refused_for(index):
+    """Returns the messages for all that this process may have otherwise than process 0."""
+    distribute.MultiWorkerMirroredStrategy()
+    sgd, losses = trainer.optimizers.SGD, trainer.losses
+    decay = trainer.optimizers.schedules.ExponentialDecay
+    is_other = jax.process_index() == index
+    smoothed = losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1 * is_other)
+    return {
+        "learning rate": refused({"optimizer": sgd(0.2 if is_other else 0.1)}),
+        "schedule": refused({"optimizer": sgd(decay(0.1, 10, 0.5 if is_other else 0.9))}),
+        "clipping": refused({"optimizer": sgd(0.1, clipnorm=2.0 if is_other else 1.0)}),
+        "loss": refused({"loss": smoothed}, {"y": np.eye(3, dtype=np.float32)[Y]}),
+        "weights": refused(prepare=set_to_ones if is_other else lambda model: model.build(X[:1])),
+        "batch": refused(fitted={"batch_size": BATCH_SIZE + is_other}),
+        "rows": refused(fitted={"x": X[is_other:], "y": Y[is_other:]}),
+        "order": refused(fitted={"shuffle": is_other}),
+        "validation": refused(fitted={"validation_data": (X, Y), "validation_freq": 1 + is_other}),
+        "calls": refused(call="evaluate" if is_other else "fit"),
+    }
+
+
+def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
+    program = "program, made by the code, the loss, the metrics, the optimizer and the communication: "
+    chief, other = LocalCluster(2).run(refused_for, 1)
+    assert chief == other
+    expected = {
+        "learning rate": "The model for `fit` of worker 1 is not that of worker 0. values of the optimizer state: ",
+        "schedule": program, "clipping": program, "loss": program, "weights": "values of the parameters: ",
+        "batch": "batch: 2 arrays, 56 values (", "rows": "rows of the data: 48 in worker 0, 47 in worker 1",
+        "order": "The training of worker 1 is not that of worker 0. first batch: ",
+        "validation": "validation_freq: 1 in worker 0, 2 in worker 1",
+        "calls": "worker 0 prepares its model for `fit`, worker 1 its model for `evaluate`"}
+    for what, said in expected.items():
+        assert said in chief[what], chief[what]
 
 
 # --- one process ------------------------------------------------------------------------------------------------------

@@ -79,7 +79,13 @@ with CheckpointWriter() as checkpoints:
     for step in (1, 2, 3):
         checkpoints.save(folder.path_of(step), arrays, {"step": step}, on_saved=folder.prune)
     checkpoints.wait()
-    print("steps", folder.steps())
+    others = CheckpointFolder(path + "_of_another_writer")
+    with CheckpointWriter() as other:  # two that save at once would wait for each other for ever
+        for step in (1, 2):
+            other.save(others.path_of(step), arrays, None)
+            checkpoints.save(folder.path_of(3), arrays, {"step": 3}, replace=True)
+    checkpoints.wait()
+    print("steps", folder.steps(), others.steps())
     restored = open_checkpoint(folder.newest_whole(), verify=False).restore({"rows": on(P()), "all": on(P(None, "d"))})
     for array in restored.values():
         assert all(np.array_equal(shard.data, values[shard.index]) for shard in array.addressable_shards)
@@ -180,7 +186,7 @@ def test_two_processes_save_and_restore_one_checkpoint(tmp_path):
     # Gloo prints between them, in pieces.
     first, second = (re.findall("^(?:steps|newest|FileExistsError|CheckpointError|ZeroDivisionError) .*$", output,
                                 re.MULTILINE) for output, _ in results)
-    assert first[:2] == second[:2] == ["steps [2, 3]", "newest step_2"]
+    assert first[:2] == second[:2] == ["steps [2, 3] [1, 2]", "newest step_2"]
     assert re.fullmatch("FileExistsError There is something at '.*step_2' already.*", first[2])
     assert re.fullmatch("CheckpointError Process 0 has failed: There is something at '.*step_2' already.*", second[2])
     assert first[3] == "ZeroDivisionError division by zero"

@@ -147,6 +147,10 @@ def test_an_empty_environment_variable_is_not_taken_for_a_missing_one(monkeypatc
     (config({"worker": [HOSTS[0], "localhost:2222"]}), ["mixes", "worker 1 (localhost:2222)", "worker 0 (10.0.0.1"]),
     (config({"worker": ["127.0.1.1:2222"], "ps": HOSTS[:1]}), ["mixes", "127.0.1.1:2222"]),
     (config({"worker": ["[::1]:2222", HOSTS[0]]}), ["mixes", "[::1]:2222"]),
+    (config({"worker": ["[::ffff:127.0.0.1]:2222", HOSTS[0]]}), ["mixes", "[::ffff:127.0.0.1]:2222"]),
+    (config({"worker": ["a.localhost.:2222", HOSTS[0]]}), ["mixes", "a.localhost.:2222"]),
+    (config({"worker": ["[::ffff:10.0.0.1]:2222", "10.0.0.1:2222"]}), ["'10.0.0.1:2222'", "both"]),
+    ('{"cluster": ' + "1" * 5000 + "}", ["too many digits"]),
 ])
 def test_a_wrong_tf_config_is_refused_with_the_reason(tf_config, words):
     message = message_for(tf_config)
@@ -173,7 +177,10 @@ def test_an_address_is_host_and_port(address, expected):
     ("host:\u0661", "1 to 65535"), ("host:" + "9" * 5000, "1 to 65535"), (":80", "no valid host"),
     ("::1:80", "in brackets"), ("a b:80", "no valid host"), ("-x:80", "no valid host"),
     ("256.0.0.1:80", "no valid host"), ("[host]:80", "no IPv6 address"), ("[10.0.0.1]:80", "no IPv6 address"),
-    ("grpc://host:80", "scheme"), ("0.0.0.0:80", "all interfaces"), ("[::]:80", "all interfaces")])
+    ("grpc://host:80", "scheme"), ("0.0.0.0:80", "all interfaces"), ("[::]:80", "all interfaces"),
+    ("[::ffff:0.0.0.0]:80", "all interfaces"), ("224.0.0.1:80", "many hosts"), ("255.255.255.255:80", "many hosts"),
+    ("a..b:80", "no valid host"), ("a.-b:80", "no valid host"), ("a" * 64 + ":80", "no valid host"),
+    (".".join(["a" * 60] * 5) + ":80", "no valid host")])
 def test_an_address_that_cannot_be_reached_is_refused(address, reason):
     with pytest.raises(ClusterError, match=reason):
         split_address(address)

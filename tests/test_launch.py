@@ -199,6 +199,8 @@ def test_of_several_tracebacks_only_those_that_belong_together_are_shown_again()
                    b"During handling of the above exception, another exception occurred:")
     lines = [head, b"Logged: only a warning", b"step", head, b"KeyError: 1", b"", chain, b"", head, b"ValueError: 2"]
     assert launcher_output.end_of(lines) == lines[3:]
+    at_exit = [b"Exception ignored in: <function File.__del__ at 0x7f>", head, b"OSError: closed"]
+    assert launcher_output.end_of([*lines, *at_exit]) == [*lines[3:], *at_exit]
     assert launcher_output.end_of([b"%d" % number for number in range(50)]) == [b"%d" % n for n in range(30, 50)]
 
 

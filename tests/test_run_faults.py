@@ -35,6 +35,7 @@ TODO = {
     "worker suspended": lambda run: run.struck("SIGSTOP", 1),
     "chief killed": lambda run: run.struck_and_resumed("SIGKILL", 0),
     "data blocked": lambda run: run.struck("block", 1),
+    "worker exits": lambda run: run.struck("exit", 1),
     "data raise": lambda run: run.struck_and_resumed("raise", 1),
     "chief's data raise": lambda run: run.struck("raise", 0),
     "launched data raise": lambda run: run.worker_raises_under_launcher(),
@@ -147,6 +148,14 @@ def test_a_worker_whose_data_block_is_named_by_both(came_of):
         assert_says(ended, rf'worker 1 has stalled at step {FAULT_STEP - 1}, in "data" for [^\n]*'
                            rf"Worker {index} ends at step \d+ with exit code 75")
         struck.assert_ended_in_time(index)
+    assert_nothing_is_left(struck)
+
+
+def test_a_worker_whose_script_ends_too_soon_is_named(came_of):
+    struck = came_of("worker exits")
+    assert_says(struck.processes[0], rf"worker 1 has left the job: its script has ended, at step {FAULT_STEP}, while "
+                                     r"worker 0 waits [^\n]*Worker 0 ends at step \d+ with exit code 75")
+    struck.assert_ended_in_time(0)
     assert_nothing_is_left(struck)
 
 

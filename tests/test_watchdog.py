@@ -8,9 +8,12 @@ import threading
 import time
 
 import jax
+import numpy as np
 import pytest
 
+import trainer
 from tests.fake_store import FakeStore
+from tests.networks import LinenMLP
 from tests.preflight_cluster import until
 from trainer.distribute import join_cluster
 from trainer.distribute import watchdog as watchdogs
@@ -90,8 +93,36 @@ def test_outside_of_runs_there_is_no_limit():
 def test_a_worker_that_has_ended_is_not_lost_but_must_not_be_awaited():
     ended = seen("stopped", still=50.0, silent=50.0)
     assert judged(seen("train"), ended) is None
-    assert judged(seen("device", still=4.0), ended).startswith('worker 1 has stalled at step 7, in "stopped"')
+    left = "worker 1 has left the job: its script has ended, at step 7, while worker 0 waits"
+    assert judged(seen("device", still=4.0), ended).startswith(left)
+    assert judged(seen("checkpoint", still=4.0), ended).startswith(left)
+    assert judged(seen("checkpoint", still=4.0), seen("data")) is None
     assert judged(seen("data", still=4.0), ended).startswith("worker 0 has stalled")
+
+
+class Heard:
+    """A watchdog that keeps what it is told."""
+
+    def __init__(self):
+        self.phases = []
+
+    def progress(self, step, phase):
+        self.phases.append((step, phase))
+
+
+def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkeypatch):
+    heard = Heard()
+    monkeypatch.setattr(join_cluster, "_watchdog", heard)
+    x = np.ones((6, 6), np.float32)
+    model = trainer.Model(LinenMLP(), seed=1)
+    model.compile(steps_per_execution=1)
+    model.predict(iter([x] * 3), steps=3, verbose=0)
+    assert [step for step, phase in heard.phases if phase == "data" and step] == [1, 2, 3]
+    assert heard.phases[-1] == (3, "idle")
+    heard.phases.clear()
+    before = join_cluster._own_steps
+    for number, _ in enumerate(trainer.distribute.MirroredStrategy(["cpu:0"]).experimental_distribute_dataset([x, x])):
+        assert heard.phases[-2:] == [(before + number + 1, "data"), (before + number + 1, "idle")]
 
 
 def test_nobody_stalls_before_all_have_begun():

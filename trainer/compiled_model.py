@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from trainer import checks, replica
-from trainer.alike import describe_model
+from trainer.alike import describe_model, describe_step
 from trainer.attached_optimizer import AttachedOptimizer
 from trainer.built_model import BuiltModel, first_rows
 from trainer.compile_options import CompileOptions
@@ -34,6 +34,8 @@ from trainer.rng import stream_key
 from trainer.state import TrainState
 from trainer.timing import Timing
 from trainer.update_rules import check_names, make_update_rules, with_options
+
+_METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # that run a phase, for messages
 
 
 class CompiledModel(BuiltModel):
@@ -301,6 +303,7 @@ class CompiledModel(BuiltModel):
         Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
         """
         self._check_strategy()
+        is_new, is_trained = kind not in self._phases, "train" in self._phases
         if self._options.eager and not self.built:
             self._build(batch)  # an eager step needs weights, and not only their shapes
         if self.built:
@@ -308,6 +311,8 @@ class CompiledModel(BuiltModel):
         else:
             with self._building(batch) as shapes:
                 phase = self._traced_phase(kind, shapes, batch)
+        if is_new and not is_trained:  # later, processors of several kinds may have rounded differently
+            self._check_alike(kind, lambda: describe_step(self.current_state, phase.program()))
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
@@ -316,7 +321,8 @@ class CompiledModel(BuiltModel):
     def _traced_phase(self, kind: str, state: Any, batch: Any) -> CompiledPhase:
         if kind not in self._phases:
             options = {name: getattr(self._options, name) for name in ("steps_per_execution", "eager", "remat")}
-            check_alike("model", lambda: describe_model(state, batch, {**self.run_settings(), **options}))
+            options["strategy"] = type(self.strategy).__name__
+            self._check_alike(kind, lambda: describe_model(state, batch, {**self.run_settings(), **options}))
             user_step = {"train": self.train_step, "test": self.test_step, "predict": self.predict_step}[kind]
             self._phases[kind] = CompiledPhase(
                 kind, user_step, self.strategy,
@@ -327,6 +333,10 @@ class CompiledModel(BuiltModel):
             self._explain_other_inputs(batch, error)
             raise
         return self._phases[kind]
+
+    def _check_alike(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
+        with self.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            check_alike(f"model for `{_METHODS[kind]}`", describe)
 
     def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
         """Returns the arrays that batches are gathered from on the devices; None if batches are sent there.

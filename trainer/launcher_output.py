@@ -14,6 +14,7 @@ _MAX_LINE_BYTES = 2**20  # a longer line is shown in parts
 _BAR_EVERY_SECS = 10.0
 _LAST_LINES = 20
 _TRACEBACK = ("Traceback (most recent call last):", "  + Exception Group Traceback (most recent call last):")
+_IGNORED = "Exception ignored in"  # of an object that Python clears at its end, after the error that ended it
 _CHAINS = ("During handling of the above exception, another exception occurred:",
            "The above exception was the direct cause of the following exception:")
 
@@ -83,7 +84,8 @@ def end_of(lines: Sequence[bytes]) -> list[bytes]:
     [b'Traceback (most recent call last):', b'  ...', b'ValueError: no']
     """
     texts = [line.decode(errors="replace").rstrip() for line in lines]
-    begins = [number for number, text in enumerate(texts) if text in _TRACEBACK]
+    begins = [number for number, text in enumerate(texts)
+              if text in _TRACEBACK and not texts[max(number - 1, 0)].startswith(_IGNORED)]
     if not begins:
         return list(lines[-_LAST_LINES:])
     begin = begins.pop()

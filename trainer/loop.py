@@ -65,9 +65,10 @@ def fit(
         train = begin(model, "train", reader, passes=epochs, data_on_device=True)
         test = None if validation is None else begin(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
-        check_alike("training", lambda: describe_run(
-            reader, callbacks, epochs=epochs, initial_epoch=initial_epoch, logs=", ".join(train.phase.log_names),
-            validation=None if test is None else test.reader.num_batches))
+        with timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            check_alike("training", lambda: describe_run(
+                reader, callbacks, epochs=epochs, initial_epoch=initial_epoch, logs=", ".join(train.phase.log_names),
+                validation=None if test is None else test.reader.num_batches, validation_freq=validation_freq))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
         run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
         with run, _validator(model, test, callbacks):
@@ -140,9 +141,10 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
         agrees = jax.process_count() > 1 and callbacks.may_stop_differently("predict")
         with feed.groups(epoch=0) as groups:
-            for group in groups:
+            for group in _awaited(feed, groups):
                 state = model.current_state
                 outputs = feed.phase.executable(state, group=group, guard=feed.guard, timing=timing)(state)
+                timing.steps += group.count
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(model, callbacks, group, outputs)
                 ahead.append((group, outputs, count))
@@ -259,11 +261,7 @@ def _executions(
     That is a whole group, unless a callback wants to see each batch or looks at one in the middle.
     """
     looks = callbacks.wants("next_look")
-    while True:
-        with feed.timing.measure("data"):
-            group = next(groups, None)
-        if group is None:
-            return
+    for group in _awaited(feed, groups):
         start = 0
         while start < group.count:
             stop = start + 1 if per_batch else group.count
@@ -272,6 +270,15 @@ def _executions(
                 stop = min(stop, look - group.first + 1)
             yield group, start, stop
             start = stop
+
+
+def _awaited(feed: Feed, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+    while True:
+        with feed.timing.measure("data"):
+            group = next(groups, None)
+        if group is None:
+            return
+        yield group
 
 
 def _execute(model: Trainee, feed: Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:

@@ -98,6 +98,7 @@ class CompiledPhase:
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
         self._cost: Callable[[], Any] | None = None  # returns XLA's analysis of a step
+        self._program: Callable[[], str] | None = None  # returns the text of a step
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self.steps_per_execution = 1
@@ -122,6 +123,7 @@ class CompiledPhase:
             else:
                 traced = compiled(self._one_step).trace(state, group.data, group.mask)
                 shapes, cost = traced.out_info, functools.cache(lambda: traced.lower().cost_analysis() or {})
+                self._program = self._program or (lambda: traced.lower().as_text())
             self._cost = self._cost or cost
             if self._state_shardings is None:
                 self._learn(shapes, state)
@@ -134,6 +136,13 @@ class CompiledPhase:
     def step_flops(self) -> float | None:
         """How many floating-point operations a replica has in one step; None if XLA does not know, or it is eager."""
         return None if self._cost is None else self._cost().get("flops")
+
+    def program(self) -> str | None:
+        """Returns the text of the step for the first batch that `prepare` has seen, before XLA compiles it.
+
+        None for an eager step, which has no program.
+        """
+        return None if self._program is None else self._program()
 
     def _learn(self, shapes: Any, state: Any) -> None:
         self._state_shardings = self._strategy.state_shardings(state)

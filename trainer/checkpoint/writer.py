@@ -65,8 +65,8 @@ class CheckpointWriter:
     ) -> None:
         """Begins to save a checkpoint. On return, arrays and document may be changed, deleted or donated.
 
-        Waits for the save before this one, also another writer's. Arrays in host memory, as all are on CPUs, are copied first: there is one
-        more of each until the save is done.
+        Waits for the save before this one, also another writer's. Arrays in host memory, as all are on CPUs, are
+        copied first: there is one more of each until the save is done.
 
         Args:
           path: the checkpoint's folder. The folder that it is in is made if it does not exist.
@@ -83,7 +83,7 @@ class CheckpointWriter:
           CheckpointError: if the save before this one failed otherwise, or another process failed.
         """
         self.wait()
-        # Orbax's processes meet by the number of the save that began last, and never if another one has begun meanwhile.
+        # Orbax's processes meet by the number of the save that began last, and never if another has begun meanwhile.
         for thread in _in_background:
             thread.join()
         place = os.path.realpath(path)

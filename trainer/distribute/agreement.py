@@ -42,8 +42,12 @@ def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     """
     if jax.process_count() == 1:
         return
-    first, *others = map(json.loads, _exchanged(json.dumps(describe())))
-    for process, other in enumerate(others, start=1):
+    (first_what, first), *others = map(json.loads, _exchanged(json.dumps([what, describe()])))
+    for process, (other_what, other) in enumerate(others, start=1):
+        if other_what != first_what:
+            raise ClusterError(f"The processes do not make the same calls: worker 0 prepares its {first_what}, "
+                               f"worker {process} its {other_what}. What runs over the devices of all must be called "
+                               "by all, in the same order.")
         names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if names:
             differ = "; ".join(f"{name}: {first.get(name, 'none')} in worker 0, {other.get(name, 'none')} in worker "

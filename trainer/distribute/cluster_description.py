@@ -12,7 +12,10 @@ import re
 
 MAX_PORT = 65535
 EXAMPLE_ADDRESS = "10.0.0.1:2222"
-_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")  # underscores: container names have them
+# Underscores: container names have them.
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MAX_NAME = 253  # characters
+_LOOPBACK_NAMES = ("localhost", "ip6-localhost", "ip6-loopback")
 _LIKE_IPV4 = re.compile(r"[0-9.]+")
 
 
@@ -51,12 +54,14 @@ def split_address(address: str) -> tuple[str, int]:
             raise ClusterError(f"{address!r} has no IPv6 address in its brackets.")
     elif ":" in host:
         raise ClusterError(f"{address!r} has several colons. Write an IPv6 host in brackets, such as '[fd00::1]:2222'.")
-    elif not _HOST_NAME.fullmatch(host) or (_LIKE_IPV4.fullmatch(host) and not _is_ip(host, version=4)):
+    elif not _is_host_name(host) or (_LIKE_IPV4.fullmatch(host) and not _is_ip(host, version=4)):
         raise ClusterError(f"{address!r} has no valid host name or IP address before the port.")
     if not (port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT)) and 1 <= int(port) <= MAX_PORT):
         raise ClusterError(f"{address!r} has the port {port!r}, which is no whole number from 1 to {MAX_PORT}.")
-    if _is_ip(host) and ipaddress.ip_address(host).is_unspecified:
+    if _is_ip(host) and _ip(host).is_unspecified:
         raise ClusterError(f"{address!r} stands for all interfaces. Write the address that the other processes reach.")
+    if _is_ip(host) and (_ip(host).is_multicast or str(_ip(host)) == "255.255.255.255"):
+        raise ClusterError(f"{address!r} stands for many hosts. Write the address of one.")
     return host, int(port)
 
 
@@ -67,7 +72,8 @@ def is_loopback(host: str) -> bool:
       >>> [is_loopback(host) for host in ("localhost", "127.0.1.1", "::1", "10.0.0.1", "worker-0")]
       [True, True, True, False, False]
     """
-    return host.lower() == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+    host = host.lower().removesuffix(".")
+    return host in _LOOPBACK_NAMES or host.endswith(".localhost") or (_is_ip(host) and _ip(host).is_loopback)
 
 
 def normal_form(address: str) -> tuple[str, int]:
@@ -81,7 +87,16 @@ def normal_form(address: str) -> tuple[str, int]:
     host = host.lower().removesuffix(".")
     if host == "localhost":
         host = "127.0.0.1"
-    return str(ipaddress.ip_address(host)) if _is_ip(host) else host, port
+    return str(_ip(host)) if _is_ip(host) else host, port
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _is_host_name(host: str) -> bool:
+    return len(host) <= _MAX_NAME and all(map(_LABEL.fullmatch, host.removesuffix(".").split(".")))
 
 
 def _is_ip(host: str, version: int | None = None) -> bool:

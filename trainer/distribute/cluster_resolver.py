@@ -191,7 +191,9 @@ def _parsed(text: str) -> Any:
                      f"quotes. Expected: {EXAMPLE}") from None
     except RecursionError:
         raise _error(f"is not JSON of this form: it is nested too deeply. Expected: {EXAMPLE}") from None
-    except ValueError:  # that Python has a limit for the digits of a number
+    except ClusterError:
+        raise
+    except ValueError:  # Python has a limit for the digits of a number
         raise _error(f"is not JSON of this form: it has a number of too many digits. Expected: {EXAMPLE}") from None
 
 

@@ -15,6 +15,7 @@ from jax.sharding import Sharding
 
 from trainer.data import DataError, Group, Reader, adapt, prefetch
 from trainer.data.processes import Channel, Processes
+from trainer.distribute.join_cluster import reported
 from trainer.distribute.parts import rows_of_replicas
 from trainer.distribute.per_replica import PerReplica
 from trainer.distribute.placement import pad_rows, replicas_here, replicas_to_devices, to_devices
@@ -91,7 +92,12 @@ class DistributedDataset:
         elements = self._dealt(groups, self._channel.open()) if self._deals_batches else map(self._split, groups)
         try:
             with prefetch(elements, self._on_replicas) as placed:
-                yield from placed
+                while True:
+                    with reported("data", steps=1):
+                        element = next(placed, None)
+                    if element is None:
+                        return
+                    yield element
         finally:
             close()
 

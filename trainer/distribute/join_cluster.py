@@ -6,6 +6,7 @@ processes were started alike, is known before JAX is asked for anything.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -14,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ _LINGER_SECS = 2.0  # for the others to print their errors: the end of process 0
 
 _watchdog: Watchdog | None = None
 _limit_secs = DEFAULT_TIMEOUT_SECS
+_own_steps = 0  # of loops of the user's own
 
 
 def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
@@ -101,6 +103,25 @@ def cluster_devices() -> list[jax.Device]:
 def watchdog() -> Watchdog | None:
     """Returns what watches over the processes of the cluster; None outside of one."""
     return _watchdog
+
+
+@contextlib.contextmanager
+def reported(phase: str, steps: int = 0) -> Iterator[None]:
+    """Lets the watchdog know what a loop of the user's own is at while the block runs, and that it is through after it.
+
+    Args:
+      phase: as of `Watchdog.progress`.
+      steps: how many steps it has begun with that.
+    """
+    global _own_steps
+    _own_steps += steps
+    if _watchdog is not None:
+        _watchdog.progress(_own_steps, phase)
+    try:
+        yield
+    finally:
+        if _watchdog is not None:
+            _watchdog.progress(_own_steps, "idle")
 
 
 def patience_secs() -> float:

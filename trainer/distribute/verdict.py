@@ -153,7 +153,10 @@ def ended(worker: int, seen: Mapping[int, Seen]) -> str:
 
 def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     still = {worker: one for worker, one in seen.items() if one.still_secs >= timeout_secs}
-    waiting = [worker for worker, one in still.items() if one.report.phase in WAITING]
+    # What has ended saves nothing any more, so that those wait forever who save together with it.
+    has_left = any(one.report.phase == "stopped" for one in seen.values())
+    waits = WAITING | {"checkpoint"} if has_left else WAITING
+    waiting = [worker for worker, one in still.items() if one.report.phase in waits]
     maybe_waiting = [worker for worker, one in still.items() if one.report.phase in WAITING | DISPATCHING]
     if len(still) == len(seen):
         suspects = set(still) - set(waiting)
@@ -175,6 +178,8 @@ def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     if not is_due or (one.report.phase in OUTSIDE and not others):
         return None
     text = f'worker {culprit} has stalled at step {one.report.step}, in "{one.report.phase}" for {one.still_secs:.1f} s'
+    if one.report.phase == "stopped":
+        text = f"worker {culprit} has left the job: its script has ended, at step {one.report.step}"
     if others:
         text += f", while worker {others[0]} waits ({still[others[0]]})"
     return f"{text}."
