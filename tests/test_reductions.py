@@ -260,6 +260,7 @@ def test_trees_are_reduced_in_as_many_packs_as_asked_for(ops, packs, options, ex
     (lambda: CommunicationOptions(bytes_per_pack=-1), ValueError, "`bytes_per_pack` must be at least 0. Received: -1"),
     (lambda: CommunicationOptions(bytes_per_pack=1.5), TypeError, "`bytes_per_pack` must be a whole number.*float"),
     (lambda: CommunicationOptions(timeout_seconds=0), ValueError, "`timeout_seconds` must be more than 0.*Received: 0"),
+    (lambda: CommunicationOptions(timeout_seconds=float("inf")), ValueError, "and finite, or None.*Received: inf"),
     (lambda: CommunicationOptions(timeout_seconds="9"), TypeError, "`timeout_seconds` must be a number of seconds"),
     (lambda: CommunicationOptions(implementation="RNIG"), ValueError,
      "Unknown implementation 'RNIG'. Did you mean 'RING'"),

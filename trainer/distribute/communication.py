@@ -75,7 +75,7 @@ class CommunicationOptions:
             if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
                 raise errors.wrong_type("timeout_seconds", seconds, "a number of seconds or None")
             if not 0 < seconds < math.inf:
-                raise ValueError("`timeout_seconds` must be a number more than 0, or None for the runtime's own. "
+                raise ValueError("`timeout_seconds` must be more than 0 and finite, or None for the runtime's own. "
                                  f"Received: {seconds}.")
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
 
