@@ -102,8 +102,9 @@ def verdict(
     lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when all
     have begun, and none has moved for `timeout_secs`, or one waits for its device so long. To blame is then whoever
     does work of its own, such as "data", or else whoever compiles, saves or is between two runs, or else who may be
-    waiting itself; among several the one of the lowest step. Who saves waits too, once a process has left. While a process compiles, saves or is between two runs,
-    it has `PATIENCE` times as long before it is to blame, and so have those that wait for it.
+    waiting itself; among several the one of the lowest step. Who saves waits too, once a process has left. While a
+    process compiles, saves or is between two runs, it has `PATIENCE` times as long before it is to blame, and so have
+    those that wait for it.
 
     Args:
       seen: what is known of each process.
