@@ -149,7 +149,7 @@ def matches(message, text):
 
 
 def refused(compiled=(), fitted=(), prepare=lambda model: None, call="fit"):
-    """Returns why `fit` does not begin, if this process is given other arguments for `compile` and `fit`."""
+    """Returns why `fit`, or another call, does not begin if processes have different arguments for it or `compile`."""
     with distribute.MultiWorkerMirroredStrategy().scope():
         model = trainer.Model(LinenMLP(), seed=1)
         model.compile(**{"optimizer": trainer.optimizers.SGD(0.1), "loss": logits_loss(), **dict(compiled)})
@@ -165,12 +165,12 @@ def set_to_ones(model):
     model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
 
 
-def refused_for(index):
-    """Returns the messages for all that this process may have otherwise than process 0."""
+def all_refused():
+    """Returns the messages for all that process 1 may have otherwise than process 0."""
     distribute.MultiWorkerMirroredStrategy()
     sgd, losses = trainer.optimizers.SGD, trainer.losses
     decay = trainer.optimizers.schedules.ExponentialDecay
-    is_other = jax.process_index() == index
+    is_other = jax.process_index() == 1
     smoothed = losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1 * is_other)
     return {
         "learning rate": refused({"optimizer": sgd(0.2 if is_other else 0.1)}),
@@ -188,7 +188,7 @@ def refused_for(index):
 
 def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
     program = "program, made by the code, the loss, the metrics, the optimizer and the communication: "
-    chief, other = LocalCluster(2).run(refused_for, 1)
+    chief, other = LocalCluster(2).run(all_refused)
     assert chief == other
     expected = {
         "learning rate": "The model for `fit` of worker 1 is not that of worker 0. values of the optimizer state: ",

@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 
 from trainer.data import DataError, Group, Reader, adapt, prefetch
 from trainer.data.processes import Channel, Processes
-from trainer.distribute.join_cluster import reported
+from trainer.distribute.join_cluster import waiting_for_data
 from trainer.distribute.parts import rows_of_replicas
 from trainer.distribute.per_replica import PerReplica
 from trainer.distribute.placement import pad_rows, replicas_here, replicas_to_devices, to_devices
@@ -93,7 +93,7 @@ class DistributedDataset:
         try:
             with prefetch(elements, self._on_replicas) as placed:
                 while True:
-                    with reported("data", steps=1):
+                    with waiting_for_data():
                         element = next(placed, None)
                     if element is None:
                         return

@@ -106,17 +106,12 @@ def watchdog() -> Watchdog | None:
 
 
 @contextlib.contextmanager
-def reported(phase: str, steps: int = 0) -> Iterator[None]:
-    """Lets the watchdog know what a loop of the user's own is at while the block runs, and that it is through after it.
-
-    Args:
-      phase: as of `Watchdog.progress`.
-      steps: how many steps it has begun with that.
-    """
+def waiting_for_data() -> Iterator[None]:
+    """Lets the watchdog know that a loop of the user's own waits for the data of its next step while the block runs."""
     global _own_steps
-    _own_steps += steps
+    _own_steps += 1
     if _watchdog is not None:
-        _watchdog.progress(_own_steps, phase)
+        _watchdog.progress(_own_steps, "data")
     try:
         yield
     finally:
