@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.lazy_logs import LazyLogs
 
 
 class History(Callback):
     """Records the logs of every epoch; every `fit` has one and returns it.
+
+    The logs of an epoch are fetched when they are asked for, when the next epoch ends or training does: unless another
+    callback reads them, the device has the next epoch's steps by then.
 
     Attributes:
       history: for each log, the list of its values as python floats. A log that not every epoch has (a validation with
@@ -30,9 +34,18 @@ class History(Callback):
     state_attributes = ("history", "epoch")
 
     def __init__(self):
-        self.history: dict[str, list[Any]] = {}
+        self.history = {}
         self.epoch: list[int] = []
         self.timing: dict[str, float] = {}
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        self._read_unread()
+        return self._history
+
+    @history.setter
+    def history(self, history: dict[str, list[Any]]) -> None:
+        self._history, self._unread = history, None
 
     def set_model(self, model):
         super().set_model(model)
@@ -43,9 +56,20 @@ class History(Callback):
 
     @adds_logs()
     def on_epoch_end(self, epoch, logs=None):
+        if isinstance(logs, LazyLogs):
+            logs.begin_fetch()
+        self._read_unread()
         self.epoch.append(epoch)
-        for name, value in (logs or {}).items():
-            self.history.setdefault(name, []).append(_python_number(value))
+        # Callbacks behind this one may assign others.
+        self._unread = logs.snapshot() if isinstance(logs, LazyLogs) else dict(logs or {})
+
+    def on_train_end(self, logs=None):
+        self._read_unread()
+
+    def _read_unread(self) -> None:
+        unread, self._unread = self._unread, None
+        for name, value in (unread or {}).items():
+            self._history.setdefault(name, []).append(_python_number(value))
 
 
 def _python_number(value: Any) -> Any:

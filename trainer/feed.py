@@ -5,13 +5,16 @@ Owns how these are begun and ended. When which batches run is the loop's busines
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.compile_guard import CompileGuard
@@ -21,6 +24,9 @@ from trainer.distribute.placement import PlacedGroup
 from trainer.interrupts import Interrupts
 from trainer.phase import CompiledPhase, on_host
 from trainer.timing import Timing
+
+
+_NUMBERS_AT_ONCE = 2**18
 
 
 class Trainee(Protocol):
@@ -86,10 +92,12 @@ class Feed:
       phase: the compiled step.
       reader: yields the batches.
       arrays: the reader's arrays on the devices, where batches are gathered from them.
+      numbers_of: of how many batches the row numbers are placed at once, then; None without `arrays`.
       labels_are_checked: whether no label of the arrays on the devices is outside of the model's classes.
       guard: watches the compilations of the run.
       timing: the clock of the run.
       interrupts: holds off Ctrl-C.
+      in_flight: an array of each execution that may not have ended, the oldest first.
     """
 
     model: Trainee
@@ -97,23 +105,27 @@ class Feed:
     phase: CompiledPhase
     reader: Reader
     arrays: Any | None
+    numbers_of: int | None
     labels_are_checked: bool
     guard: CompileGuard
     timing: Timing
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
+    in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
 
     @contextlib.contextmanager
     def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
         """Gives an epoch's groups on the devices, from a batch on; where batches are sent there, a thread is ahead."""
         def place(group: Group) -> PlacedGroup:
             if not self.labels_are_checked:
-                rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
-                self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
+                for start in range(0, group.count, self.reader.group_size):
+                    stop = min(start + self.reader.group_size, group.count)
+                    part = jax.tree.map(operator.itemgetter(slice(start, stop)), group.data)
+                    self.model.check_labels(part if self.arrays is None else self.reader.rows(part))
             return self.model.strategy.place_group(group, self.arrays)
 
         if self.arrays is not None:
             # Row numbers are placed in no time: a thread would only compete for the interpreter.
-            with contextlib.closing(self.reader.read(epoch, batch, row_numbers=True)) as groups:
+            with contextlib.closing(self.reader.read(epoch, batch, self.numbers_of)) as groups:
                 yield map(place, groups)
             return
         demand = Demand()
@@ -151,8 +163,16 @@ def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)
+        numbers_of = None if arrays is None else _batches_at_once(kind, reader.group_size, jax.tree.leaves(batch))
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
-    return Feed(model, kind, phase, reader, arrays, is_checked, phase.new_guard(), timing)
+    return Feed(model, kind, phase, reader, arrays, numbers_of, is_checked, phase.new_guard(), timing)
+
+
+def _batches_at_once(kind: str, steps_per_execution: int, batch: list[np.ndarray]) -> int:
+    """Returns of how many batches the row numbers are placed at once: it takes as long as many small steps."""
+    if kind == "predict" or steps_per_execution == 1:  # an execution is of a whole group, or compiled for one batch
+        return steps_per_execution
+    return max(_NUMBERS_AT_ONCE // batch[0].shape[0], steps_per_execution)
 
 
 def _has_good_labels(model: Trainee, reader: Reader) -> bool:

@@ -8,8 +8,9 @@ float32 count stops growing at 2**24 rows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,29 +41,43 @@ class MetricValue:
         return self.metric.stateless_result(self.variables)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RunningLog:
-    """The total of one log over the steps so far.
+class _Log:
+    """What the total of one log consists of.
 
     Attributes:
-      total: a metric's accumulators, or [sum of value * rows, rows] of a scalar.
-      correction: what rounding has taken from `total`; empty for a metric that merges in its own way.
-      metric: the metric that finishes `total`; None for a scalar.
+      name: the log.
+      metric: the metric that finishes it; None for a scalar, whose total is [sum of value * rows, rows].
+      accumulators: the shape and the dtype of each part.
     """
 
-    total: list[jax.Array]
-    correction: list[jax.Array]
-    metric: Metric | None = dataclasses.field(metadata={"static": True})
+    name: str
+    metric: Metric | None
+    accumulators: tuple[tuple[tuple[int, ...], str], ...]
 
-    def result(self) -> Any:
-        """Returns the metric's value, or the scalar's mean over the rows."""
-        total = self.total
-        if self.correction:
-            total = [value + lost for value, lost in zip(total, self.correction, strict=True)]
-        if self.metric is not None:
-            return self.metric.stateless_result(total)
-        return total[0] / jnp.maximum(total[1], 1.0)
+    @property
+    def is_summed(self) -> bool:
+        """Whether totals are sums; other metrics merge in their own way."""
+        return self.metric is None or self.metric.additive
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RunningLogs:
+    """The totals of all logs over the steps so far.
+
+    Sums are joined, as every array of an execution, and every operation of a small step, costs time.
+
+    Attributes:
+      sums: for each dtype the sums, and in a second row what rounding has taken from each; shape `(2, n)`. There is a
+        float32 even without logs, so that one can wait for the execution that it comes from: the first is always 0.
+      others: for each other log its accumulators.
+      logs: the logs, in their order.
+    """
+
+    sums: dict[str, jax.Array]
+    others: dict[str, list[jax.Array]]
+    logs: tuple[_Log, ...] = dataclasses.field(metadata={"static": True})
 
 
 def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
@@ -118,24 +133,20 @@ def merge_over_replicas(
     return merged, also_mean
 
 
-def empty_running_logs(logs: Mapping[str, Any]) -> OrderedDict[str, RunningLog]:
+def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
     """Returns totals over no steps, for logs such as `logs` (whose leaves may be `jax.ShapeDtypeStruct`s)."""
-    running: OrderedDict[str, RunningLog] = OrderedDict()
+    empty: dict[str, list[jax.Array]] = {}
+    kinds: list[_Log] = []
     for name, value in logs.items():
-        if isinstance(value, MetricValue):
-            total = [jnp.asarray(leaf) for leaf in value.metric.stateless_reset_state()]
-            compensated = value.metric.additive
-        else:
-            total, compensated = [jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)], True
-        correction = [jnp.zeros_like(leaf) for leaf in total] if compensated else []
         metric = value.metric if isinstance(value, MetricValue) else None
-        running[name] = RunningLog(total=total, correction=correction, metric=metric)
-    return running
+        zero = jnp.zeros((), jnp.float32)
+        empty[name] = [zero, zero] if metric is None else list(map(jnp.asarray, metric.stateless_reset_state()))
+        kinds.append(_Log(name, metric, tuple((leaf.shape, leaf.dtype.name) for leaf in empty[name])))
+    sums = {dtype: jnp.stack([total, jnp.zeros_like(total)]) for dtype, total in _joined(kinds, empty).items()}
+    return RunningLogs(sums, {log.name: empty[log.name] for log in kinds if not log.is_summed}, tuple(kinds))
 
 
-def add_step(
-    running: Mapping[str, RunningLog], logs: Mapping[str, Any], rows: Any
-) -> OrderedDict[str, RunningLog]:
+def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> RunningLogs:
     """Returns the totals with one more step.
 
     Args:
@@ -143,60 +154,53 @@ def add_step(
       logs: the step's logs, merged over replicas.
       rows: the step's real rows over all replicas; scalars weigh as much.
     """
-    updated: OrderedDict[str, RunningLog] = OrderedDict()
-    for name, so_far in running.items():
-        value = logs[name]
-        if not isinstance(value, MetricValue):
-            weight = jnp.asarray(rows, jnp.float32)
-            step_total = [value * weight, weight]
-        else:
-            step_total = value.variables
-        if not so_far.correction:
-            total = so_far.metric.merge_variables(so_far.total, step_total) if so_far.metric else step_total
-            updated[name] = dataclasses.replace(so_far, total=total)
-            continue
-        sums = [_add_compensated(*parts) for parts in zip(so_far.total, so_far.correction, step_total, strict=True)]
-        updated[name] = dataclasses.replace(
-            so_far, total=[total for total, _ in sums], correction=[lost for _, lost in sums])
-    return updated
+    weight = jnp.asarray(rows, jnp.float32)
+    step = {name: value.variables if isinstance(value, MetricValue) else [value * weight, weight]
+            for name, value in logs.items()}
+    added = _joined(running.logs, step)
+    sums = {dtype: _add_compensated(so_far, added[dtype]) for dtype, so_far in running.sums.items()}
+    others = {log.name: log.metric.merge_variables(running.others[log.name], step[log.name])
+              for log in running.logs if log.metric is not None and not log.is_summed}
+    return dataclasses.replace(running, sums=sums, others=others)
 
 
-def _add_compensated(total: jax.Array, lost: jax.Array, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    new_total = total + value
-    rounding = jnp.where(jnp.abs(total) >= jnp.abs(value), (total - new_total) + value, (value - new_total) + total)
-    return new_total, lost + rounding.astype(lost.dtype)
-
-
-def results(running: Mapping[str, RunningLog]) -> OrderedDict[str, Any]:
+def results(running: RunningLogs) -> OrderedDict[str, Any]:
     """Returns each log's value over the steps so far; a metric whose result is a dict gives one log per entry."""
+    totals = {**running.others, **_split(running.logs, {dtype: sums[0] + sums[1]
+                                                        for dtype, sums in running.sums.items()})}
     values: OrderedDict[str, Any] = OrderedDict()
-    for name, log in running.items():
-        value = log.result()
-        values.update(value if isinstance(value, Mapping) else {name: value})
+    for log in running.logs:
+        total = totals[log.name]
+        value = total[0] / jnp.maximum(total[1], 1.0) if log.metric is None else log.metric.stateless_result(total)
+        values.update(value if isinstance(value, Mapping) else {log.name: value})
     return values
 
 
-_FIRST = "float32"  # the dtype of a vector that is always there, of which the first number means nothing
+def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[jax.Array]]) -> dict[str, jax.Array]:
+    """Returns the accumulators of the logs that are summed, joined to one vector for each dtype."""
+    parts: dict[str, list[jax.Array]] = {"float32": [jnp.zeros(1, jnp.float32)]}
+    for log in logs:
+        if log.is_summed:
+            for value, (_, dtype) in zip(values[log.name], log.accumulators, strict=True):
+                parts.setdefault(dtype, []).append(jnp.ravel(value).astype(dtype))
+    return {dtype: jnp.concatenate(vectors) for dtype, vectors in parts.items()}
 
 
-def packed(running: Any) -> dict[str, jax.Array]:
-    """Returns the arrays of running logs joined to one vector for each dtype: each array costs an execution time.
+def _split(logs: Sequence[_Log], vectors: Mapping[str, jax.Array]) -> dict[str, list[jax.Array]]:
+    """Returns what `_joined` was given."""
+    starts = {dtype: int(dtype == "float32") for dtype in vectors}
+    values: dict[str, list[jax.Array]] = {}
+    for log in logs:
+        if log.is_summed:
+            values[log.name] = []
+            for shape, dtype in log.accumulators:
+                start, starts[dtype] = starts[dtype], starts[dtype] + math.prod(shape)
+                values[log.name].append(vectors[dtype][start:starts[dtype]].reshape(shape))
+    return values
 
-    There is one even without logs, so that one can wait for the execution that it comes from.
-    """
-    vectors: dict[str, list[jax.Array]] = {_FIRST: [jnp.zeros(1, _FIRST)]}
-    for leaf in jax.tree.leaves(running):
-        vectors.setdefault(leaf.dtype.name, []).append(jnp.ravel(leaf))
-    return {dtype: jnp.concatenate(parts) for dtype, parts in vectors.items()}
 
-
-def unpacked(vectors: Mapping[str, jax.Array], like: Any) -> Any:
-    """Returns what `packed` was given, whose tree and shapes are those of `like`."""
-    leaves, structure = jax.tree.flatten(like)
-    starts, found = {name: int(name == _FIRST) for name in vectors}, []
-    for leaf in leaves:
-        name = leaf.dtype.name
-        stop = starts[name] + leaf.size
-        found.append(vectors[name][starts[name]:stop].reshape(leaf.shape))
-        starts[name] = stop
-    return jax.tree.unflatten(structure, found)
+def _add_compensated(sums: jax.Array, values: jax.Array) -> jax.Array:
+    total, lost = sums
+    new_total = total + values
+    rounding = jnp.where(jnp.abs(total) >= jnp.abs(values), (total - new_total) + values, (values - new_total) + total)
+    return jnp.stack([new_total, lost + rounding])

@@ -205,7 +205,7 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
         running = () if kind == "predict" else (feed.phase.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
             starts = sorted({0, reader.num_batches - 1})
-            groups = [next(reader.read(0, start, feed.arrays is not None)) for start in starts]
+            groups = [next(reader.read(0, start, feed.numbers_of)) for start in starts]
         else:
             buffer = GroupBuffer(reader.group_size if is_sample else reader.room)
             buffer.begin(reader.peek(), 0)
@@ -227,7 +227,7 @@ def _run_epoch(
     """
     kind, timing = feed.kind, feed.timing
     running = feed.phase.empty_logs if running is None else running
-    in_flight: collections.deque[Any] = collections.deque()
+    in_flight = feed.in_flight  # of the epoch before, too
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = jax.process_count() > 1 and callbacks.may_stop_differently(kind)
     with feed.interrupts, feed.groups(epoch, batch) as groups:
@@ -258,13 +258,14 @@ def _executions(
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields `(group, start, stop)`: which batches of which group to execute at once.
 
-    That is a whole group, unless a callback wants to see each batch or looks at one in the middle.
+    That is as many as go into one execution, unless a callback wants to see each batch or looks at one in the middle.
     """
     looks = callbacks.wants("next_look")
+    steps = 1 if per_batch else feed.reader.group_size
     for group in _awaited(feed, groups):
         start = 0
         while start < group.count:
-            stop = start + 1 if per_batch else group.count
+            stop = min(start + steps, group.count)
             look = callbacks.next_look(feed.kind, group.first + start) if looks else None
             if look is not None:
                 stop = min(stop, look - group.first + 1)

@@ -25,9 +25,9 @@ from trainer.replica import ReplicaContext
 from trainer.timing import Timing
 
 
-def _of_one_device(running: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def _of_one_device(running: logs.RunningLogs) -> logs.RunningLogs:
     # What any process may do with them alone: each device has them whole.
-    return {name: leaf.addressable_data(0) for name, leaf in running.items()}
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), running)
 
 
 def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class CompiledPhase:
 
     Attributes:
       steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
-      empty_logs: the running logs of an epoch without steps, packed.
+      empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
     """
 
@@ -102,8 +102,7 @@ class CompiledPhase:
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self.steps_per_execution = 1
-        self.empty_logs: dict[str, jax.Array] = {}
-        self._log_shapes: Any = None
+        self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
 
     def prepare(self, state: Any, batch: Any) -> None:
@@ -148,11 +147,9 @@ class CompiledPhase:
         self._state_shardings = self._strategy.state_shardings(state)
         if self._kind != "predict":
             empty = logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
-            self._log_shapes = jax.eval_shape(lambda: empty)
-            self.empty_logs = to_devices(logs.packed(empty), self._strategy.logs_sharding)
+            self.empty_logs = to_devices(empty, self._strategy.logs_sharding)
             self.log_names = tuple(jax.eval_shape(logs.results, empty))
-            self._results = compiling(
-                lambda running: logs.results(self._unpacked(running)), _of_one_device(self.empty_logs))
+            self._results = compiling(logs.results, _of_one_device(self.empty_logs))
 
     def _affordable_steps(self, cost: Callable[[], Any] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
@@ -237,11 +234,7 @@ class CompiledPhase:
         return self._executions[fused]
 
     def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
-        state = self._opened(state)
-        if self._kind == "predict":
-            return run(state, *rest)
-        returned = run(state, self._unpacked(rest[0]), *rest[1:])
-        return (returned[0], logs.packed(returned[1])) if self._kind == "train" else logs.packed(returned)
+        return run(self._opened(state), *rest)
 
     def _eager_execution(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def execute(*arguments: Any) -> Any:
@@ -283,9 +276,6 @@ class CompiledPhase:
     def _one_step(self, state: Any, data: Any, mask: Any) -> Any:
         batch = jax.tree.map(lambda leaf: leaf[0], data)
         return self._one_batch(self._opened(state), batch, mask)
-
-    def _unpacked(self, running: Any) -> Any:
-        return logs.unpacked(running, self._log_shapes)
 
     def _opened(self, state: Any) -> Any:
         state = self._strategy.on_devices(state)

@@ -18,7 +18,7 @@ from jax import lax
 
 from trainer import errors, replica, side_effects
 from trainer.data.resident import batch_at, stack_length
-from trainer.logs import MetricValue, RunningLog, add_step, check_logs, merge_over_replicas
+from trainer.logs import MetricValue, RunningLogs, add_step, check_logs, merge_over_replicas
 from trainer.metrics import Metric, Sum
 from trainer.precision import where_finite
 from trainer.replica import ReplicaContext
@@ -142,12 +142,12 @@ def predict_one_batch(
 
 
 def train_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: dict[str, RunningLog], data: Any,
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
     mask: jax.Array | None, start: jax.Array, stop: jax.Array,
-) -> tuple[TrainState, dict[str, RunningLog]]:
+) -> tuple[TrainState, RunningLogs]:
     """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`."""
 
-    def body(index: Any, carry: tuple[TrainState, dict[str, RunningLog]]) -> tuple[TrainState, dict[str, RunningLog]]:
+    def body(index: Any, carry: tuple[TrainState, RunningLogs]) -> tuple[TrainState, RunningLogs]:
         state, running = carry
         state, logs, rows = one_batch(state, batch_at(data, index), mask)
         return state, add_step(running, logs, rows)
@@ -156,12 +156,12 @@ def train_group(
 
 
 def test_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: dict[str, RunningLog], data: Any,
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
     mask: jax.Array | None, start: jax.Array, stop: jax.Array,
-) -> dict[str, RunningLog]:
+) -> RunningLogs:
     """Returns the running logs after evaluating the batches from `start` to `stop` of `data`."""
 
-    def body(index: Any, running: dict[str, RunningLog]) -> dict[str, RunningLog]:
+    def body(index: Any, running: RunningLogs) -> RunningLogs:
         logs, rows = one_batch(state, batch_at(data, index), mask)
         return add_step(running, logs, rows)
 

@@ -81,10 +81,13 @@ class Reader:
 
         A power of two, so that data of many lengths have stacks of few shapes, unless it is `group_size`.
         """
+        return self._room(self.group_size)
+
+    def _room(self, group_size: int) -> int:
         # Two at least: XLA turns the slicing of a stack of one into something else, which may round differently, and
         # the bits of a step must not depend on the group that it is in.
-        enough = 2 ** max(((self.num_batches or self.group_size) - 1).bit_length(), 1)
-        return min(enough, self.group_size)
+        enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
+        return min(enough, group_size)
 
     @property
     def is_single_pass(self) -> bool:
@@ -103,7 +106,7 @@ class Reader:
         return self.arrays.gather(numbers, None, POOL)
 
     def read(
-        self, epoch: int, start: int = 0, row_numbers: bool = False, is_urgent: Callable[[], bool] = lambda: False
+        self, epoch: int, start: int = 0, numbers_of: int | None = None, is_urgent: Callable[[], bool] = lambda: False
     ) -> Generator[Group, None, None]:
         """Yields one epoch's batches in order, in groups of batches with equally many rows.
 
@@ -113,7 +116,8 @@ class Reader:
         Args:
           epoch: which epoch, from 0.
           start: how many batches at its beginning to leave out. Arrays skip them; other data are read and dropped.
-          row_numbers: yield the numbers of the rows in `arrays`, which there must be, instead of the rows.
+          numbers_of: yield the numbers of the rows in `arrays`, which there must be, instead of the rows, those of so
+            many batches at most in the place of `group_size`.
           is_urgent: called after each batch of a pipeline; returns whether a group should not wait for more batches.
 
         Raises:
@@ -122,7 +126,7 @@ class Reader:
             epoch.
         """
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
-            return self._read_arrays(self._source.dataset, epoch, start, row_numbers)
+            return self._read_arrays(self._source.dataset, epoch, start, numbers_of)
         return self._read_stream(epoch, start, is_urgent)
 
     def peek(self) -> Batch:
@@ -240,16 +244,19 @@ class Reader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read_arrays(self, dataset: Dataset, epoch: int, start: int, row_numbers: bool) -> Generator[Group, None, None]:
+    def _read_arrays(
+        self, dataset: Dataset, epoch: int, start: int, numbers_of: int | None
+    ) -> Generator[Group, None, None]:
         pass_index, first, stop = epoch, 0, dataset.cardinality
         if self._steps is not None:
             dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
             stop = first + self._steps
-        position, group_size, room = first + start, self.group_size, self.room
+        position, group_size = first + start, numbers_of or self.group_size
+        room = self._room(group_size)
         while position < stop:
             index = dataset.index_block(pass_index, position, clip(position + group_size, stop))
             count, rows = index.shape
-            if row_numbers:
+            if numbers_of:
                 data = np.zeros((room, rows), np.int32)
                 data[:count] = index
             else:
