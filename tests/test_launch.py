@@ -12,7 +12,6 @@ import time
 
 import pytest
 
-from tests import project_files
 from trainer import launch, launcher_job, launcher_lifeline, launcher_output
 from trainer.launcher_job import Job
 from trainer.launcher_supervisor import supervise
@@ -28,13 +27,10 @@ def wait_for(name):
     while not os.path.exists(name):
         time.sleep(0.01)
 """
-# As `python -m trainer.launch`, without what `import trainer` takes.
-LAUNCHER = f"""
-import signal, sys, types
+LAUNCHER = """
+import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' own parent does with it
-package = types.ModuleType("trainer")
-package.__path__ = [{str(project_files.ROOT / "trainer")!r}]
-sys.modules["trainer"] = package
+import sys
 from trainer import launch
 """
 # One process that stays in the worker's group and one in a session of its own, both of them deaf to SIGTERM.

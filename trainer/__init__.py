@@ -2,24 +2,17 @@
 
 import importlib as _importlib
 import typing as _typing
-from importlib.metadata import version as _version
-
-from trainer import callbacks, data, distribute, losses, metrics, models, optimizers
-from trainer.compilation_cache import enable_compilation_cache
-from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.export import load_exported
-from trainer.model import Model, Sequential
-from trainer.saved_model import load
-from trainer.sidecar_evaluator import SidecarEvaluator as _SidecarEvaluator
-from trainer.state import TrainState
 
 if _typing.TYPE_CHECKING:
-    from trainer import testing
+    from trainer import callbacks, data, distribute, losses, metrics, models, optimizers, testing
+    from trainer.compilation_cache import enable_compilation_cache
+    from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+    from trainer.export import load_exported
+    from trainer.model import Model, Sequential
+    from trainer.saved_model import load
+    from trainer.state import TrainState
 
-__version__ = _version("trainer-jax")
-
-# Its public name is there, but it is built on `Model`, which is built on `distribute`.
-distribute.SidecarEvaluator = _SidecarEvaluator  # type: ignore[misc]
+    __version__: str
 
 __all__ = [
     "Model",
@@ -40,13 +33,33 @@ __all__ = [
     "unpack_x_y_sample_weight",
 ]
 
+# Imported when they are first used: the launcher, which lives in this package too, must start at once and without JAX.
+_HOMES = {
+    "Model": "model",
+    "Sequential": "model",
+    "TrainState": "state",
+    "enable_compilation_cache": "compilation_cache",
+    "load": "saved_model",
+    "load_exported": "export",
+    "pack_x_y_sample_weight": "data",
+    "unpack_x_y_sample_weight": "data",
+}
+
 
 def __getattr__(name: str) -> _typing.Any:
-    # Only tests need it, and it brings what starts and ends processes.
-    if name == "testing":
-        return _importlib.import_module("trainer.testing")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: _typing.Any = version("trainer-jax")
+    elif name in _HOMES:
+        value = getattr(_importlib.import_module(f"trainer.{_HOMES[name]}"), name)
+    elif name in __all__:
+        value = _importlib.import_module(f"trainer.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -25,7 +25,6 @@ from trainer.interrupts import Interrupts
 from trainer.phase import CompiledPhase, on_host
 from trainer.timing import Timing
 
-
 _NUMBERS_AT_ONCE = 2**18
 
 

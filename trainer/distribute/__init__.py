@@ -1,6 +1,7 @@
 """Strategies: which devices train together, where the state lives, and how values are reduced."""
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
@@ -25,7 +26,7 @@ from trainer.distribute.strategy import Strategy, ValueContext, get_strategy, ha
 from trainer.distribute.tpu import TPUStrategy
 from trainer.replica import ReduceOp, ReplicaContext, get_replica_context
 
-if TYPE_CHECKING:  # it is built on `Model`: `trainer/__init__.py` puts it here
+if TYPE_CHECKING:
     from trainer.sidecar_evaluator import SidecarEvaluator
 
 __all__ = [
@@ -62,3 +63,9 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SidecarEvaluator":  # built on `Model`, which is built on this package
+        return importlib.import_module("trainer.sidecar_evaluator").SidecarEvaluator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
