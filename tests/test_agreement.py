@@ -160,6 +160,17 @@ def refused(compiled=(), fitted=(), prepare=lambda model: None, call="fit"):
     return str(caught.value)
 
 
+def shared(policy):
+    return trainer.data.with_options(trainer.data.Dataset.from_arrays((X, Y)).batch(BATCH_SIZE), policy)
+
+
+def refused_loop(policy):
+    strategy = distribute.MultiWorkerMirroredStrategy()
+    with pytest.raises(distribute.ClusterError) as caught:
+        strategy.experimental_distribute_dataset(shared(policy))
+    return str(caught.value)
+
+
 def set_to_ones(model):
     model.build(X[:1])
     model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
@@ -183,6 +194,9 @@ def all_refused():
         "order": refused(fitted={"shuffle": is_other}),
         "validation": refused(fitted={"validation_data": (X, Y), "validation_freq": 1 + is_other}),
         "calls": refused(call="evaluate" if is_other else "fit"),
+        "sharing": refused(fitted={"x": shared("off" if is_other else "data"), "y": None, "batch_size": None}),
+        "sharing of the validation": refused(fitted={"validation_data": shared("data" if is_other else "off")}),
+        "sharing in a loop": refused_loop("off" if is_other else "auto"),
     }
 
 
@@ -196,9 +210,33 @@ def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
         "batch": "batch: 2 arrays, 56 values (", "rows": "rows of the data: 48 in worker 0, 47 in worker 1",
         "order": "The training of worker 1 is not that of worker 0. first batch: ",
         "validation": "validation_freq: 1 in worker 0, 2 in worker 1",
-        "calls": "worker 0 prepares its model for `fit`, worker 1 its model for `evaluate`"}
+        "calls": "worker 0 prepares its data for `fit`, worker 1 its data for `evaluate`",
+        "sharing": "auto_shard_policy of `x`: data in worker 0, off in worker 1. ",
+        "sharing of the validation": "auto_shard_policy of `validation_data`: off in worker 0, data in worker 1. ",
+        "sharing in a loop": "auto_shard_policy: auto in worker 0, off in worker 1. "}
     for what, said in expected.items():
         assert said in chief[what], chief[what]
+
+
+def with_a_model_of_its_own():
+    """Returns the losses of a model on this process's devices, which process 0 trains twice and process 1 once."""
+    distribute.MultiWorkerMirroredStrategy()
+    losses = []
+    for _ in range(2 - jax.process_index()):
+        with distribute.MirroredStrategy().scope():
+            model = trainer.Model(LinenMLP(), seed=1)
+            model.compile(trainer.optimizers.SGD(0.1), logits_loss())
+        history = model.fit(X, Y, batch_size=BATCH_SIZE, verbose=0, callbacks=[Stops()])
+        assert np.isfinite(model.predict(X, verbose=0)).all()
+        losses.append((history.history["loss"], model.evaluate(X, Y, verbose=0)))
+    shared_by_all = fitted([], epochs=1)
+    return losses, shared_by_all
+
+
+def test_models_on_the_devices_of_one_process_need_no_other():
+    (chief, chief_shared), (other, other_shared) = LocalCluster(2).run(with_a_model_of_its_own)
+    assert chief == other * 2
+    assert chief_shared == other_shared
 
 
 # --- one process ------------------------------------------------------------------------------------------------------

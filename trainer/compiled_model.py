@@ -335,8 +335,9 @@ class CompiledModel(BuiltModel):
         return self._phases[kind]
 
     def _check_alike(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
-        with self.timing.measure("device"):  # or for other processes, which is the same to a watchdog
-            check_alike(f"model for `{_METHODS[kind]}`", describe)
+        if self.strategy.spans_processes:
+            with self.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+                check_alike(f"model for `{_METHODS[kind]}`", describe)
 
     def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
         """Returns the arrays that batches are gathered from on the devices; None if batches are sent there.

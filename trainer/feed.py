@@ -129,7 +129,7 @@ class Feed:
             return
         demand = Demand()
         # Several processes must run the same executions, so none of them may end a group for having waited.
-        is_urgent = demand.is_urgent if jax.process_count() == 1 else lambda: False
+        is_urgent = (lambda: False) if self.model.strategy.spans_processes else demand.is_urgent
         with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
             yield placed
 

@@ -19,6 +19,7 @@ from trainer.alike import describe_run
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.data import Reader
+from trainer.data.auto_shard import policy_of
 from trainer.data.batches import GroupBuffer, Mark
 from trainer.distribute.agreement import anywhere, check_alike
 from trainer.distribute.placement import PlacedGroup
@@ -65,10 +66,12 @@ def fit(
         train = begin(model, "train", reader, passes=epochs, data_on_device=True)
         test = None if validation is None else begin(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
-        with timing.measure("device"):  # or for other processes, which is the same to a watchdog
-            check_alike("training", lambda: describe_run(
-                reader, callbacks, epochs=epochs, initial_epoch=initial_epoch, logs=", ".join(train.phase.log_names),
-                validation=None if test is None else test.reader.num_batches, validation_freq=validation_freq))
+        if model.strategy.spans_processes:
+            with timing.measure("device"):  # or for other processes, which is the same to a watchdog
+                check_alike("training", lambda: describe_run(
+                    reader, callbacks, epochs=epochs, initial_epoch=initial_epoch,
+                    logs=", ".join(train.phase.log_names), validation_freq=validation_freq,
+                    validation=None if test is None else test.reader.num_batches))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
         run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
         with run, _validator(model, test, callbacks):
@@ -93,7 +96,7 @@ def fit(
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
-                _stops(model, "train", agrees=True)
+                _stops(model, "train", model.strategy.spans_processes)
                 run.epoch_ended(logs)
             with timing.measure("callbacks"):
                 callbacks.on_train_end(logs)
@@ -139,7 +142,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
-        agrees = jax.process_count() > 1 and callbacks.may_stop_differently("predict")
+        agrees = model.strategy.spans_processes and callbacks.may_stop_differently("predict")
         with feed.groups(epoch=0) as groups:
             for group in _awaited(feed, groups):
                 state = model.current_state
@@ -229,7 +232,7 @@ def _run_epoch(
     running = feed.phase.empty_logs if running is None else running
     in_flight = feed.in_flight  # of the epoch before, too
     per_batch = callbacks.wants_batch_hooks(kind)
-    agrees = jax.process_count() > 1 and callbacks.may_stop_differently(kind)
+    agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
     with feed.interrupts, feed.groups(epoch, batch) as groups:
         for group, start, stop in _executions(feed, groups, callbacks, per_batch):
             first, last = group.first + start, group.first + stop - 1
@@ -315,6 +318,22 @@ def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> It
 
 def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
+
+
+def agree_on_data(model: Trainee, call: str, **data: Any) -> None:
+    """Raises ClusterError in all processes unless all make this call, with data that they share in the same way.
+
+    It goes before the data are looked at: processes that share them in different ways would wait for each other.
+
+    Args:
+      model: whose method is called.
+      call: the method.
+      **data: the user's, by the argument's name.
+    """
+    if model.strategy.spans_processes:
+        with timed(model) as timing, timing.measure("device"):
+            check_alike(f"data for `{call}`", lambda: {
+                f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
 
 
 def _is_due(epoch: int, validation_freq: Any) -> bool:

@@ -120,6 +120,7 @@ class Model(ModelFiles):
             if validation_data is not None:
                 raise ValueError("`validation_split` and `validation_data` cannot be used together.")
             (x, y, sample_weight), validation_data = split_validation((x, y, sample_weight), validation_split)
+        loop.agree_on_data(self, "fit", x=x, validation_data=validation_data)
         with contextlib.ExitStack() as readers:
             reader = readers.enter_context(Reader(
                 adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=self._seed,
@@ -181,6 +182,7 @@ class Model(ModelFiles):
         if is_sample:
             batch_size = _rows(parts[0])
         begin = time.perf_counter()
+        loop.agree_on_data(self, "compile_ahead", sample=sample)
         for kind in phases:
             # Of arrays, `predict` is given the inputs alone.
             source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size)
@@ -221,6 +223,7 @@ class Model(ModelFiles):
         """
         self._require_compiled("evaluate")
         checks.check_count("steps", steps, 1, optional=True)
+        loop.agree_on_data(self, "evaluate", x=x)
         source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps)
         checks.check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:
@@ -262,6 +265,7 @@ class Model(ModelFiles):
     @contextlib.contextmanager
     def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
         checks.check_count("steps", steps, 1, optional=True)
+        loop.agree_on_data(self, "predict", x=x)
         source = adapt(x, batch_size=batch_size, steps=steps)
         checks.check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:

@@ -60,6 +60,15 @@ class DataWithOptions:
         return f"with_options({describe(self.data)}, auto_shard_policy={self.auto_shard_policy})"
 
 
+def policy_of(data: Any) -> AutoShardPolicy:
+    """Returns the policy that `with_options` gave to data; AUTO for others.
+
+    >>> policy_of(with_options(iter([[1.0]]), "off")).name
+    'OFF'
+    """
+    return data.auto_shard_policy if isinstance(data, DataWithOptions) else AutoShardPolicy.AUTO
+
+
 def with_options(data: Any, auto_shard_policy: AutoShardPolicy | str) -> DataWithOptions:
     """Returns data to be shared by several processes in a given way.
 

@@ -14,8 +14,10 @@ import numpy as np
 from jax.sharding import Sharding
 
 from trainer.data import DataError, Group, Reader, adapt, prefetch
+from trainer.data.auto_shard import policy_of
 from trainer.data.processes import Channel, Processes
-from trainer.distribute.join_cluster import waiting_for_data
+from trainer.distribute.agreement import check_alike
+from trainer.distribute.join_cluster import waiting
 from trainer.distribute.parts import rows_of_replicas
 from trainer.distribute.per_replica import PerReplica
 from trainer.distribute.placement import pad_rows, replicas_here, replicas_to_devices, to_devices
@@ -65,6 +67,10 @@ class DistributedDataset:
 
     def __init__(self, data: Any, num_replicas: int, sharding: Sharding, processes: Processes,
                  deals_batches: bool = False):
+        if processes.count > 1 and not deals_batches:
+            with waiting("device"):
+                check_alike("data for `experimental_distribute_dataset`",
+                            lambda: {"auto_shard_policy": policy_of(data).value})
         # What is dealt is each process's own, and nobody else reads it.
         self._source = adapt(data, processes=Processes() if deals_batches else processes)
         self._num_replicas = num_replicas
@@ -93,7 +99,7 @@ class DistributedDataset:
         try:
             with prefetch(elements, self._on_replicas) as placed:
                 while True:
-                    with waiting_for_data():
+                    with waiting("data"):
                         element = next(placed, None)
                     if element is None:
                         return

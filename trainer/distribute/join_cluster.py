@@ -106,12 +106,16 @@ def watchdog() -> Watchdog | None:
 
 
 @contextlib.contextmanager
-def waiting_for_data() -> Iterator[None]:
-    """Lets the watchdog know that a loop of the user's own waits for the data of its next step while the block runs."""
+def waiting(phase: str) -> Iterator[None]:
+    """Lets the watchdog know what a loop of the user's own waits for while the block runs.
+
+    Args:
+      phase: "data", for those of the next step; or "device", for all other processes.
+    """
     global _own_steps
-    _own_steps += 1
+    _own_steps += phase == "data"
     if _watchdog is not None:
-        _watchdog.progress(_own_steps, "data")
+        _watchdog.progress(_own_steps, phase)
     try:
         yield
     finally:

@@ -90,6 +90,11 @@ class Strategy:
         return self.mesh.shape[REPLICA_AXIS]
 
     @property
+    def spans_processes(self) -> bool:
+        """Whether the replicas are on devices of several processes, all of which must then make the same calls."""
+        return self._processes.count > 1
+
+    @property
     def logs_sharding(self) -> NamedSharding:
         """Where running logs live: a copy on each device."""
         return self._whole
