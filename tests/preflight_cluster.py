@@ -62,8 +62,8 @@ def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         def start(description, digest=None, timeout_secs=LONG_SECS, job_id="job", say_every_secs=LONG_SECS):
             lines = []
-            return Member(pool.submit(agree, description, digest or {}, timeout_secs, lines.append, job_id,
-                                      say_every_secs=say_every_secs), lines)
+            return Member(pool.submit(lambda: agree(description, digest or {}, timeout_secs, lines.append, job_id,
+                                                    say_every_secs=say_every_secs).close()), lines)
 
         yield start
 

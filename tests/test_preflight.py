@@ -60,7 +60,7 @@ def test_process_0_may_come_last(start):
 
 def test_one_process_alone_needs_no_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        agree(ClusterDescription((f"127.0.0.1:{server.getsockname()[1]}",), 0), {}, 1.0)
+        agree(ClusterDescription((f"127.0.0.1:{server.getsockname()[1]}",), 0), {}, 1.0).close()
 
 
 @pytest.mark.parametrize(("odd", "words"), [

@@ -213,7 +213,7 @@ from trainer.distribute.cluster_resolver import resolve_cluster
 from trainer.distribute.preflight import agree
 assert "jax" not in sys.modules
 try:
-    agree(resolve_cluster(), {}, float(sys.argv[2]), say_every_secs=0.1)
+    agree(resolve_cluster(), {}, float(sys.argv[2]), say_every_secs=0.1).close()
 except (ValueError, TimeoutError) as error:
     print(type(error).__name__, error)
 else:

@@ -15,8 +15,7 @@ import trainer
 from tests.fake_store import FakeStore
 from tests.networks import LinenMLP
 from tests.preflight_cluster import until
-from trainer.distribute import join_cluster
-from trainer.distribute import watchdog as watchdogs
+from trainer.distribute import join_cluster, peer_lost
 from trainer.distribute.verdict import Observer, Report, Seen, verdict
 from trainer.distribute.watchdog import Watchdog, is_peer_error
 from trainer.launcher_job import Job
@@ -161,8 +160,8 @@ def report(store, worker):
 def exits(monkeypatch):
     """The codes with which processes would have ended."""
     codes = []
-    monkeypatch.setattr(watchdogs.os, "_exit", codes.append)
-    monkeypatch.setattr(watchdogs.threading, "Timer", lambda *args: threading.Thread(target=lambda: None))
+    monkeypatch.setattr(peer_lost.os, "_exit", codes.append)
+    monkeypatch.setattr(peer_lost.threading, "Timer", lambda *args: threading.Thread(target=lambda: None))
     return codes
 
 

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
+import math
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
 from trainer.distribute.scheduling import threads_that_wait_their_turn
 
 if TYPE_CHECKING:
+    from trainer.distribute.preflight_company import Company
     from trainer.distribute.watchdog import Watchdog
 
 # What only clusters need, the preflight and the watchdog, is imported where a cluster is joined.
@@ -58,23 +60,27 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
     """
+    company = None
     if not jax.distributed.is_initialized():
         try:
-            _join(timeout_secs)
+            company = _join(timeout_secs)
         except ClusterError:
             if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
                 sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
             raise
     if jax.distributed.is_initialized():
         _watch(timeout_secs)
+    if company is not None:
+        company.started()
 
 
-def _join(timeout_secs: float) -> None:
+def _join(timeout_secs: float) -> Company | None:
+    """Joins the cluster; returns the processes that this one has met for that, if they have."""
     description = resolve_cluster()
     if description is None:
         if detect_cluster() is not None:
-            _initialize(timeout_secs)
-        return
+            _initialize(initialization_timeout=int(timeout_secs))
+        return None
     if description.process_id is None:
         advice = ("To evaluate the training's checkpoints, use `trainer.distribute.SidecarEvaluator` under a strategy "
                   "of one process, such as `MirroredStrategy`." if description.role == "evaluator" else
@@ -82,16 +88,25 @@ def _join(timeout_secs: float) -> None:
         raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. "
                            f"{advice}")
     if description.num_processes == 1:
-        return
+        return None
     _check_unused()  # before the others count on this process
+    from trainer.distribute.peer_lost import end_process
     from trainer.distribute.preflight import agree
+    from trainer.distribute.preflight_company import DRAIN_SECS
 
-    agree(description, {}, timeout_secs)
+    company = agree(description, {}, timeout_secs)
+    who = f"Worker {description.process_id} ends"
+    company.watch(timeout_secs, lambda text, linger: end_process(text, who, linger, DRAIN_SECS))
     address = description.coordinator_address
     # JAX's coordinator would listen on all interfaces.
     bind = {"coordinator_bind_address": address} if is_loopback(split_address(address)[0]) else {}
-    _initialize(timeout_secs, coordinator_address=address, num_processes=description.num_processes,
-                process_id=description.process_id, **bind)
+    try:
+        _initialize(initialization_timeout=2 * math.ceil(timeout_secs), coordinator_address=address,
+                    num_processes=description.num_processes, process_id=description.process_id, **bind)
+    except BaseException:
+        company.leave()
+        raise
+    return company
 
 
 def cluster_devices() -> list[jax.Device]:
@@ -137,23 +152,22 @@ def _watch(timeout_secs: float) -> None:
         _watchdog = Watchdog(timeout_secs)
 
 
-def _initialize(timeout_secs: float, **options: Any) -> None:
+def _initialize(**options: Any) -> None:
+    _put_off_aborts()
     try:
         jax.distributed.initialize(
-            initialization_timeout=int(timeout_secs), heartbeat_timeout_seconds=_HEARTBEAT_SECS,
-            shutdown_timeout_seconds=_SHUTDOWN_SECS, **options)
+            heartbeat_timeout_seconds=_HEARTBEAT_SECS, shutdown_timeout_seconds=_SHUTDOWN_SECS, **options)
     except RuntimeError as error:
         if "before" not in str(error):
             raise
         raise _too_late(error) from error
-    _put_off_aborts()
     with threads_that_wait_their_turn():  # Gloo's, where devices are CPUs
         jax.devices()  # at once: the processes wait for each other in it
     sys.excepthook = _exit_at_once
 
 
 def _put_off_aborts() -> None:
-    """Lets the watchdog end this process when process 0 has ended, before JAX does, which aborts it then.
+    """Lets what notices the end of process 0 end this process before JAX does, which aborts it then.
 
     The thread of JAX that calls abort() sleeps first, for as many seconds as the signal has for a number: sleep() is a
     function that may handle a signal, and one of Python is not. Should nobody end the process by then, abort() does.
@@ -190,7 +204,8 @@ def _exit_if_refused(
 
 def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Ends a process that failed. At a normal exit it would wait for the others, which wait for it."""
-    from trainer.distribute.watchdog import PEER_LOST, is_peer_error
+    from trainer.distribute.peer_lost import PEER_LOST
+    from trainer.distribute.watchdog import is_peer_error
 
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()

@@ -5,9 +5,10 @@ started differently without a word, and two jobs that share a port destroy each 
 in plain Python: whoever is missing or differs is named, in errors that can be caught.
 
 Process 0 listens on its own address, on the very port that JAX uses afterwards. The port is bound exclusively, so
-that one in use is an error and never shared, and is free again when `agree` returns or raises. If process 0's
-address is a loopback address, only loopback is bound; otherwise all interfaces are, since the address may be one
-that the machine itself does not have (a service or NAT).
+that one in use is an error and never shared, and nobody listens on it any more when `agree` returns or raises. If
+process 0's address is a loopback address, only loopback is bound; otherwise all interfaces are, since the address may
+be one that the machine itself does not have (a service or NAT). The connections stay until each process has its
+watchdog, as nobody else would tell of its end before that.
 
 What the network must guarantee: it is trusted. Nothing is encrypted, and whoever reaches the port and knows the
 protocol can make the start fail, though not run code: messages are JSON of limited length. Connections that do not
@@ -22,6 +23,7 @@ import hashlib
 import json
 import os
 import secrets
+import selectors
 import socket
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -29,6 +31,7 @@ from importlib import metadata
 from trainer import errors
 from trainer.distribute import preflight_gather, preflight_join
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
+from trainer.distribute.preflight_company import Company
 from trainer.distribute.preflight_messages import MAX_BYTES, Hello, encode
 from trainer.distribute.preflight_wait import Wait
 
@@ -49,8 +52,8 @@ def agree(
     job_id: str | None = None,
     *,
     say_every_secs: float = 10.0,
-) -> None:
-    """Returns once every process of the cluster has been told that all are there and were started alike.
+) -> Company:
+    """Returns the others once every process of the cluster has been told that all are there and were started alike.
 
     Compared are the cluster's addresses, the job id, the versions of trainer, jax and jaxlib, and `digest`. A process
     that leaves before the end may come back until the deadline. With one process there is nothing to do.
@@ -74,7 +77,7 @@ def agree(
       TypeError: if `digest` holds anything but strings.
 
     Example:
-      >>> agree(ClusterDescription(("localhost:2222",), process_id=0), {"seed": "3"}, timeout_secs=60)
+      >>> agree(ClusterDescription(("localhost:2222",), process_id=0), {"seed": "3"}, timeout_secs=60).close()
     """
     for name, secs in (("timeout_secs", timeout_secs), ("say_every_secs", say_every_secs)):
         if not secs > 0:
@@ -97,12 +100,11 @@ def agree(
         raise ClusterError(f"The cluster's addresses and `digest` take {size} bytes. At most {MAX_BYTES} are allowed: "
                            "give hashes of long values in `digest`.")
     if description.num_processes == 1:
-        return
+        return Company(selectors.DefaultSelector(), {}, description)
     wait = Wait(description, timeout_secs, say, say_every_secs)
     if description.process_id == 0:
-        preflight_gather.gather(hello, wait)
-    else:
-        preflight_join.join(hello, wait)
+        return preflight_gather.gather(hello, wait)
+    return preflight_join.join(hello, wait)
 
 
 def _hash_of(addresses: tuple[str, ...]) -> str:

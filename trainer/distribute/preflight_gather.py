@@ -13,6 +13,7 @@ import time
 from typing import NoReturn
 
 from trainer.distribute.cluster_description import ClusterError, ClusterTimeout
+from trainer.distribute.preflight_company import Company
 from trainer.distribute.preflight_listen import close_all, listen
 from trainer.distribute.preflight_messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
 from trainer.distribute.preflight_wait import POLL_SECS, Wait
@@ -23,8 +24,8 @@ STATUS_SECS = 1.0  # from one sign of life to the next
 DRAIN_SECS = 1.0  # for the others to read the outcome
 
 
-def gather(hello: Hello, wait: Wait) -> None:
-    """Returns once all other processes have connected, said the same as `hello`, and been told so.
+def gather(hello: Hello, wait: Wait) -> Company:
+    """Returns the other processes once all have connected, said the same as `hello`, and been told so.
 
     Raises:
       ClusterError: if processes differ or have one number, or if the port cannot be listened on.
@@ -36,7 +37,9 @@ def gather(hello: Hello, wait: Wait) -> None:
         stack.callback(close_all, listeners)
         gathering = _Gathering(hello, wait, selector, listeners)
         stack.callback(gathering.close)
-        gathering.run()
+        members = gathering.run()
+        stack.pop_all()
+        return Company(selector, members, wait.cluster)
 
 
 class _Peer:
@@ -69,7 +72,8 @@ class _Gathering:
             listener.setblocking(False)
             selector.register(listener, selectors.EVENT_READ)
 
-    def run(self) -> None:
+    def run(self) -> dict[int, Connection]:
+        """Returns the connections to all others; no other is open then."""
         while not self._all_answered():
             now = time.monotonic()
             if self._problems and (now >= self._fail_at or self._wait.remaining_secs <= 0 or self._all_named()):
@@ -87,7 +91,12 @@ class _Gathering:
             self._wait.say_if_due(self._line)
             self._step(self._wait.poll_secs)
         self._stop_listening()
-        self._tell_all({"kind": "go"})
+        for peer in list(self._peers):
+            if peer in self._members.values():
+                peer.connection.send({"kind": "go"})
+            else:
+                self._drop(peer, abort=True)
+        return {number: peer.connection for number, peer in self._members.items()}
 
     def close(self) -> None:
         for peer in list(self._peers):

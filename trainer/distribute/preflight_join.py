@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import time
 
 from trainer.distribute.cluster_description import ClusterError, ClusterTimeout, split_address
+from trainer.distribute.preflight_company import Company
 from trainer.distribute.preflight_messages import Connection, Hello, NotOurs, close_at_once, printable
 from trainer.distribute.preflight_wait import POLL_SECS, Wait
 
@@ -17,14 +19,14 @@ SILENCE_SECS = 10.0  # process 0 gives a sign of life each second
 LAST_WORDS_SECS = 1.0  # for process 0 to say who is missing, when this process gives up
 
 
-def join(hello: Hello, wait: Wait) -> None:
-    """Returns once process 0 has said that all processes are there and agree.
+def join(hello: Hello, wait: Wait) -> Company:
+    """Returns process 0 once it has said that all processes are there and agree.
 
     Raises:
       ClusterError: if process 0 says that processes differ.
       ClusterTimeout: if not all met in time.
     """
-    _Joining(hello, wait).run()
+    return _Joining(hello, wait).run()
 
 
 class _Lost(Exception):
@@ -40,7 +42,7 @@ class _Joining:
         self._coordinator = wait.cluster.member(0)
         self._reason = "no attempt has ended yet"  # why there is no agreement, as of now
 
-    def run(self) -> None:
+    def run(self) -> Company:
         pause = FIRST_PAUSE_SECS
         while self._wait.remaining_secs > 0:
             try:
@@ -48,15 +50,17 @@ class _Joining:
             except OSError as error:
                 self._reason = why_unreachable(error, self._cluster.coordinator_address)
             else:
-                with selectors.DefaultSelector() as selector:
+                with contextlib.ExitStack() as stack:
+                    selector = stack.enter_context(selectors.DefaultSelector())
                     connection = Connection(sock, selector)
+                    stack.callback(connection.close)
                     try:
                         self._converse(connection, selector)
-                        return
                     except _Lost as lost:
                         self._reason = str(lost)
-                    finally:
-                        connection.close()
+                    else:
+                        stack.pop_all()
+                        return Company(selector, {0: connection}, self._cluster)
             self._sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECS)
         raise ClusterTimeout(self._gave_up())

@@ -209,12 +209,14 @@ class Connection:
         return message
 
     def close(self, abort: bool = False) -> None:
-        """Closes the connection.
+        """Closes the connection. May be called again.
 
         Args:
           abort: close at once, see `close_at_once`.
         """
         self.ended = True
+        if self._sock.fileno() < 0:
+            return
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._sock)
         if abort:

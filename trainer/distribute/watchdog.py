@@ -20,26 +20,21 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
-import os
 import re
-import sys
 import threading
 import time
-import traceback
 
 import jax
 
 from trainer.distribute.cluster_description import split_address
 from trainer.distribute.links import Links
+from trainer.distribute.peer_lost import end_process
 from trainer.distribute.store import Store, coordinator_address, jax_store
 from trainer.distribute.verdict import Observer, Report, beat_secs, ended, lost, verdict
-
-PEER_LOST = 75  # the exit code; schedulers take EX_TEMPFAIL for "start it again"
 
 _MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the verdict to get around
 _MISSED_BEATS = 4  # are enough where something is known to be wrong
 _JOIN_SECS = 1.0
-_PRINT_SECS = 2.0  # stderr may be a pipe that nobody reads
 _LINGER_SECS = 0.5
 _KEYS = "trainer/watchdog/"
 # Gloo's errors come as ValueError where the CPU ran the collective in the call, and as JaxRuntimeError otherwise.
@@ -212,25 +207,21 @@ class Watchdog:
     def _leave(self, text: str) -> None:
         """Says why, and ends the process."""
         patience_secs = 2.5 * self._beat_secs
+
+        def linger() -> None:
+            # The end of process 0 aborts all others, whose stacks would be missing.
+            deadline = time.monotonic() + patience_secs
+            while self._process == 0 and time.monotonic() < deadline and not self._all_others_leave():
+                time.sleep(0.02)
+            time.sleep(_LINGER_SECS if self._process == 0 else _LINGER_SECS / 2)  # they say that they leave, then do
+
         self._verdict = text
         self._leaving.set()
         self._wake.set()
         if self._links is not None:
             self._links.leave(text)
-        guard = threading.Timer(_PRINT_SECS + patience_secs + _LINGER_SECS, os._exit, (PEER_LOST,))
-        guard.daemon = True
-        guard.start()
-        # On a line of its own, as JAX may be printing too.
-        place = "after the error above.\n" if self._has_failed else f"its main thread is here:\n{_main_stack()}"
-        print(f"\nWatchdog: {text} Worker {self._process} ends at step {self._now[1]} with exit code {PEER_LOST}; "
-              f"{place}", end="", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        # The end of process 0 aborts all others, whose stacks would be missing.
-        deadline = time.monotonic() + patience_secs
-        while self._process == 0 and time.monotonic() < deadline and not self._all_others_leave():
-            time.sleep(0.02)
-        time.sleep(_LINGER_SECS if self._process == 0 else _LINGER_SECS / 2)  # they say that they leave, then do
-        os._exit(PEER_LOST)
+        end_process(text, f"Worker {self._process} ends at step {self._now[1]}", linger, patience_secs + _LINGER_SECS,
+                    shows_stack=not self._has_failed)
 
     def _all_others_leave(self) -> bool:
         others = set(range(self._num_processes)) - {self._process} - self._lost
@@ -246,7 +237,3 @@ def is_peer_error(error: BaseException) -> bool:
     kinds = jax.errors.JaxRuntimeError, ValueError, TimeoutError
     return isinstance(error, kinds) and bool(_PEER_ERRORS.search(str(error)))
 
-
-def _main_stack() -> str:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else "  (it has ended)\n"

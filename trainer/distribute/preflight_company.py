@@ -1,0 +1,133 @@
+"""The connections of a meeting, kept until each process has its watchdog: nobody else tells of an end before that.
+
+JAX's start ends a process that waits for one that has died by SIGABRT, without a word about which one it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.distribute.cluster_description import ClusterDescription
+from trainer.distribute.preflight_messages import Connection, NotOurs, printable
+from trainer.distribute.preflight_wait import POLL_SECS
+from trainer.distribute.verdict import lost
+
+DRAIN_SECS = 1.0  # for the others to read the last message, and to close first: who does keeps the port a while
+LATER_SECS = 2.0  # than process 0, which knows whom all wait for
+_HAS_ENDED = "its process has ended, or given up, while JAX started"
+
+
+class Company:
+    """The other processes of a cluster, from their meeting on.
+
+    Process 0 is connected with all others, and each of these with process 0. Close it, unless `watch` was called.
+
+    Args:
+      selector: that of the connections.
+      connections: to other processes, by their numbers.
+      cluster: all processes, and which this one is.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, connections: Mapping[int, Connection], cluster: ClusterDescription
+    ):
+        self._selector = selector
+        self._connections = dict(connections)
+        self._cluster = cluster
+        self._awaited = set(connections)  # that have not said that they have started; of process 0, that all have
+        self._has_started = False  # this process
+        self._has_said_so = self._has_left = False
+
+    def watch(self, timeout_secs: float, end: Callable[[str, Callable[[], None]], None]) -> None:
+        """Looks after the others in a thread, until all have started.
+
+        Args:
+          timeout_secs: within which they have to.
+          end: called in the thread when that becomes impossible, with the reason and what there is to wait for
+            before this process ends.
+        """
+        threading.Thread(target=self._watch, args=(timeout_secs, end), name="trainer_company", daemon=True).start()
+
+    def started(self) -> None:
+        """Says that this process has started, and is looked after by its watchdog."""
+        self._has_started = True
+
+    def leave(self) -> None:
+        """Ends the watch: this process does not start, which the others notice."""
+        self._has_left = True
+
+    def close(self) -> None:
+        """Closes the connections; of process 0, when the others have closed theirs, or some time after."""
+        if self._cluster.process_id == 0:
+            self._drain()
+        for connection in self._connections.values():
+            connection.close()
+        self._selector.close()
+
+    def _watch(self, timeout_secs: float, end: Callable[[str, Callable[[], None]], None]) -> None:
+        is_first = self._cluster.process_id == 0
+        deadline = time.monotonic() + timeout_secs + (0.0 if is_first else LATER_SECS)
+        while True:
+            text = self._receive()
+            if self._has_left:
+                self.close()
+                return
+            if text is None and self._awaited and time.monotonic() > deadline:
+                text = self._lateness(timeout_secs)
+            if text is not None:
+                if is_first:
+                    self._tell({"kind": "lost", "text": text})
+                end(text, self._drain if is_first else lambda: None)
+                return
+            if self._has_started and not is_first and not self._has_said_so:
+                self._has_said_so = True
+                self._tell({"kind": "started"})
+            if self._has_started and not self._awaited:
+                if is_first:
+                    self._tell({"kind": "all_started"})
+                self.close()
+                return
+
+    def _receive(self) -> str | None:
+        """Takes what the others say; returns why this process has to leave, if it has to."""
+        for number, message in self._messages():
+            if message.get("kind") == "lost":
+                return printable(str(message.get("text", "")))
+            if message.get("kind") in ("started", "all_started"):
+                self._awaited.discard(number)
+        ended = [number for number in sorted(self._awaited) if self._connections[number].ended]
+        return lost(ended[0], {}, _HAS_ENDED) if ended else None
+
+    def _messages(self) -> list[tuple[int, dict[str, Any]]]:
+        """Returns what has come meanwhile, with the numbers of those who say it; closes connections that have ended."""
+        found: list[tuple[int, dict[str, Any]]] = []
+        self._selector.select(POLL_SECS)
+        for number, connection in self._connections.items():
+            if not connection.ended:
+                connection.flush()
+                with contextlib.suppress(NotOurs):
+                    found += [(number, message) for message in connection.receive()]
+                if connection.ended:
+                    connection.close()
+        return found
+
+    def _lateness(self, timeout_secs: float) -> str:
+        if self._cluster.process_id != 0:
+            return lost(0, {}, f"it has not said for {timeout_secs:g} s that JAX has started in all workers")
+        late = sorted(self._awaited | (set() if self._has_started else {0}))
+        names = ", ".join(f"worker {number}" for number in late)
+        return f"JAX has not started within {timeout_secs:g} s in {names}."
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for connection in self._connections.values():
+            connection.send(message)
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECS
+        while time.monotonic() < deadline and not all(one.ended for one in self._connections.values()):
+            self._messages()
