@@ -18,12 +18,15 @@ from tests.preflight_cluster import free_port, is_free
 TIMEOUT_SECS = 4  # of the strategy
 END_SECS = 10.0  # in which a process ends that waits for nothing but the timeout
 START_SECS = 60.0  # for importing everything on a busy machine
-FAILED, REFUSED = 1, 2
+FAILED, REFUSED, PEER_LOST = 1, 2, 75
 
 SCRIPT = f"""
-import sys
+import os, signal, sys
 import jax
 import trainer
+for argument in sys.argv[1:]:
+    if argument.startswith("SIG"):  # the processes have met, and JAX is to start
+        jax.distributed.initialize = lambda **options: os.kill(os.getpid(), getattr(signal, argument))
 if "use JAX" in sys.argv:
     jax.devices()
 print("ready", flush=True)
@@ -52,10 +55,11 @@ class Processes:
 
     def __init__(self):
         self._processes: list[subprocess.Popen] = []
+        self._suspended: subprocess.Popen | None = None
 
-    def start(self, addresses, index, *, role="worker", use_jax=False, job_id="job"):
+    def start(self, addresses, index, *, role="worker", fault="", job_id="job"):
         config = {"cluster": {"worker": addresses}, "task": {"type": role, "index": index}}
-        self._start({"TF_CONFIG": json.dumps(config), "TRAINER_JOB_ID": job_id}, use_jax)
+        self._start({"TF_CONFIG": json.dumps(config), "TRAINER_JOB_ID": job_id}, fault)
 
     def start_task(self, port, index, *, job=7):
         """Starts a task of two as SLURM's `srun` does."""
@@ -63,20 +67,22 @@ class Processes:
                 "LOCALID": index}
         self._start({"JAX_COORDINATOR_PORT": str(port), **{f"SLURM_{name}": str(step[name]) for name in step}})
 
-    def _start(self, variables, use_jax=False):
+    def _start(self, variables, fault=""):
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
         environment.pop("XLA_FLAGS", None)
         self._processes.append(subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *(["use JAX"] if use_jax else [])], env=environment, text=True,
+            [sys.executable, "-c", SCRIPT, *filter(None, [fault])], env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
 
-    def end(self) -> list[Ended]:
-        """Lets all make the strategy; returns how they ended, in the order of their start."""
+    def end(self, but_for: int | None = None) -> list[Ended]:
+        """Lets all make the strategy; returns how they ended, in the order of their start, `but_for` one of them."""
         for process in self._processes:
             assert process.stdout.readline() == "ready\n", process.communicate()[1]
         for process in self._processes:
             process.stdin.write("\n")
             process.stdin.flush()
+        if but_for is not None:
+            self._suspended = self._processes.pop(but_for)
         since, secs = time.monotonic(), {}
         while len(secs) < len(self._processes):
             for process in self._processes:
@@ -97,7 +103,7 @@ class Processes:
         return [number for number, process in enumerate(self._processes) if process.poll() is None]
 
     def close(self) -> None:
-        for process in self._processes:
+        for process in [*self._processes, *filter(None, [self._suspended])]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             process.communicate(timeout=START_SECS)
@@ -196,9 +202,27 @@ def test_a_port_that_another_program_holds_is_named(processes):
         pass
 
 
+@pytest.mark.parametrize(("signal", "index", "says"), [
+    ("SIGKILL", 0, "worker 0, which coordinates the job, is lost: its process has ended, or given up, while JAX "),
+    ("SIGKILL", 1, "worker 1 is lost: its process has ended, or given up, while JAX started. "),
+    ("SIGSTOP", 0, "worker 0, which coordinates the job, is lost: nothing was heard of it for 3."),
+    ("SIGSTOP", 1, "worker 1 is lost: nothing was heard of it for 3.")])
+def test_who_dies_or_stops_while_jax_starts_is_named_by_the_others(processes, signal, index, says):
+    addresses = loopback(3)
+    for number in range(3):
+        processes.start(addresses, number, fault=signal if number == index else "")
+    for ended in processes.end(but_for=index):
+        assert ended.code == PEER_LOST, ended.stderr
+        assert f"Watchdog: {says}" in ended.stderr
+        assert "ends with exit code 75; its main thread is here:\n" in ended.stderr
+        assert ended.secs < TIMEOUT_SECS + 2  # for a busy machine
+    if (signal, index) != ("SIGSTOP", 0):
+        socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2]))).close()
+
+
 def test_jax_that_was_used_before_is_told_before_the_others_count_on_the_process(processes):
     addresses = loopback(2)
-    processes.start(addresses, 0, use_jax=True)
+    processes.start(addresses, 0, fault="use JAX")
     processes.start(addresses, 1)
     first, second = processes.end()
     assert (first.code, second.code) == (FAILED, FAILED)

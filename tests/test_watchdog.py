@@ -161,6 +161,7 @@ def exits(monkeypatch):
     """The codes with which processes would have ended."""
     codes = []
     monkeypatch.setattr(peer_lost.os, "_exit", codes.append)
+    monkeypatch.setattr(peer_lost, "_ending", threading.Semaphore(99))  # one process stands for several
     monkeypatch.setattr(peer_lost.threading, "Timer", lambda *args: threading.Thread(target=lambda: None))
     return codes
 

@@ -161,9 +161,9 @@ def _initialize(**options: Any) -> None:
         if "before" not in str(error):
             raise
         raise _too_late(error) from error
+    sys.excepthook = _exit_at_once
     with threads_that_wait_their_turn():  # Gloo's, where devices are CPUs
         jax.devices()  # at once: the processes wait for each other in it
-    sys.excepthook = _exit_at_once
 
 
 def _put_off_aborts() -> None:

@@ -11,10 +11,13 @@ from collections.abc import Callable
 PEER_LOST = 75  # the exit code; schedulers take EX_TEMPFAIL for "start it again"
 
 _PRINT_SECS = 2.0  # stderr may be a pipe that nobody reads
+_ending = threading.Lock()  # held by the thread that ends the process
 
 
 def end_process(text: str, ends: str, linger: Callable[[], None], linger_secs: float, shows_stack: bool = True) -> None:
     """Says why on stderr, with the Python stack of the main thread, and ends the process with `PEER_LOST`.
+
+    It returns only if another thread does so already.
 
     Args:
       text: what has happened, as a sentence.
@@ -23,6 +26,8 @@ def end_process(text: str, ends: str, linger: Callable[[], None], linger_secs: f
       linger_secs: how long it waits at most.
       shows_stack: False if the main thread has failed, whose traceback tells more.
     """
+    if not _ending.acquire(blocking=False):
+        return
     guard = threading.Timer(_PRINT_SECS + linger_secs, os._exit, (PEER_LOST,))
     guard.daemon = True
     guard.start()

@@ -6,19 +6,22 @@ JAX's start ends a process that waits for one that has died by SIGABRT, without 
 from __future__ import annotations
 
 import contextlib
+import functools
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from trainer.distribute.cluster_description import ClusterDescription
 from trainer.distribute.preflight_messages import Connection, NotOurs, printable
 from trainer.distribute.preflight_wait import POLL_SECS
-from trainer.distribute.verdict import lost
+from trainer.distribute.verdict import Observer, Report, Seen, lost
 
+ALIVE_SECS = 0.5  # from one sign of life to the next
 DRAIN_SECS = 1.0  # for the others to read the last message, and to close first: who does keeps the port a while
 LATER_SECS = 2.0  # than process 0, which knows whom all wait for
+SILENCE = 0.75  # of the limit
 _HAS_ENDED = "its process has ended, or given up, while JAX started"
 
 
@@ -39,6 +42,7 @@ class Company:
         self._selector = selector
         self._connections = dict(connections)
         self._cluster = cluster
+        self._heard = dict.fromkeys(connections, 0)  # how many messages
         self._awaited = set(connections)  # that have not said that they have started; of process 0, that all have
         self._has_started = False  # this process
         self._has_said_so = self._has_left = False
@@ -71,19 +75,24 @@ class Company:
 
     def _watch(self, timeout_secs: float, end: Callable[[str, Callable[[], None]], None]) -> None:
         is_first = self._cluster.process_id == 0
-        deadline = time.monotonic() + timeout_secs + (0.0 if is_first else LATER_SECS)
+        observer, alive_at = Observer(ALIVE_SECS), 0.0
         while True:
             text = self._receive()
+            now = time.monotonic()
+            seen = observer.observe(now, {number: Report(count, 0, 0, "") for number, count in self._heard.items()})
+            text = text or self._lateness(seen, timeout_secs)
             if self._has_left:
                 self.close()
                 return
-            if text is None and self._awaited and time.monotonic() > deadline:
-                text = self._lateness(timeout_secs)
             if text is not None:
+                quiet = {number for number, one in seen.items() if one.silent_secs > 4 * ALIVE_SECS}
                 if is_first:
                     self._tell({"kind": "lost", "text": text})
-                end(text, self._drain if is_first else lambda: None)
+                end(text, functools.partial(self._drain, quiet) if is_first else lambda: None)
                 return
+            if now >= alive_at:
+                alive_at = now + ALIVE_SECS
+                self._tell({"kind": "alive"})
             if self._has_started and not is_first and not self._has_said_so:
                 self._has_said_so = True
                 self._tell({"kind": "started"})
@@ -96,6 +105,7 @@ class Company:
     def _receive(self) -> str | None:
         """Takes what the others say; returns why this process has to leave, if it has to."""
         for number, message in self._messages():
+            self._heard[number] += 1
             if message.get("kind") == "lost":
                 return printable(str(message.get("text", "")))
             if message.get("kind") in ("started", "all_started"):
@@ -116,18 +126,28 @@ class Company:
                     connection.close()
         return found
 
-    def _lateness(self, timeout_secs: float) -> str:
+    def _lateness(self, seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
+        """Returns why this process has to leave as others are silent, or take too long; None if they are not."""
+        if not self._awaited:
+            return None
+        number = max(self._awaited, key=lambda number: seen[number].silent_secs)
+        silent_secs, watched_secs = seen[number].silent_secs, seen[number].still_secs
+        if silent_secs >= SILENCE * timeout_secs:
+            return lost(number, {}, f"nothing was heard of it for {silent_secs:.1f} s, while JAX started")
         if self._cluster.process_id != 0:
-            return lost(0, {}, f"it has not said for {timeout_secs:g} s that JAX has started in all workers")
+            return None if watched_secs < timeout_secs + LATER_SECS else lost(
+                0, {}, f"it has not said for {watched_secs:.1f} s that JAX has started in all workers")
         late = sorted(self._awaited | (set() if self._has_started else {0}))
-        names = ", ".join(f"worker {number}" for number in late)
-        return f"JAX has not started within {timeout_secs:g} s in {names}."
+        return None if watched_secs < timeout_secs else (
+            f"JAX has not started within {timeout_secs:g} s in {', '.join(f'worker {number}' for number in late)}.")
 
     def _tell(self, message: dict[str, Any]) -> None:
         for connection in self._connections.values():
             connection.send(message)
 
-    def _drain(self) -> None:
+    def _drain(self, quiet: Container[int] = ()) -> None:
+        """Waits for the others to close, but for those of whom nothing is heard."""
         deadline = time.monotonic() + DRAIN_SECS
-        while time.monotonic() < deadline and not all(one.ended for one in self._connections.values()):
+        awaited = [connection for number, connection in self._connections.items() if number not in quiet]
+        while time.monotonic() < deadline and not all(connection.ended for connection in awaited):
             self._messages()
