@@ -156,6 +156,11 @@ def test_a_worker_whose_script_ends_too_soon_is_named(came_of):
     assert_says(struck.processes[0], rf"worker 1 has left the job: its script has ended, at step {FAULT_STEP}, while "
                                      r"worker 0 waits [^\n]*Worker 0 ends at step \d+ with exit code 75")
     struck.assert_ended_in_time(0)
+    worker = struck.processes[1]
+    assert worker.code == FAILED, worker.stderr
+    assert re.search(rf"^Watchdog: worker 1 has left the job: [^\n]*at step {FAULT_STEP}, [^\n]*\. Worker 1 ends with exit "
+                     "code 1; its script had ended", worker.stderr, re.MULTILINE), worker.stderr
+    struck.assert_ended_in_time(1)
     assert_nothing_is_left(struck)
 
 

@@ -55,10 +55,16 @@ class Links:
     def leave(self, reason: str = "") -> None:
         """Ends all links; the others are told the reason, or that there is none and all is well."""
         self._is_leaving = True
+        self.say_goodbye(reason)
+        for sock in tuple(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def say_goodbye(self, reason: str = "") -> None:
+        """Tells the others as `leave` does, but goes on to listen to them."""
         for sock in tuple(self._sockets):
             with contextlib.suppress(OSError):  # the other one may have ended too
                 sock.sendall(_line({"leaves": reason[:_MAX_CHARACTERS // 2]}))
-                sock.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
         try:
@@ -100,11 +106,13 @@ class Links:
         sock.settimeout(None)
         self._sockets.append(sock)
         # An error, unlike an end, may come from a firewall between the two: nothing follows from it.
-        message = _next_message(lines)
-        reason = message.get("leaves")
+        reason = _next_message(lines).get("leaves")
+        in_peace = reason == ""
+        if in_peace:  # it ends soon; or has a reason by then
+            reason = _next_message(lines).get("leaves")
         if reason is None:
             time.sleep(_GRACE_SECS)
-        if reason != "" and not self._is_leaving:
+        if (reason or not in_peace) and not self._is_leaving:
             self._on_end(process, str(reason or ""))
 
 

@@ -1,4 +1,4 @@
-"""The end of a process because of another one: what it says then, and its exit code."""
+"""The end of a process that the job does not go on with: what it says then, and its exit code."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import threading
 import traceback
 from collections.abc import Callable
 
+FAILED = 1  # the exit code of a process that has itself to blame
 PEER_LOST = 75  # the exit code; schedulers take EX_TEMPFAIL for "start it again"
 
 _PRINT_SECS = 2.0  # stderr may be a pipe that nobody reads
 _ending = threading.Lock()  # held by the thread that ends the process
 
 
-def end_process(text: str, ends: str, linger: Callable[[], None], linger_secs: float, shows_stack: bool = True) -> None:
-    """Says why on stderr, with the Python stack of the main thread, and ends the process with `PEER_LOST`.
+def end_process(
+    text: str, ends: str, linger: Callable[[], None], linger_secs: float, code: int = PEER_LOST, place: str | None = None
+) -> None:
+    """Says why on stderr, with the Python stack of the main thread, and ends the process.
 
     It returns only if another thread does so already.
 
@@ -24,19 +27,20 @@ def end_process(text: str, ends: str, linger: Callable[[], None], linger_secs: f
       ends: that this process ends, such as "Worker 0 ends at step 3".
       linger: what there is to wait for in between.
       linger_secs: how long it waits at most.
-      shows_stack: False if the main thread has failed, whose traceback tells more.
+      code: the exit code.
+      place: what to say of the main thread in the place of its stack.
     """
     if not _ending.acquire(blocking=False):
         return
-    guard = threading.Timer(_PRINT_SECS + linger_secs, os._exit, (PEER_LOST,))
+    guard = threading.Timer(_PRINT_SECS + linger_secs, os._exit, (code,))
     guard.daemon = True
     guard.start()
-    place = f"its main thread is here:\n{_main_stack()}" if shows_stack else "after the error above.\n"
+    place = place or f"its main thread is here:\n{_main_stack()}"
     # On a line of its own, as JAX may be printing too.
-    print(f"\nWatchdog: {text} {ends} with exit code {PEER_LOST}; {place}", end="", file=sys.stderr, flush=True)
+    print(f"\nWatchdog: {text} {ends} with exit code {code}; {place}", end="", file=sys.stderr, flush=True)
     sys.stdout.flush()
     linger()
-    os._exit(PEER_LOST)
+    os._exit(code)
 
 
 def _main_stack() -> str:

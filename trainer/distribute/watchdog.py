@@ -10,6 +10,8 @@ Who notices what:
 - A process that is suspended or cut off, or whose host is gone: this watchdog, in all others.
 - A process that lives but does not go on: this watchdog, in all processes, the stuck one included. Its own stack is
   the one that tells most.
+- A process whose script ends while others still wait for it: this watchdog, in these. JAX holds the process up until all
+  have come to their end; it ends as one with an error of its own when the others leave because of it.
 - Process 0 runs JAX's coordinator. When it has ended, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. That
   is put off (`join_cluster`) until this watchdog has said what there is to say.
 - What no watchdog notices, such as a process that dies before its watchdog begins: JAX's own heartbeats.
@@ -28,7 +30,7 @@ import jax
 
 from trainer.distribute.cluster_description import split_address
 from trainer.distribute.links import Links
-from trainer.distribute.peer_lost import end_process
+from trainer.distribute.peer_lost import FAILED, PEER_LOST, end_process
 from trainer.distribute.store import Store, coordinator_address, jax_store
 from trainer.distribute.verdict import Observer, Report, beat_secs, ended, lost, verdict
 
@@ -87,6 +89,7 @@ class Watchdog:
         self._lost: set[int] = set()
         self._has_failed = False  # the main thread, whose traceback tells more than its stack
         self._stopping, self._leaving = threading.Event(), threading.Event()
+        self._has_stopped = False
         self._wake, self._look = threading.Event(), threading.Event()  # of the two threads, before the next beat
         self._threads: list[threading.Thread] = []
         if self._num_processes == 1:
@@ -100,7 +103,7 @@ class Watchdog:
         if self._uses_jax:
             host, _ = split_address(coordinator_address())
             self._links = Links(host, self._client, self._process, self._num_processes, self._note_end)
-        atexit.register(self.stop)  # before JAX's own exit, which waits for the others
+        atexit.register(self._finish)  # before JAX's own exit, which waits for the others
 
     def progress(self, step: int, phase: str) -> None:
         """Says that the main thread goes on. Costs less than a microsecond.
@@ -115,15 +118,30 @@ class Watchdog:
 
     def stop(self) -> None:
         """Ends the watch, and lets the others know that this process will say no more. May be called again."""
-        atexit.unregister(self.stop)
-        self._stopping.set()
+        atexit.unregister(self._finish)
+        self._has_stopped = True
+        self._say_no_more()
         if self._links is not None:
             self._links.leave()
-        self._wake.set()
         self._look.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_SECS)
+
+    def _finish(self) -> None:
+        """Lets the others know that the script has ended. They may still wait for this process, as JAX does for them.
+
+        This process listens to them until JAX lets it end: should they leave because of it, nothing else would end it.
+        """
+        self._say_no_more()
+        if self._links is not None:
+            self._links.say_goodbye()
+
+    def _say_no_more(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        for thread in self._threads[1:]:
+            thread.join(_JOIN_SECS)
 
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process is about to end because of an error of its own."""
@@ -164,7 +182,8 @@ class Watchdog:
                 pairs = self._client.key_value_dir_get(_KEYS)
             except Exception as error:  # JAX raises what its C++ says, of several types
                 if self._uses_jax and jax_store() is None:
-                    self._stopping.set()  # somebody has shut down JAX's runtime: not the coordinator's fault
+                    self._has_stopped = True  # somebody has shut down JAX's runtime: not the coordinator's fault
+                    self._stopping.set()
                 self._error = str(error).partition("\n")[0]
             else:
                 self._reports = {int(key.rpartition("/")[2]): Report(*json.loads(value)) for key, value in pairs}
@@ -183,8 +202,11 @@ class Watchdog:
         while True:
             self._look.wait(self._beat_secs)
             self._look.clear()
-            if self._stopping.is_set():
+            if self._has_stopped:
                 return
+            if self._stopping.is_set():
+                self._leave_at_the_end()
+                continue
             beat += 1
             now = time.monotonic()
             answered = store.observe(now, {0: Report(self._answers, 0, 0, "")})[0].silent_secs
@@ -204,6 +226,17 @@ class Watchdog:
                 self._leave(text)
                 return
 
+    def _leave_at_the_end(self) -> None:
+        """Ends the process, whose script has ended, if another one did not wait for that."""
+        if self._ended:
+            text = next(filter(None, self._ended.values()), None) or lost(min(self._ended), {}, "its process has ended")
+            is_own = text.startswith(f"worker {self._process} ")
+            if self._links is not None:
+                self._links.leave(text)
+            linger_secs = _LINGER_SECS if self._process == 0 else 0.0
+            end_process(text, f"Worker {self._process} ends", lambda: time.sleep(linger_secs), linger_secs,
+                        FAILED if is_own else PEER_LOST, "its script had ended.\n")
+
     def _leave(self, text: str) -> None:
         """Says why, and ends the process."""
         patience_secs = 2.5 * self._beat_secs
@@ -221,7 +254,7 @@ class Watchdog:
         if self._links is not None:
             self._links.leave(text)
         end_process(text, f"Worker {self._process} ends at step {self._now[1]}", linger, patience_secs + _LINGER_SECS,
-                    shows_stack=not self._has_failed)
+                    place="after the error above.\n" if self._has_failed else None)
 
     def _all_others_leave(self) -> bool:
         others = set(range(self._num_processes)) - {self._process} - self._lost
