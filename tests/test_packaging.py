@@ -18,6 +18,8 @@ PYPROJECT = tomllib.loads((project_files.ROOT / "pyproject.toml").read_text())
 HEAVY = ("flax.nnx", "rich", "grain", "orbax", "matplotlib", "sklearn", "tensorflow", "torch", "tensorboardX", "ray",
          "keras", "IPython")
 BASELINE = "import jax, flax, optax"  # what any program around Flax imports anyway
+# Each name is imported when it is first used; tests alone use `testing`.
+EVERYTHING = "import trainer\n[getattr(trainer, name) for name in trainer.__all__ if name != 'testing']"
 FIT_OF_A_LINEN_MODEL = """
 import numpy as np, trainer
 from flax import linen as nn
@@ -66,8 +68,19 @@ def test_models_and_callbacks_are_part_of_the_package():
     assert (models.__name__, callbacks.__name__) == ("trainer.models", "trainer.callbacks")
 
 
+def test_every_name_is_there_and_an_unknown_one_is_an_error():
+    import trainer
+
+    assert set(trainer.__all__) <= set(dir(trainer))
+    assert all(getattr(trainer, name) is not None for name in [*trainer.__all__, "__version__"])
+    with pytest.raises(AttributeError, match="module 'trainer' has no attribute 'Modell'"):
+        trainer.Modell  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'trainer.distribute' has no attribute 'Sidecar'"):
+        trainer.distribute.Sidecar  # noqa: B018
+
+
 def test_importing_the_trainer_brings_no_heavy_dependency():
-    assert heavy_modules_after("import trainer") <= heavy_modules_after(BASELINE)
+    assert heavy_modules_after(EVERYTHING) <= heavy_modules_after(BASELINE)
 
 
 @pytest.mark.parametrize("name", ["sklearn", "flax.nnx"])
@@ -89,7 +102,7 @@ def test_running_a_function_on_replicas_without_nnx_objects_does_not_import_nnx(
 
 def test_importing_the_trainer_does_not_start_jax():
     # A platform that does not exist: whatever needs a device fails.
-    run_python("import trainer", JAX_PLATFORMS="nowhere")
+    run_python(EVERYTHING, JAX_PLATFORMS="nowhere")
     with pytest.raises(subprocess.CalledProcessError) as failed:
         run_python("import jax.numpy as jnp\njnp.zeros(())", JAX_PLATFORMS="nowhere")
     assert "nowhere" in failed.value.stderr
@@ -98,11 +111,11 @@ def test_importing_the_trainer_does_not_start_jax():
 def test_importing_the_trainer_costs_little_more_than_jax_flax_and_optax():
     # CPU time, interleaved, the medians: the machine's speed changes between processes. A busy one needs more rounds.
     # The bar is 1.1, which `make bench` measures; here it is wider, as a test must not fail by chance.
-    cpu_secs_of("import trainer")
+    cpu_secs_of(EVERYTHING)
     baseline, ours = [], []
     for _ in range(15):
         baseline.append(cpu_secs_of(BASELINE))
-        ours.append(cpu_secs_of("import trainer"))
+        ours.append(cpu_secs_of(EVERYTHING))
         if len(ours) >= 3 and statistics.median(ours) <= 1.2 * statistics.median(baseline):
             break
     else:

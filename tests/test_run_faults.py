@@ -158,8 +158,8 @@ def test_a_worker_whose_script_ends_too_soon_is_named(came_of):
     struck.assert_ended_in_time(0)
     worker = struck.processes[1]
     assert worker.code == FAILED, worker.stderr
-    assert re.search(rf"^Watchdog: worker 1 has left the job: [^\n]*at step {FAULT_STEP}, [^\n]*\. Worker 1 ends with exit "
-                     "code 1; its script had ended", worker.stderr, re.MULTILINE), worker.stderr
+    assert re.search(rf"^Watchdog: worker 1 has left the job: [^\n]*at step {FAULT_STEP}, [^\n]*\. Worker 1 ends with "
+                     "exit code 1; its script had ended", worker.stderr, re.MULTILINE), worker.stderr
     struck.assert_ended_in_time(1)
     assert_nothing_is_left(struck)
 

@@ -16,7 +16,8 @@ _ending = threading.Lock()  # held by the thread that ends the process
 
 
 def end_process(
-    text: str, ends: str, linger: Callable[[], None], linger_secs: float, code: int = PEER_LOST, place: str | None = None
+    text: str, ends: str, linger: Callable[[], None], linger_secs: float, code: int = PEER_LOST,
+    place: str | None = None,
 ) -> None:
     """Says why on stderr, with the Python stack of the main thread, and ends the process.
 

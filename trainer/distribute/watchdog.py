@@ -10,8 +10,8 @@ Who notices what:
 - A process that is suspended or cut off, or whose host is gone: this watchdog, in all others.
 - A process that lives but does not go on: this watchdog, in all processes, the stuck one included. Its own stack is
   the one that tells most.
-- A process whose script ends while others still wait for it: this watchdog, in these. JAX holds the process up until all
-  have come to their end; it ends as one with an error of its own when the others leave because of it.
+- A process whose script ends while others still wait for it: this watchdog, in these. JAX holds the process up until
+  all have come to their end; it ends as one with an error of its own when the others leave because of it.
 - Process 0 runs JAX's coordinator. When it has ended, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. That
   is put off (`join_cluster`) until this watchdog has said what there is to say.
 - What no watchdog notices, such as a process that dies before its watchdog begins: JAX's own heartbeats.
