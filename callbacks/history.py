@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.callbacks.callback import Callback, adds_logs
@@ -45,7 +46,8 @@ class History(Callback):
 
     @history.setter
     def history(self, history: dict[str, list[Any]]) -> None:
-        self._history, self._unread = history, None
+        self._history = history
+        self._unread: Mapping[str, Any] | None = None
 
     def set_model(self, model):
         super().set_model(model)
@@ -67,8 +69,8 @@ class History(Callback):
         self._read_unread()
 
     def _read_unread(self) -> None:
-        unread, self._unread = self._unread, None
-        for name, value in (unread or {}).items():
+        unread, self._unread = self._unread or {}, None
+        for name, value in unread.items():
             self._history.setdefault(name, []).append(_python_number(value))
 
 
