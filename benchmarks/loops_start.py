@@ -31,13 +31,17 @@ def fresh(workload, figure: str, who: str) -> Callable[[int], dict[str, float]]:
     return run
 
 
+def _import_trainer() -> None:
+    import trainer
+
+    for name in sorted(set(trainer.__all__) - {"testing"}):  # each is imported when it is first used
+        getattr(trainer, name)
+
+
 def _import_time(who: str, workload) -> float:
     start = time.perf_counter()
     if who == "trainer":
-        import trainer
-
-        for name in sorted(set(trainer.__all__) - {"testing"}):  # a name is imported when it is first used
-            getattr(trainer, name)
+        _import_trainer()
     else:
         import flax  # noqa: F401
         import jax  # noqa: F401
@@ -47,6 +51,8 @@ def _import_time(who: str, workload) -> float:
 
 def _loops(who: str):
     # One of them only: the process by hand is without the trainer.
+    if who == "trainer":
+        _import_trainer()
     return importlib.import_module("loops_trainer" if who == "trainer" else "loops_hand")
 
 
