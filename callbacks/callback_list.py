@@ -72,6 +72,8 @@ class CallbackList(Callback):
                 self.callbacks.append(kind())
         for callback in self.callbacks:
             _check_place(callback)
+            if type(callback) is History:
+                callback.reads_late = len(self.callbacks) == 1
         self._is_chief = jax.process_index() == 0
         if model is not None:
             self.set_model(model)

@@ -12,8 +12,8 @@ from trainer.callbacks.lazy_logs import LazyLogs
 class History(Callback):
     """Records the logs of every epoch; every `fit` has one and returns it.
 
-    The logs of an epoch are fetched when they are asked for, when the next epoch ends or training does: unless another
-    callback reads them, the device has the next epoch's steps by then.
+    Where there is no other callback, the logs of an epoch are fetched when the next epoch ends or training does, or
+    somebody reads `history`: the device has the next epoch's steps by then.
 
     Attributes:
       history: for each log, the list of its values as python floats. A log that not every epoch has (a validation with
@@ -33,6 +33,7 @@ class History(Callback):
     """
 
     state_attributes = ("history", "epoch")
+    reads_late = False  # whether nobody can look into `history` while it is an epoch behind
 
     def __init__(self):
         self.history = {}
@@ -58,19 +59,21 @@ class History(Callback):
 
     @adds_logs()
     def on_epoch_end(self, epoch, logs=None):
-        if isinstance(logs, LazyLogs):
+        if self.reads_late and isinstance(logs, LazyLogs):
             logs.begin_fetch()
         self._read_unread()
         self.epoch.append(epoch)
-        # Callbacks behind this one may assign others.
-        self._unread = logs.snapshot() if isinstance(logs, LazyLogs) else dict(logs or {})
+        self._unread = logs or {}
+        if not self.reads_late:
+            self._read_unread()
 
     def on_train_end(self, logs=None):
         self._read_unread()
 
     def _read_unread(self) -> None:
-        unread, self._unread = self._unread or {}, None
-        for name, value in unread.items():
+        values = list((self._unread or {}).items())  # may be interrupted, or fail
+        self._unread = None
+        for name, value in values:
             self._history.setdefault(name, []).append(_python_number(value))
 
 

@@ -5,7 +5,6 @@ Owns `LazyLogs`, a dict. It knows nothing of devices: what fetching means is the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -48,7 +47,7 @@ class LazyLogs(dict):
     ):
         super().__init__(dict.fromkeys(keys, _PENDING))
         self._announced = frozenset(self)
-        self._fetch: Callable[[], Mapping[str, Any]] | None = functools.cache(fetch)
+        self._fetch: Callable[[], Mapping[str, Any]] | None = fetch
         self._begin = begin
 
     def begin_fetch(self) -> None:
@@ -56,14 +55,6 @@ class LazyLogs(dict):
         begin, self._begin = self._begin, None
         if begin is not None and self._fetch is not None:
             begin()
-
-    def snapshot(self) -> LazyLogs:
-        """Returns a copy that is as lazy: what is assigned to one of them later is not seen in the other."""
-        copied = LazyLogs((), dict)
-        for key in self:
-            dict.__setitem__(copied, key, dict.__getitem__(self, key))
-        copied._announced, copied._fetch, copied._begin = self._announced, self._fetch, self._begin
-        return copied
 
     def _fetched(self) -> LazyLogs:
         if self._fetch is not None:

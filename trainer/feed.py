@@ -9,7 +9,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -116,10 +115,8 @@ class Feed:
         """Gives an epoch's groups on the devices, from a batch on; where batches are sent there, a thread is ahead."""
         def place(group: Group) -> PlacedGroup:
             if not self.labels_are_checked:
-                for start in range(0, group.count, self.reader.group_size):
-                    stop = min(start + self.reader.group_size, group.count)
-                    part = jax.tree.map(operator.itemgetter(slice(start, stop)), group.data)
-                    self.model.check_labels(part if self.arrays is None else self.reader.rows(part))
+                rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
+                self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
             return self.model.strategy.place_group(group, self.arrays)
 
         if self.arrays is not None:
@@ -162,9 +159,12 @@ def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)
-        numbers_of = None if arrays is None else _batches_at_once(kind, reader.group_size, jax.tree.leaves(batch))
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
-    return Feed(model, kind, phase, reader, arrays, numbers_of, is_checked, phase.new_guard(), timing)
+        # Bad labels are told when their execution is due, and all rows of a group are looked at for them.
+        at_once = reader.group_size if not is_checked else _batches_at_once(
+            kind, reader.group_size, jax.tree.leaves(batch))
+    return Feed(
+        model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing)
 
 
 def _batches_at_once(kind: str, steps_per_execution: int, batch: list[np.ndarray]) -> int:

@@ -181,7 +181,11 @@ def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[jax.Array]]) -> 
     parts: dict[str, list[jax.Array]] = {"float32": [jnp.zeros(1, jnp.float32)]}
     for log in logs:
         if log.is_summed:
-            for value, (_, dtype) in zip(values[log.name], log.accumulators, strict=True):
+            for value, (shape, dtype) in zip(values[log.name], log.accumulators, strict=True):
+                if jnp.shape(value) != shape or jnp.promote_types(jnp.result_type(value), dtype) != dtype:
+                    raise TypeError(f"An accumulator of the metric {log.name!r} has shape {jnp.shape(value)} and dtype "
+                                    f"{jnp.result_type(value)} after a step, but {shape} and {dtype} before it. "
+                                    "`stateless_update_state` must keep both.")
                 parts.setdefault(dtype, []).append(jnp.ravel(value).astype(dtype))
     return {dtype: jnp.concatenate(vectors) for dtype, vectors in parts.items()}
 

@@ -29,7 +29,7 @@ from trainer.training_run import TrainingRun
 
 MAX_IN_FLIGHT = 2
 
-Running = Any  # the running logs of a phase, as it packs them
+Running = Any  # the running logs of a phase
 Reached = Callable[[int, Running, Mark | None], None]  # told how far an epoch is after each execution
 
 

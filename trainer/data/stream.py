@@ -5,7 +5,6 @@ Owns how passes follow each other and how a batch is looked at without losing it
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Generator
 from typing import Any
@@ -63,7 +62,7 @@ class Stream:
     def close(self) -> None:
         """Closes the iterator."""
         # A prefetching thread may still be in the user's code; then the generator ends with that thread.
-        if inspect.getgeneratorstate(self._batches) != inspect.GEN_RUNNING:
+        if not self._batches.gi_running:
             self._batches.close()
 
 

@@ -69,3 +69,7 @@ def __getattr__(name: str) -> Any:
     if name == "SidecarEvaluator":  # built on `Model`, which is built on this package
         return importlib.import_module("trainer.sidecar_evaluator").SidecarEvaluator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

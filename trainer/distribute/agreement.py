@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
@@ -20,12 +21,15 @@ _numbers = itertools.count()  # of the exchanges, which all processes make in th
 def anywhere(is_so: bool) -> bool:
     """Returns whether something is so in any process; all of them must ask.
 
+    Raises:
+      ClusterError: if another process makes another call.
+
     >>> anywhere(False)
     False
     """
     if jax.process_count() == 1:
         return is_so
-    return any(map(json.loads, _exchanged(json.dumps(is_so))))
+    return any(_exchanged("decision to stop", is_so))
 
 
 def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
@@ -42,12 +46,8 @@ def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     """
     if jax.process_count() == 1:
         return
-    (first_what, first), *others = map(json.loads, _exchanged(json.dumps([what, describe()])))
-    for process, (other_what, other) in enumerate(others, start=1):
-        if other_what != first_what:
-            raise ClusterError(f"The processes do not make the same calls: worker 0 prepares its {first_what}, "
-                               f"worker {process} its {other_what}. What runs over the devices of all must be called "
-                               "by all, in the same order.")
+    first, *others = _exchanged(what, describe())
+    for process, other in enumerate(others, start=1):
         names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if names:
             differ = "; ".join(f"{name}: {first.get(name, 'none')} in worker 0, {other.get(name, 'none')} in worker "
@@ -56,7 +56,15 @@ def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
                                "run the same script with the same arguments.")
 
 
-def _exchanged(text: str) -> list[str]:
+def _exchanged(what: str, said: Any) -> list[Any]:
+    """Returns what all processes say, once it is clear that it is about the same."""
     number = next(_numbers)
     before = f"agreement/{number - 1}" if number else None
-    return exchanged(jax.process_count(), f"agreement/{number}", text, before)
+    texts = exchanged(jax.process_count(), f"agreement/{number}", json.dumps([what, said]), before)
+    (first_what, first), *others = map(json.loads, texts)
+    for process, (other_what, _) in enumerate(others, start=1):
+        if other_what != first_what:
+            raise ClusterError(f"The processes do not make the same calls: worker 0 prepares its {first_what}, "
+                               f"worker {process} its {other_what}. What runs over the devices of all must be called "
+                               "by all, in the same order.")
+    return [first, *(other for _, other in others)]

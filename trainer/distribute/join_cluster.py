@@ -96,15 +96,20 @@ def _join(timeout_secs: float) -> Company | None:
 
     company = agree(description, {}, timeout_secs)
     who = f"Worker {description.process_id} ends"
-    company.watch(timeout_secs, lambda text, linger: end_process(text, who, linger, DRAIN_SECS))
+    company.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
     address = description.coordinator_address
     # JAX's coordinator would listen on all interfaces.
     bind = {"coordinator_bind_address": address} if is_loopback(split_address(address)[0]) else {}
     try:
         _initialize(initialization_timeout=2 * math.ceil(timeout_secs), coordinator_address=address,
                     num_processes=description.num_processes, process_id=description.process_id, **bind)
-    except BaseException:
-        company.leave()
+    except BaseException as error:
+        if isinstance(error, Exception):
+            company.await_end()
+        if jax.distributed.is_initialized():  # JAX would abort this process when the others have ended
+            company.give_up()
+        else:
+            company.leave()
         raise
     return company
 
@@ -154,14 +159,15 @@ def _watch(timeout_secs: float) -> None:
 
 def _initialize(**options: Any) -> None:
     _put_off_aborts()
+    before, sys.excepthook = sys.excepthook, _exit_at_once  # at a normal exit, this process would wait for the others
     try:
         jax.distributed.initialize(
             heartbeat_timeout_seconds=_HEARTBEAT_SECS, shutdown_timeout_seconds=_SHUTDOWN_SECS, **options)
     except RuntimeError as error:
         if "before" not in str(error):
             raise
+        sys.excepthook = before
         raise _too_late(error) from error
-    sys.excepthook = _exit_at_once
     with threads_that_wait_their_turn():  # Gloo's, where devices are CPUs
         jax.devices()  # at once: the processes wait for each other in it
 

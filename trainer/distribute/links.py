@@ -28,6 +28,7 @@ _CONNECT_SECS = 5.0  # for one attempt, and for one answer
 _TRIES, _PAUSE_SECS = 20, 0.25
 _GRACE_SECS = 0.2  # Ctrl-C ends all processes, but not at the same moment
 _MAX_CHARACTERS = 2**13  # of a message
+_MAX_REASON = 2**10  # characters, of which JSON makes up to six
 
 
 class Links:
@@ -64,7 +65,7 @@ class Links:
         """Tells the others as `leave` does, but goes on to listen to them."""
         for sock in tuple(self._sockets):
             with contextlib.suppress(OSError):  # the other one may have ended too
-                sock.sendall(_line({"leaves": reason[:_MAX_CHARACTERS // 2]}))
+                sock.sendall(_line({"leaves": reason[:_MAX_REASON]}))
 
     def _serve(self) -> None:
         try:
@@ -73,8 +74,8 @@ class Links:
             return
         close_all(others)  # "localhost" may be two addresses, and each has a port of its own
         word = secrets.token_hex(16)
-        self._store.key_value_set(f"{_KEYS}0", json.dumps([listener.getsockname()[1], word]), allow_overwrite=True)
-        with listener:
+        with listener, contextlib.suppress(Exception):  # of the store, which JAX raises: as if there were no links
+            self._store.key_value_set(f"{_KEYS}0", json.dumps([listener.getsockname()[1], word]), allow_overwrite=True)
             listener.settimeout(_PAUSE_SECS)
             while self._awaited and not self._is_leaving:
                 with contextlib.suppress(OSError):
@@ -91,7 +92,7 @@ class Links:
 
     def _find(self) -> None:
         for _ in range(_TRIES):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # of the store too, which JAX raises
                 for _, value in self._store.key_value_dir_get(_KEYS):
                     port, word = json.loads(value)
                     with socket.create_connection((self._host, port), _CONNECT_SECS) as sock, _reader(sock) as lines:

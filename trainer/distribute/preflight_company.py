@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from trainer.distribute.cluster_description import ClusterDescription
+from trainer.distribute.peer_lost import FAILED, PEER_LOST
 from trainer.distribute.preflight_messages import Connection, NotOurs, printable
 from trainer.distribute.preflight_wait import POLL_SECS
 from trainer.distribute.verdict import Observer, Report, Seen, lost
@@ -21,8 +22,11 @@ from trainer.distribute.verdict import Observer, Report, Seen, lost
 ALIVE_SECS = 0.5  # from one sign of life to the next
 DRAIN_SECS = 1.0  # for the others to read the last message, and to close first: who does keeps the port a while
 LATER_SECS = 2.0  # than process 0, which knows whom all wait for
+VERDICT_SECS = 1.0  # for the end of a connection to be noticed, and what follows
 SILENCE = 0.75  # of the limit
 _HAS_ENDED = "its process has ended, or given up, while JAX started"
+
+End = Callable[[str, int, Callable[[], None]], None]
 
 
 class Company:
@@ -45,25 +49,37 @@ class Company:
         self._heard = dict.fromkeys(connections, 0)  # how many messages
         self._awaited = set(connections)  # that have not said that they have started; of process 0, that all have
         self._has_started = False  # this process
-        self._has_said_so = self._has_left = False
+        self._has_said_so = self._has_left = self._has_given_up = False
+        self._thread: threading.Thread | None = None
 
-    def watch(self, timeout_secs: float, end: Callable[[str, Callable[[], None]], None]) -> None:
+    def watch(self, timeout_secs: float, end: End) -> None:
         """Looks after the others in a thread, until all have started.
 
         Args:
           timeout_secs: within which they have to.
-          end: called in the thread when that becomes impossible, with the reason and what there is to wait for
-            before this process ends.
+          end: called in the thread when that becomes impossible, with the reason, the exit code, and what there is to
+            wait for before this process ends.
         """
-        threading.Thread(target=self._watch, args=(timeout_secs, end), name="trainer_company", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._watch, args=(timeout_secs, end), name="trainer_company", daemon=True)
+        self._thread.start()
 
     def started(self) -> None:
         """Says that this process has started, and is looked after by its watchdog."""
         self._has_started = True
 
     def leave(self) -> None:
-        """Ends the watch: this process does not start, which the others notice."""
+        """Lets the others know, by the end of their connection, that this process does not start."""
         self._has_left = True
+
+    def give_up(self) -> None:
+        """Lets the others know that this process does not start; when they have ended, `end` is called here too."""
+        self._has_given_up = True
+
+    def await_end(self) -> None:
+        """Waits a little for `end` to be called, as JAX's start has failed, maybe as another process has ended."""
+        if self._thread is not None:
+            self._thread.join(VERDICT_SECS)
 
     def close(self) -> None:
         """Closes the connections; of process 0, when the others have closed theirs, or some time after."""
@@ -73,7 +89,7 @@ class Company:
             connection.close()
         self._selector.close()
 
-    def _watch(self, timeout_secs: float, end: Callable[[str, Callable[[], None]], None]) -> None:
+    def _watch(self, timeout_secs: float, end: End) -> None:
         is_first = self._cluster.process_id == 0
         observer, alive_at = Observer(ALIVE_SECS), 0.0
         while True:
@@ -84,11 +100,14 @@ class Company:
             if self._has_left:
                 self.close()
                 return
+            if self._has_given_up:
+                self._outlast(end)
+                return
             if text is not None:
                 quiet = {number for number, one in seen.items() if one.silent_secs > 4 * ALIVE_SECS}
                 if is_first:
                     self._tell({"kind": "lost", "text": text})
-                end(text, functools.partial(self._drain, quiet) if is_first else lambda: None)
+                end(text, PEER_LOST, functools.partial(self._drain, quiet) if is_first else lambda: None)
                 return
             if now >= alive_at:
                 alive_at = now + ALIVE_SECS
@@ -102,6 +121,13 @@ class Company:
                 self.close()
                 return
 
+    def _outlast(self, end: End) -> None:
+        self._tell({"kind": "gave_up"})
+        while not all(connection.ended for connection in self._connections.values()):
+            self._messages()
+        end(f"worker {self._cluster.process_id} has given up while JAX started, and the others have ended.", FAILED,
+            lambda: None)
+
     def _receive(self) -> str | None:
         """Takes what the others say; returns why this process has to leave, if it has to."""
         for number, message in self._messages():
@@ -110,6 +136,8 @@ class Company:
                 return printable(str(message.get("text", "")))
             if message.get("kind") in ("started", "all_started"):
                 self._awaited.discard(number)
+            if message.get("kind") == "gave_up":
+                return lost(number, {}, _HAS_ENDED)
         ended = [number for number in sorted(self._awaited) if self._connections[number].ended]
         return lost(ended[0], {}, _HAS_ENDED) if ended else None
 
