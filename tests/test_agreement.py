@@ -160,6 +160,14 @@ def refused(compiled=(), fitted=(), prepare=lambda model: None, call="fit"):
     return str(caught.value)
 
 
+class Evaluates(Callback):
+    """Calls in one process what all have to call."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if jax.process_index() == 1:
+            self.model.evaluate(X, Y, verbose=0)
+
+
 def shared(policy):
     return trainer.data.with_options(trainer.data.Dataset.from_arrays((X, Y)).batch(BATCH_SIZE), policy)
 
@@ -194,6 +202,7 @@ def all_refused():
         "order": refused(fitted={"shuffle": is_other}),
         "validation": refused(fitted={"validation_data": (X, Y), "validation_freq": 1 + is_other}),
         "calls": refused(call="evaluate" if is_other else "fit"),
+        "calls in a callback": refused(fitted={"callbacks": [Evaluates()]}),
         "sharing": refused(fitted={"x": shared("off" if is_other else "data"), "y": None, "batch_size": None}),
         "sharing of the validation": refused(fitted={"validation_data": shared("data" if is_other else "off")}),
         "sharing in a loop": refused_loop("off" if is_other else "auto"),
@@ -211,6 +220,7 @@ def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
         "order": "The training of worker 1 is not that of worker 0. first batch: ",
         "validation": "validation_freq: 1 in worker 0, 2 in worker 1",
         "calls": "worker 0 prepares its data for `fit`, worker 1 its data for `evaluate`",
+        "calls in a callback": "worker 0 prepares its decision to stop, worker 1 its data for `evaluate`",
         "sharing": "auto_shard_policy of `x`: data in worker 0, off in worker 1. ",
         "sharing of the validation": "auto_shard_policy of `validation_data`: off in worker 0, data in worker 1. ",
         "sharing in a loop": "auto_shard_policy: auto in worker 0, off in worker 1. "}

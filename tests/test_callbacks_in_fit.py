@@ -11,6 +11,7 @@ import pytest
 import trainer
 from tests.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer import callbacks as cb
+from trainer import feed, loop
 
 
 @pytest.fixture(autouse=True, params=["auto", 1, 3], ids=lambda steps: f"{steps}_steps")
@@ -77,6 +78,58 @@ def test_a_schedule_by_epoch_and_a_plateau_change_the_rate_and_log_it():
     plateau = cb.ReduceLROnPlateau(monitor="loss", factor=0.1, patience=1, min_delta=100.0)
     model.fit(x, y, epochs=3, callbacks=[plateau], verbose=0)
     assert float(model.optimizer.learning_rate) < 0.0625
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What a fit does, in its order: "run" for an execution, "fetch" for the logs of an epoch."""
+    found, execute, on_host = [], loop._execute, feed.on_host
+    monkeypatch.setattr(loop, "_execute", lambda *args: (found.append("run"), execute(*args))[1])
+    monkeypatch.setattr(feed, "on_host", lambda values: (found.append("fetch"), on_host(values))[1])
+    return found
+
+
+def test_the_device_has_the_next_epoch_before_logs_are_fetched(events):
+    x, y, _ = classification(8)
+    model = make_model()
+    late = model.fit(x, y, batch_size=8, epochs=3, verbose=0).history["loss"]
+    assert events == ["run", "run", "fetch", "run", "fetch", "fetch"]
+    assert len(late) == 3
+    events.clear()
+    model = make_model()
+    read = []
+    reads = cb.LambdaCallback(on_epoch_end=lambda epoch, logs: read.append(model.history.history["loss"][-1]))
+    history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[cb.History(), reads])
+    assert history.history["loss"] == late
+    assert read == late
+    assert events == ["run", "fetch"] * 3
+
+
+def test_few_executions_are_queued_however_many_epochs_there_are(monkeypatch):
+    queued, run_epoch = [], loop._run_epoch
+
+    def observed(model, fed, *args, **options):
+        queued.append(len(fed.in_flight))
+        return run_epoch(model, fed, *args, **options)
+
+    monkeypatch.setattr(loop, "_run_epoch", observed)
+    x, y, _ = classification(8)
+    make_model().fit(x, y, batch_size=8, epochs=20, verbose=0)
+    assert queued == [0, 1, *[loop.MAX_IN_FLIGHT] * 18]
+
+
+def test_an_interrupted_fetch_loses_no_epoch(monkeypatch):
+    def interrupted(values):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    x, y, _ = classification(8)
+    model = make_model()
+    monkeypatch.setattr(feed, "on_host", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+    assert model.history.epoch == [0]
+    assert len(model.history.history["loss"]) == 1
 
 
 def test_a_csv_file_has_the_history(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import trainer
 from tests.hlo import collectives
 from tests.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss, mirrored
+from trainer import feed
 from trainer.data import Dataset, Group, HostArrays
 from trainer.data.arrays import aligned_empty, is_aligned
 from trainer.distribute import placed_arrays, placement, strategy
@@ -50,6 +51,20 @@ def test_single_steps_for_a_callback_give_the_bits_of_fused_ones():
         np.testing.assert_array_equal(mine, theirs)
     assert_same_numbers(fused, train(2, steps_per_epoch=5, data_on_device=False))
     assert seen == [0, 1, 2, 3, 4] * 3
+
+
+def test_row_numbers_of_many_batches_are_placed_at_once_and_change_no_bit(monkeypatch):
+    placed, place = [], strategy.Strategy.place_group
+    monkeypatch.setattr(strategy.Strategy, "place_group", lambda self, group, arrays=None: (
+        placed.append(group.count) if arrays is not None else None, place(self, group, arrays))[1])
+    whole = train(2, steps_per_execution=2)
+    assert placed == [6, 1, 2, 1] * 3, "of the training and of the validation, each with an uneven last batch"
+    placed.clear()
+    monkeypatch.setattr(feed, "_NUMBERS_AT_ONCE", 4 * BATCH)
+    in_parts = train(2, steps_per_execution=2)
+    assert placed == [4, 2, 1, 2, 1] * 3
+    for mine, theirs in zip(jax.tree.leaves(whole), jax.tree.leaves(in_parts), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.fixture
@@ -231,6 +246,16 @@ def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
     with pytest.raises(ValueError, match="label 7"):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert not model._phases["train"]._executables
+
+
+@pytest.mark.parametrize("data_on_device", [True, False])
+def test_the_executions_before_a_bad_label_run(data_on_device):
+    x, y, _ = classification(64)
+    y[60] = 7
+    model = compiled_mlp(2, steps_per_execution=3, data_on_device=data_on_device)
+    with pytest.raises(ValueError, match="label 7"):
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert int(model.state.step) == 6
 
 
 def test_a_label_that_is_never_read_does_no_harm():
