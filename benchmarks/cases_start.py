@@ -15,8 +15,8 @@ def _case(title: str, text: str, figure: str, comparison: Comparison, **options)
 
 CASES = {
     "import": _case(
-        "Time to import", "`import trainer` and the use of each of its names but `testing`, which imports all of it, against `import jax, "
-        "flax, optax`, each in a process of its own.",
+        "Time to import", "`import trainer` and the use of all its names but `testing`, which imports all of it, "
+        "against `import jax, flax, optax`, each in a process of its own.",
         "import_time", Comparison("import trainer", "import jax, flax, optax", 1.1), unit="s"),
     "first_step": _case(
         "Time to the first step", "From the making of the model (784-128-10) to the end of its first train step, "

@@ -71,7 +71,7 @@ def test_the_tasks_meet_where_jax_lets_them_meet(slurm, nodes, job):
 
 
 @pytest.mark.parametrize("variables", [
-    {"SLURM_PROCID": None}, {"SLURM_STEP_NODELIST": None}, {"OMPI_MCA_orte_hnp_uri": "1"}])
+    {"SLURM_PROCID": None}, {"SLURM_STEP_NODELIST": None}])
 def test_what_srun_did_not_start_is_no_task(slurm, variables):
     slurm(**variables)
     assert resolve_cluster() is None

@@ -62,7 +62,7 @@ class Stream:
     def close(self) -> None:
         """Closes the iterator."""
         # A prefetching thread may still be in the user's code; then the generator ends with that thread.
-        if not self._batches.gi_running:
+        if not getattr(self._batches, "gi_running", False):  # `inspect` may be gone as Python ends
             self._batches.close()
 
 

@@ -20,6 +20,7 @@ from trainer.distribute.cluster_description import (
     normal_form,
     split_address,
 )
+from trainer.distribute.open_mpi import LAUNCHER, in_open_mpi, open_mpi_cluster
 from trainer.distribute.slurm import in_slurm, slurm_cluster
 
 VARIABLE = "TF_CONFIG"
@@ -108,16 +109,19 @@ class TFConfigClusterResolver:
 
 
 def resolve_cluster() -> ClusterDescription | None:
-    """Returns the cluster that TF_CONFIG describes, or else SLURM; None if neither is there.
+    """Returns the cluster that TF_CONFIG describes, or else Open MPI or SLURM; None if none of them is there.
 
     A TF_CONFIG that is set but empty is refused: each process would otherwise train alone without a word.
 
     Raises:
-      ClusterError: if TF_CONFIG is wrong, or what SLURM says.
+      ClusterError: if TF_CONFIG is wrong, or what Open MPI or SLURM say.
     """
     if VARIABLE in os.environ:
         return TFConfigClusterResolver().description()
-    return slurm_cluster() if detect_cluster() == "slurm" else None
+    kind = detect_cluster()
+    if kind == "ompi" and in_open_mpi():
+        return open_mpi_cluster()
+    return slurm_cluster() if kind == "slurm" else None
 
 
 def detect_cluster() -> str | None:
@@ -134,11 +138,11 @@ def detect_cluster() -> str | None:
     return next((name for name, is_here in _JAX_CLUSTERS.items() if is_here()), None)
 
 
-def _in_open_mpi() -> bool:
+def _in_any_open_mpi() -> bool:
     # Launchers before version 5 set the address. Later ones only say each process's place, which JAX understands from
     # 0.12 on; before, it fails with an error, which is better than processes that train alone.
     places = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-    return "OMPI_MCA_orte_hnp_uri" in os.environ or all(name in os.environ for name in places)
+    return LAUNCHER in os.environ or all(name in os.environ for name in places)
 
 
 def _on_tpu() -> bool:
@@ -159,7 +163,7 @@ def _in_kubernetes() -> bool:
 
 
 _JAX_CLUSTERS: dict[str, Callable[[], bool]] = {  # in JAX's order
-    "ompi": _in_open_mpi, "slurm": in_slurm, "gketpu": _in_gke_tpu, "gcetpu": _in_cloud_tpu, "k8s": _in_kubernetes}
+    "ompi": _in_any_open_mpi, "slurm": in_slurm, "gketpu": _in_gke_tpu, "gcetpu": _in_cloud_tpu, "k8s": _in_kubernetes}
 
 
 def _has_package(name: str) -> bool:

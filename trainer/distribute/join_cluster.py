@@ -48,14 +48,14 @@ _own_steps = 0  # of loops of the user's own
 def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
     """Lets all devices of the cluster that this process belongs to become JAX's; does nothing outside of a cluster.
 
-    The cluster is what TF_CONFIG describes, or SLURM, or else what JAX finds by itself (Open MPI, Kubernetes, TPU).
+    The cluster is what TF_CONFIG, Open MPI or SLURM describe, or else what JAX finds by itself (Kubernetes, TPU).
     From then on a watchdog looks after its processes. May be called again; later limits are ignored.
 
     Args:
       timeout_secs: how long to wait for the other processes, now and while training.
 
     Raises:
-      ClusterError: if TF_CONFIG or what SLURM says is wrong, or the processes were started with different clusters,
+      ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
         jobs or versions. If nobody catches it, the process's exit code is 2.
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.

@@ -19,7 +19,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     Every process runs the same script with the same data, of which each takes the rows of its own replicas. Weights,
     losses, metrics and predictions are those of one device, and the same in all processes.
 
-    The processes are those that TF_CONFIG names, or SLURM, or that JAX finds by itself (Open MPI, Kubernetes, TPU).
+    The processes are those that TF_CONFIG names, Open MPI or SLURM, or that JAX finds by itself (Kubernetes, TPU).
     Without any there is one, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
 
     Args:
@@ -32,7 +32,7 @@ class MultiWorkerMirroredStrategy(Strategy):
       local_replicas: how many of the replicas are this process's.
 
     Raises:
-      ClusterError: if TF_CONFIG or what SLURM says is wrong, or the processes were started with different clusters,
+      ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
         jobs or versions.
       ClusterTimeout: if not all processes come in time; it names those that are missing.
       RuntimeError: if JAX has used its devices already.

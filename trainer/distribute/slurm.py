@@ -33,7 +33,7 @@ def slurm_cluster() -> ClusterDescription:
     """
     # SLURM_NTASKS is the job's number where a step has the shell's environment, as an interactive one of `salloc`.
     count_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
-    job, count, number = map(_whole_number, ("SLURM_JOB_ID", count_name, "SLURM_PROCID"))
+    job, count, number = (whole_number(name, _ADVICE) for name in ("SLURM_JOB_ID", count_name, "SLURM_PROCID"))
     if not number < count:
         raise ClusterError(f"SLURM_PROCID is {number}, but {count_name} is {count}. {_ADVICE}")
     address, where = os.environ.get("JAX_COORDINATOR_ADDRESS"), "JAX_COORDINATOR_ADDRESS"
@@ -51,10 +51,15 @@ def slurm_cluster() -> ClusterDescription:
         raise ClusterError(f"Task 0 has a wrong address by {where}: {error}") from None
 
 
-def _whole_number(name: str) -> int:
-    text = os.environ[name]
+def whole_number(name: str, advice: str) -> int:
+    """Returns what an environment variable holds.
+
+    Raises:
+      ClusterError: if that is not a whole number; `advice` says what to do then.
+    """
+    text = os.environ.get(name, "")
     if not (text.isascii() and text.isdecimal()):
-        raise ClusterError(f"{name} is {text!r}, which is no whole number. {_ADVICE}")
+        raise ClusterError(f"{name} is {text!r}, which is no whole number. {advice}")
     return int(text)
 
 

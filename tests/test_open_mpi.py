@@ -1,0 +1,99 @@
+"""Clusters that Open MPI describes, without it: its variables are what `mpirun` would set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.preflight_cluster import free_port
+from trainer.distribute.cluster_description import ClusterDescription, ClusterError
+from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
+
+URI = "1531576320.0;tcp://10.96.0.1,10.148.0.1,10.108.0.1:34911"
+URI6 = "1314521088.0;tcp6://[fe80::b9b:ac5d:9cf0:b858,2620:10d:c083:150e::3000:2]:43370"
+SCRIPT = """
+import jax
+import trainer
+strategy = trainer.distribute.MultiWorkerMirroredStrategy(trainer.distribute.CommunicationOptions(timeout_seconds=60))
+print(jax.process_index(), jax.process_count(), strategy.num_replicas_in_sync)
+"""
+
+
+@pytest.fixture
+def open_mpi(monkeypatch):
+    """Sets the variables of a process; those that are None are not set."""
+
+    def set_variables(**variables):
+        for name in [name for name in os.environ if name.startswith(("SLURM_", "JAX_COORDINATOR_", "OMPI_"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        launched = {"OMPI_MCA_orte_hnp_uri": URI, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1",
+                    "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+        for name, value in {**launched, **variables}.items():
+            if value is not None:
+                monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
+def test_the_processes_of_a_launch_are_a_cluster(open_mpi):
+    open_mpi()
+    assert resolve_cluster() == ClusterDescription(
+        ("10.96.0.1:62624", "", ""), 1, names=("rank 0", "rank 1", "rank 2"),
+        source="environment (JAX_COORDINATOR_PORT, OMPI_MCA_orte_hnp_uri)", job_id=f"Open MPI {URI}")
+
+
+@pytest.mark.parametrize(("variables", "address"), [
+    ({"JAX_COORDINATOR_PORT": "24567"}, "10.96.0.1:24567"), ({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:99"}, "10.0.0.1:99"),
+    ({"OMPI_MCA_orte_hnp_uri": URI6, "JAX_COORDINATOR_PORT": "7"}, "[fe80::b9b:ac5d:9cf0:b858]:7")])
+def test_the_processes_may_be_told_where_to_meet(open_mpi, variables, address):
+    open_mpi(**variables)
+    assert resolve_cluster().coordinator_address == address
+
+
+@pytest.mark.parametrize("job", ["1531576320", "4096", "8191", "99999999"])
+def test_the_processes_meet_where_jax_lets_them_meet(open_mpi, job):
+    from jax._src.clusters import OmpiCluster  # no public way to ask; a difference should show here first
+
+    open_mpi(OMPI_MCA_orte_hnp_uri=f"{job}.0;tcp://10.0.0.7:34911")
+    cluster = resolve_cluster()
+    assert (cluster.coordinator_address, cluster.num_processes, cluster.process_id) == (
+        OmpiCluster.get_coordinator_address(60, None), OmpiCluster.get_process_count(), OmpiCluster.get_process_id())
+
+
+@pytest.mark.parametrize("variables", [{"OMPI_MCA_orte_hnp_uri": None}, {"OMPI_VERSION": "5.0.3"}])
+def test_what_only_mpi_itself_knows_is_left_to_jax(open_mpi, variables):
+    open_mpi(**variables)
+    assert (detect_cluster(), resolve_cluster()) == ("ompi", None)
+
+
+@pytest.mark.parametrize(("variables", "match"), [
+    ({"OMPI_COMM_WORLD_RANK": "first"}, "^OMPI_COMM_WORLD_RANK is 'first', which is no whole number. Start the proc"),
+    ({"OMPI_COMM_WORLD_SIZE": None}, "^OMPI_COMM_WORLD_SIZE is '', which is no whole number"),
+    ({"OMPI_COMM_WORLD_RANK": "3"}, "^OMPI_COMM_WORLD_RANK is 3, but OMPI_COMM_WORLD_SIZE is 3. Start"),
+    ({"OMPI_MCA_orte_hnp_uri": "1.0;usock"}, "^OMPI_MCA_orte_hnp_uri is '1.0;usock', which is no job's number"),
+    ({"JAX_COORDINATOR_PORT": "high"}, "^Rank 0 has a wrong address by JAX_COORDINATOR_PORT, OMPI_MCA_orte_hnp_uri: "
+     "'10.96.0.1:high' has the port 'high'")])
+def test_variables_that_mpirun_does_not_set_so_are_refused(open_mpi, variables, match):
+    open_mpi(**variables)
+    with pytest.raises(ClusterError, match=match):
+        resolve_cluster()
+
+
+def test_two_processes_train_as_one_program(open_mpi):
+    open_mpi(OMPI_MCA_orte_hnp_uri="4096.0;tcp://127.0.0.1:34911", OMPI_COMM_WORLD_SIZE="2", JAX_PLATFORMS="cpu",
+             JAX_COORDINATOR_PORT=str(free_port()), XLA_FLAGS="")
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for index in "01":
+            ranks.append(stack.enter_context(subprocess.Popen(
+                [sys.executable, "-c", SCRIPT], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env={**os.environ, "OMPI_COMM_WORLD_RANK": index, "OMPI_COMM_WORLD_LOCAL_RANK": index})))
+            stack.callback(ranks[-1].kill)
+        for index, rank in enumerate(ranks):
+            stdout, stderr = rank.communicate(timeout=120)
+            assert (rank.returncode, stdout) == (0, f"{index} 2 2\n"), stderr
