@@ -171,7 +171,8 @@ def _batches_at_once(kind: str, steps_per_execution: int, batch: list[np.ndarray
     """Returns of how many batches the row numbers are placed at once: it takes as long as many small steps."""
     if kind == "predict" or steps_per_execution == 1:  # an execution is of a whole group, or compiled for one batch
         return steps_per_execution
-    return max(_NUMBERS_AT_ONCE // batch[0].shape[0], steps_per_execution)
+    executions = _NUMBERS_AT_ONCE // (batch[0].shape[0] * steps_per_execution)
+    return max(executions, 1) * steps_per_execution
 
 
 def _has_good_labels(model: Trainee, reader: Reader) -> bool:

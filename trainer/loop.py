@@ -264,11 +264,12 @@ def _executions(
     That is as many as go into one execution, unless a callback wants to see each batch or looks at one in the middle.
     """
     looks = callbacks.wants("next_look")
+    # Where a group is of many executions, these end where they would if each had a group of its own.
     steps = 1 if per_batch else feed.reader.group_size
     for group in _awaited(feed, groups):
         start = 0
         while start < group.count:
-            stop = min(start + steps, group.count)
+            stop = min((start // steps + 1) * steps, group.count)
             look = callbacks.next_look(feed.kind, group.first + start) if looks else None
             if look is not None:
                 stop = min(stop, look - group.first + 1)
