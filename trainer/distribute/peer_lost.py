@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -35,7 +36,8 @@ def end_process(
         return
     guard = threading.Timer(_PRINT_SECS + linger_secs, os._exit, (code,))
     guard.daemon = True
-    guard.start()
+    with contextlib.suppress(RuntimeError):  # Python starts no thread any more once the script has ended
+        guard.start()
     place = place or f"its main thread is here:\n{_main_stack()}"
     # On a line of its own, as JAX may be printing too.
     print(f"\nWatchdog: {text} {ends} with exit code {code}; {place}", end="", file=sys.stderr, flush=True)
