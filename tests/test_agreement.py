@@ -18,8 +18,10 @@ from tests.networks import LinenMLP, classification, logits_loss
 from tests.preflight_cluster import free_port
 from trainer import callbacks as cb
 from trainer import distribute
+from trainer.alike import describe_model
 from trainer.callbacks import Callback, CallbackList
 from trainer.distribute.agreement import anywhere
+from trainer.state import TrainState
 from trainer.testing import LocalCluster
 
 X, Y, _ = classification(48)
@@ -255,6 +257,12 @@ def test_models_on_the_devices_of_one_process_need_no_other():
 class Stops(Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.model.stop_training = batch == 1
+
+
+def test_the_versions_of_the_packages_are_compared_with_the_model():
+    state = TrainState(step=np.int32(0), params={}, model_state={}, opt_state=(), seed=0)
+    described = describe_model(state, np.ones((4, 2), np.float32), {})
+    assert (described["trainer"], described["jax"]) == (trainer.__version__, jax.__version__)
 
 
 def test_a_callback_for_the_chief_is_called_where_there_is_one_process():

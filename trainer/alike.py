@@ -20,7 +20,7 @@ _PROGRAM = "program, made by the code, the loss, the metrics, the optimizer and 
 
 
 def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what there is to compare of a model.
+    """Returns what there is to compare of a model, and of the packages that run it.
 
     Args:
       state: its state, or the shapes of it.
@@ -31,9 +31,12 @@ def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -
     >>> describe_model(state, np.ones((4, 2), np.float32), {})["parameters"]  # doctest: +ELLIPSIS
     '1 array, 6 values (...)'
     """
+    from trainer.distribute.preflight import package_versions  # only clusters need it
+
     trees = {"parameters": state.params, "model state": state.model_state, "optimizer state": state.opt_state,
              "batch": batch}
-    return {**{name: _shapes(tree) for name, tree in trees.items()},
+    # Of processes that have met before JAX started the versions are alike; JAX may have found others by itself.
+    return {**package_versions(), **{name: _shapes(tree) for name, tree in trees.items()},
             **{name: str(value) for name, value in settings.items()}}
 
 
