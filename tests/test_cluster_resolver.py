@@ -227,9 +227,9 @@ def test_jax_detects_the_same(monkeypatch, names):
     assert found == ([detect_cluster()] if names and names != SLURM[:-1] else [])
 
 
-@pytest.mark.parametrize("module", ["cluster_description", "cluster_resolver", "open_mpi", "peer_lost", "preflight",
-                                    "preflight_company", "preflight_gather", "preflight_join", "preflight_listen",
-                                    "preflight_messages", "preflight_wait", "slurm", "verdict"])
+@pytest.mark.parametrize("module", ["cluster_description", "cluster_resolver", "launched_cluster", "open_mpi",
+                                    "peer_lost", "preflight", "preflight_company", "preflight_gather", "preflight_join",
+                                    "preflight_listen", "preflight_messages", "preflight_wait", "slurm", "verdict"])
 def test_nothing_of_it_imports_jax(module):
     source = (project_files.ROOT / "trainer" / "distribute" / f"{module}.py").read_text()
     assert "import jax" not in source and "from jax" not in source

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.launched_processes import outputs_of, variables_setter
 from tests.preflight_cluster import free_port
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
@@ -25,19 +21,9 @@ print(jax.process_index(), jax.process_count(), strategy.num_replicas_in_sync)
 
 @pytest.fixture
 def open_mpi(monkeypatch):
-    """Sets the variables of a process; those that are None are not set."""
-
-    def set_variables(**variables):
-        for name in [name for name in os.environ if name.startswith(("SLURM_", "JAX_COORDINATOR_", "OMPI_"))]:
-            monkeypatch.delenv(name)
-        monkeypatch.delenv("TF_CONFIG", raising=False)
-        launched = {"OMPI_MCA_orte_hnp_uri": URI, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1",
-                    "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-        for name, value in {**launched, **variables}.items():
-            if value is not None:
-                monkeypatch.setenv(name, value)
-
-    return set_variables
+    return variables_setter(monkeypatch, {
+        "OMPI_MCA_orte_hnp_uri": URI, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
 
 
 def test_the_processes_of_a_launch_are_a_cluster(open_mpi):
@@ -87,13 +73,5 @@ def test_variables_that_mpirun_does_not_set_so_are_refused(open_mpi, variables, 
 def test_two_processes_train_as_one_program(open_mpi):
     open_mpi(OMPI_MCA_orte_hnp_uri="4096.0;tcp://127.0.0.1:34911", OMPI_COMM_WORLD_SIZE="2", JAX_PLATFORMS="cpu",
              JAX_COORDINATOR_PORT=str(free_port()), XLA_FLAGS="")
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for index in "01":
-            ranks.append(stack.enter_context(subprocess.Popen(
-                [sys.executable, "-c", SCRIPT], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env={**os.environ, "OMPI_COMM_WORLD_RANK": index, "OMPI_COMM_WORLD_LOCAL_RANK": index})))
-            stack.callback(ranks[-1].kill)
-        for index, rank in enumerate(ranks):
-            stdout, stderr = rank.communicate(timeout=120)
-            assert (rank.returncode, stdout) == (0, f"{index} 2 2\n"), stderr
+    ranks = [{"OMPI_COMM_WORLD_RANK": index, "OMPI_COMM_WORLD_LOCAL_RANK": index} for index in "01"]
+    assert outputs_of(SCRIPT, ranks) == ["0 2 2\n", "1 2 2\n"]

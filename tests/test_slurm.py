@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from tests.launched_processes import outputs_of, variables_setter
 from tests.preflight_cluster import free_port
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 from trainer.distribute.cluster_resolver import resolve_cluster
@@ -28,17 +27,7 @@ print(jax.process_index(), jax.process_count(), strategy.num_replicas_in_sync, g
 
 @pytest.fixture
 def slurm(monkeypatch):
-    """Sets the variables of a task; those that are None are not set."""
-
-    def set_variables(**variables):
-        for name in [name for name in os.environ if name.startswith(("SLURM_", "JAX_COORDINATOR_", "OMPI_"))]:
-            monkeypatch.delenv(name)
-        monkeypatch.delenv("TF_CONFIG", raising=False)
-        for name, value in {**{f"SLURM_{name}": value for name, value in STEP.items()}, **variables}.items():
-            if value is not None:
-                monkeypatch.setenv(name, value)
-
-    return set_variables
+    return variables_setter(monkeypatch, {f"SLURM_{name}": value for name, value in STEP.items()})
 
 
 @pytest.mark.parametrize(("variables", "address"), [
@@ -77,6 +66,12 @@ def test_what_srun_did_not_start_is_no_task(slurm, variables):
     assert resolve_cluster() is None
 
 
+def test_what_mpirun_started_is_no_task_either(slurm):
+    uri = "4096.0;tcp://10.0.0.7:34911"
+    slurm(OMPI_MCA_orte_hnp_uri=uri, OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
+    assert resolve_cluster().job_id == f"Open MPI {uri}"
+
+
 def test_tf_config_counts_instead(slurm):
     slurm(TF_CONFIG='{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
     assert resolve_cluster().addresses == ("a:1",)
@@ -100,17 +95,9 @@ def test_variables_that_srun_does_not_set_so_are_refused(slurm, variables, match
 def test_two_tasks_train_as_one_program_with_a_device_each(slurm):
     slurm(SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2", JAX_COORDINATOR_PORT=str(free_port()), JAX_PLATFORMS="cpu",
           XLA_FLAGS="")
-    with contextlib.ExitStack() as stack:
-        tasks = []
-        for index in "01":
-            tasks.append(stack.enter_context(subprocess.Popen(
-                [sys.executable, "-c", SCRIPT], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env={**os.environ, "SLURM_PROCID": index, "SLURM_LOCALID": index})))
-            stack.callback(tasks[-1].kill)
-        for index, task in enumerate(tasks):
-            stdout, stderr = task.communicate(timeout=120)
-            assert task.returncode == 0, stderr
-            assert stdout.endswith(f"{index} 2 2 {index}\n"), "the GPU of its place, as JAX has it"
+    tasks = [{"SLURM_PROCID": index, "SLURM_LOCALID": index} for index in "01"]
+    for index, output in enumerate(outputs_of(SCRIPT, tasks)):
+        assert output.endswith(f"{index} 2 2 {index}\n"), "the GPU of its place, as JAX has it"
 
 
 def test_a_step_of_one_task_is_a_process_alone(slurm):

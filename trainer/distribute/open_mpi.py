@@ -10,11 +10,11 @@ import os
 import re
 
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
-from trainer.distribute.slurm import whole_number
+from trainer.distribute.launched_cluster import launched_cluster
 
 LAUNCHER = "OMPI_MCA_orte_hnp_uri"  # such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911
 _FIRST_IP = re.compile(r"tcp://(.+?)[,:]|tcp6://\[(.+?)[,\]]")
-_NUM_PORTS = 2**12  # the last ones, of which JAX takes one by the job's number
+_LAUNCHES = 2**12  # what the last bits of a job's number count, within the job
 _ADVICE = "Start the processes with `mpirun`, or unset the variables OMPI_* to train in one process."
 
 
@@ -27,30 +27,17 @@ def in_open_mpi() -> bool:
 def open_mpi_cluster() -> ClusterDescription:
     """Returns the processes that `mpirun` started together with this one.
 
-    They meet at JAX_COORDINATOR_ADDRESS; or else on the launcher's machine, at the port JAX_COORDINATOR_PORT or one
-    that follows from the job's number.
+    They meet on the launcher's machine, unless they are told where (see `launched_cluster`).
 
     Raises:
       ClusterError: if a variable does not hold what `mpirun` writes into it, or the address is wrong.
 
     Source: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables
     """
-    number, count = (whole_number(f"OMPI_COMM_WORLD_{name}", _ADVICE) for name in ("RANK", "SIZE"))
-    if not number < count:
-        raise ClusterError(f"OMPI_COMM_WORLD_RANK is {number}, but OMPI_COMM_WORLD_SIZE is {count}. {_ADVICE}")
     uri = os.environ[LAUNCHER]
     job, found = uri.partition(".")[0], _FIRST_IP.search(uri)
     if not (job.isascii() and job.isdecimal()) or found is None:
         raise ClusterError(f"{LAUNCHER} is {uri!r}, which is no job's number and address. {_ADVICE}")
-    address, where = os.environ.get("JAX_COORDINATOR_ADDRESS"), "JAX_COORDINATOR_ADDRESS"
-    if not address:
-        # Of a job's number the last bits count the launches within it.
-        port = os.environ.get("JAX_COORDINATOR_PORT") or str(2**16 - _NUM_PORTS + int(job) // 2**12 % _NUM_PORTS)
-        address = f"{found[1] or f'[{found[2]}]'}:{port}"
-        where = f"JAX_COORDINATOR_PORT, {LAUNCHER}"
-    try:
-        return ClusterDescription(
-            (address, *[""] * (count - 1)), number, names=tuple(f"rank {index}" for index in range(count)),
-            source=f"environment ({where})", job_id=f"Open MPI {uri}")
-    except ClusterError as error:
-        raise ClusterError(f"Rank 0 has a wrong address by {where}: {error}") from None
+    return launched_cluster(
+        called="rank", number_name="OMPI_COMM_WORLD_RANK", count_name="OMPI_COMM_WORLD_SIZE", host_name=LAUNCHER,
+        host=found[1] or f"[{found[2]}]", job=int(job) // _LAUNCHES, advice=_ADVICE, job_id=f"Open MPI {uri}")
