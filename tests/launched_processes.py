@@ -13,7 +13,7 @@ def variables_setter(monkeypatch, launched: Mapping[str, str]) -> Callable[..., 
     """Returns a function that sets a launcher's variables and no other's, with changes; what is None is not set."""
 
     def set_variables(**changes: str | None) -> None:
-        for name in [name for name in os.environ if name.startswith(("SLURM_", "JAX_COORDINATOR_", "OMPI_"))]:
+        for name in [name for name in os.environ if name.startswith(("SLURM_", "JAX_COORDINATOR_", "OMPI_", "PMIX_"))]:
             monkeypatch.delenv(name)
         monkeypatch.delenv("TF_CONFIG", raising=False)
         for name, value in {**launched, **changes}.items():

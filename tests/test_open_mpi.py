@@ -1,21 +1,31 @@
-"""Clusters that Open MPI describes, without it: its variables are what `mpirun` would set."""
+"""Clusters that Open MPI describes: by the variables that `mpirun` would set, and with a real one where it is there."""
 
 from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
 from tests.launched_processes import outputs_of, variables_setter
 from tests.preflight_cluster import free_port
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
-from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
+from trainer.distribute.cluster_resolver import resolve_cluster
 
 URI = "1531576320.0;tcp://10.96.0.1,10.148.0.1,10.108.0.1:34911"
 URI6 = "1314521088.0;tcp6://[fe80::b9b:ac5d:9cf0:b858,2620:10d:c083:150e::3000:2]:43370"
+NAMESPACE = "prterun-node-7.rack-2-4097@1"
+MPIRUN = shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+OPEN_MPI_VARIABLES = (
+    "OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 SCRIPT = """
 import jax
 import trainer
 strategy = trainer.distribute.MultiWorkerMirroredStrategy(trainer.distribute.CommunicationOptions(timeout_seconds=60))
-print(jax.process_index(), jax.process_count(), strategy.num_replicas_in_sync)
+gpus = jax.config.values["jax_cuda_visible_devices"]
+print(jax.process_index(), jax.process_count(), strategy.num_replicas_in_sync, gpus)
 """
 
 
@@ -26,11 +36,38 @@ def open_mpi(monkeypatch):
         "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
 
 
+@pytest.fixture
+def open_mpi_5(open_mpi):
+    return lambda **changes: open_mpi(**{
+        "OMPI_MCA_orte_hnp_uri": None, "OMPI_VERSION": "5.0.3", "PMIX_NAMESPACE": NAMESPACE, **changes})
+
+
 def test_the_processes_of_a_launch_are_a_cluster(open_mpi):
     open_mpi()
     assert resolve_cluster() == ClusterDescription(
         ("10.96.0.1:62624", "", ""), 1, names=("rank 0", "rank 1", "rank 2"),
-        source="environment (JAX_COORDINATOR_PORT, OMPI_MCA_orte_hnp_uri)", job_id=f"Open MPI {URI}")
+        source="environment (JAX_COORDINATOR_PORT, OMPI_MCA_orte_hnp_uri)", job_id=f"Open MPI {URI}", local_id=1)
+
+
+def test_of_version_5_too(open_mpi_5):
+    open_mpi_5()
+    assert resolve_cluster() == ClusterDescription(
+        ("node-7.rack-2:61441", "", ""), 1, names=("rank 0", "rank 1", "rank 2"),
+        source="environment (JAX_COORDINATOR_PORT, PMIX_NAMESPACE)", job_id=f"Open MPI {NAMESPACE}", local_id=1)
+
+
+@pytest.mark.parametrize(("variables", "match"), [
+    ({"PMIX_NAMESPACE": "slurm.pmix.7.0"}, "^PMIX_NAMESPACE is 'slurm.pmix.7.0', which does not say on which machine "
+     "`mpirun` was called. Set JAX_COORDINATOR_ADDRESS to rank 0's host"),
+    ({"PMIX_NAMESPACE": None}, "^PMIX_NAMESPACE is ''"),
+    ({"OMPI_COMM_WORLD_RANK": "0", "PMIX_HOSTNAME": "node-8"},
+     "^Rank 0 runs on 'node-8', but `mpirun` was called on 'node-7.rack-2'. Set JAX_COORDINATOR_ADDRESS")])
+def test_where_process_0_is_must_be_known(open_mpi_5, variables, match):
+    open_mpi_5(**variables)
+    with pytest.raises(ClusterError, match=match):
+        resolve_cluster()
+    open_mpi_5(**variables, JAX_COORDINATOR_ADDRESS="node-8:24567")
+    assert resolve_cluster().coordinator_address == "node-8:24567"
 
 
 @pytest.mark.parametrize(("variables", "address"), [
@@ -51,12 +88,6 @@ def test_the_processes_meet_where_jax_lets_them_meet(open_mpi, job):
         OmpiCluster.get_coordinator_address(60, None), OmpiCluster.get_process_count(), OmpiCluster.get_process_id())
 
 
-@pytest.mark.parametrize("variables", [{"OMPI_MCA_orte_hnp_uri": None}, {"OMPI_VERSION": "5.0.3"}])
-def test_what_only_mpi_itself_knows_is_left_to_jax(open_mpi, variables):
-    open_mpi(**variables)
-    assert (detect_cluster(), resolve_cluster()) == ("ompi", None)
-
-
 @pytest.mark.parametrize(("variables", "match"), [
     ({"OMPI_COMM_WORLD_RANK": "first"}, "^OMPI_COMM_WORLD_RANK is 'first', which is no whole number. Start the proc"),
     ({"OMPI_COMM_WORLD_SIZE": None}, "^OMPI_COMM_WORLD_SIZE is '', which is no whole number"),
@@ -70,8 +101,16 @@ def test_variables_that_mpirun_does_not_set_so_are_refused(open_mpi, variables, 
         resolve_cluster()
 
 
+@pytest.mark.skipif(MPIRUN is None, reason="needs Open MPI")
 def test_two_processes_train_as_one_program(open_mpi):
+    open_mpi(JAX_PLATFORMS="cpu", XLA_FLAGS="", **dict.fromkeys(OPEN_MPI_VARIABLES))
+    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-c", SCRIPT]
+    output = subprocess.run(command, text=True, capture_output=True, timeout=120, check=True).stdout
+    assert sorted(output.splitlines()) == ["0 2 2 0", "1 2 2 1"]
+
+
+def test_variables_of_a_version_before_5_let_two_processes_train_as_one_program(open_mpi):
     open_mpi(OMPI_MCA_orte_hnp_uri="4096.0;tcp://127.0.0.1:34911", OMPI_COMM_WORLD_SIZE="2", JAX_PLATFORMS="cpu",
              JAX_COORDINATOR_PORT=str(free_port()), XLA_FLAGS="")
     ranks = [{"OMPI_COMM_WORLD_RANK": index, "OMPI_COMM_WORLD_LOCAL_RANK": index} for index in "01"]
-    assert outputs_of(SCRIPT, ranks) == ["0 2 2\n", "1 2 2\n"]
+    assert outputs_of(SCRIPT, ranks) == ["0 2 2 0\n", "1 2 2 1\n"]

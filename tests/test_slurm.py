@@ -37,7 +37,8 @@ def test_the_tasks_of_a_step_are_a_cluster(slurm, variables, address):
     slurm(**variables)
     assert resolve_cluster() == ClusterDescription(
         (address, "", ""), 1, names=("task 0", "task 1", "task 2"),
-        source="environment (JAX_COORDINATOR_PORT, SLURM_STEP_NODELIST)", job_id="SLURM 1234567.2, restart 0")
+        source="environment (JAX_COORDINATOR_PORT, SLURM_STEP_NODELIST)", job_id="SLURM 1234567.2, restart 0",
+        local_id=1)
 
 
 def test_the_tasks_may_be_told_where_to_meet(slurm):
@@ -68,7 +69,8 @@ def test_what_srun_did_not_start_is_no_task(slurm, variables):
 
 def test_what_mpirun_started_is_no_task_either(slurm):
     uri = "4096.0;tcp://10.0.0.7:34911"
-    slurm(OMPI_MCA_orte_hnp_uri=uri, OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
+    slurm(OMPI_MCA_orte_hnp_uri=uri, OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2",
+          OMPI_COMM_WORLD_LOCAL_RANK="0")
     assert resolve_cluster().job_id == f"Open MPI {uri}"
 
 

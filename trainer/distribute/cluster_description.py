@@ -118,6 +118,8 @@ class ClusterDescription:
       names: what messages call each process, such as "worker 1"; empty for "process 0", "process 1", ...
       source: what describes the cluster to each process, for messages.
       job_id: what tells this job from others, if the source does; else "".
+      local_id: this process's number among those on its machine, each of which uses the accelerator of that number;
+        None where processes use all that they see.
 
     Raises:
       ClusterError: if there is no address, an address is wrong, or `process_id` or `names` do not fit them.
@@ -134,6 +136,7 @@ class ClusterDescription:
     names: tuple[str, ...] = ()
     source: str = "TF_CONFIG"
     job_id: str = ""
+    local_id: int | None = None
 
     def __post_init__(self):
         if not self.addresses:

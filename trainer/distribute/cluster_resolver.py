@@ -1,4 +1,4 @@
-"""The cluster as the environment describes it: TF_CONFIG, SLURM, or whatever else `jax.distributed` finds.
+"""The cluster as the environment describes it: TF_CONFIG, Open MPI, SLURM; and which others there are.
 
 Owns the rules of TF_CONFIG. All of them are checked before any network call. Must not know JAX: it opens no
 connection and starts nothing.
@@ -20,7 +20,7 @@ from trainer.distribute.cluster_description import (
     normal_form,
     split_address,
 )
-from trainer.distribute.open_mpi import LAUNCHER, in_open_mpi, open_mpi_cluster
+from trainer.distribute.open_mpi import in_open_mpi, open_mpi_cluster
 from trainer.distribute.slurm import in_slurm, slurm_cluster
 
 VARIABLE = "TF_CONFIG"
@@ -119,7 +119,7 @@ def resolve_cluster() -> ClusterDescription | None:
     if VARIABLE in os.environ:
         return TFConfigClusterResolver().description()
     kind = detect_cluster()
-    if kind == "ompi" and in_open_mpi():
+    if kind == "ompi":
         return open_mpi_cluster()
     return slurm_cluster() if kind == "slurm" else None
 
@@ -136,13 +136,6 @@ def detect_cluster() -> str | None:
     Source: https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
     """
     return next((name for name, is_here in _JAX_CLUSTERS.items() if is_here()), None)
-
-
-def _in_any_open_mpi() -> bool:
-    # Launchers before version 5 set the address. Later ones only say each process's place, which JAX understands from
-    # 0.12 on; before, it fails with an error, which is better than processes that train alone.
-    places = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
-    return LAUNCHER in os.environ or all(name in os.environ for name in places)
 
 
 def _on_tpu() -> bool:
@@ -163,7 +156,7 @@ def _in_kubernetes() -> bool:
 
 
 _JAX_CLUSTERS: dict[str, Callable[[], bool]] = {  # in JAX's order
-    "ompi": _in_any_open_mpi, "slurm": in_slurm, "gketpu": _in_gke_tpu, "gcetpu": _in_cloud_tpu, "k8s": _in_kubernetes}
+    "ompi": in_open_mpi, "slurm": in_slurm, "gketpu": _in_gke_tpu, "gcetpu": _in_cloud_tpu, "k8s": _in_kubernetes}
 
 
 def _has_package(name: str) -> bool:

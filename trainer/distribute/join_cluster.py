@@ -48,7 +48,7 @@ _own_steps = 0  # of loops of the user's own
 def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
     """Lets all devices of the cluster that this process belongs to become JAX's; does nothing outside of a cluster.
 
-    The cluster is what TF_CONFIG, Open MPI or SLURM describe, or else what JAX finds by itself (Kubernetes, TPU).
+    The cluster is what TF_CONFIG, Open MPI or SLURM describe, or else what JAX finds (Kubernetes, TPU).
     From then on a watchdog looks after its processes. May be called again; later limits are ignored.
 
     Args:
@@ -77,9 +77,13 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
 def _join(timeout_secs: float) -> Company | None:
     """Joins the cluster; returns the processes that this one has met for that, if they have."""
     description = resolve_cluster()
+    if description is None and detect_cluster() is not None:
+        from trainer.distribute.detected_cluster import detected_cluster
+
+        description = detected_cluster(timeout_secs)
+        if description is None:
+            _initialize(initialization_timeout=math.ceil(timeout_secs))
     if description is None:
-        if detect_cluster() is not None:
-            _initialize(initialization_timeout=int(timeout_secs))
         return None
     if description.process_id is None:
         advice = ("To evaluate the training's checkpoints, use `trainer.distribute.SidecarEvaluator` under a strategy "
@@ -98,11 +102,13 @@ def _join(timeout_secs: float) -> Company | None:
     who = f"Worker {description.process_id} ends"
     company.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
     address = description.coordinator_address
-    # JAX's coordinator would listen on all interfaces.
-    bind = {"coordinator_bind_address": address} if is_loopback(split_address(address)[0]) else {}
+    # By default, JAX's coordinator listens on all interfaces.
+    options: dict[str, Any] = {"coordinator_bind_address": address} if is_loopback(split_address(address)[0]) else {}
+    if description.local_id is not None and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+        options["local_device_ids"] = [description.local_id]
     try:
         _initialize(initialization_timeout=2 * math.ceil(timeout_secs), coordinator_address=address,
-                    num_processes=description.num_processes, process_id=description.process_id, **bind)
+                    num_processes=description.num_processes, process_id=description.process_id, **options)
     except BaseException as error:
         if isinstance(error, Exception):
             company.await_end()

@@ -6,6 +6,7 @@ Owns where such processes meet: where JAX, which reads the same variables, would
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 
@@ -13,37 +14,38 @@ _NUM_PORTS = 2**12  # the last ones, of which JAX takes one by the job's number
 
 
 def launched_cluster(
-    *, called: str, number_name: str, count_name: str, host: str, host_name: str, job: int, job_id: str, advice: str
+    *, called: str, number_name: str, count_name: str, local_name: str, launcher: Callable[[], tuple[str, int, str]],
+    job_id: str, advice: str,
 ) -> ClusterDescription:
     """Returns the processes that were launched together with this one.
 
-    They meet at JAX_COORDINATOR_ADDRESS; or else at `host`, and the port JAX_COORDINATOR_PORT or one that follows from
-    the job's number.
+    They meet at JAX_COORDINATOR_ADDRESS; or else on the machine that `launcher` names, at the port JAX_COORDINATOR_PORT
+    or one that follows from the job's number.
 
     Args:
       called: what the launcher calls a process, such as "task".
       number_name: the variable with this process's number.
       count_name: the variable that says how many there are.
-      host: that of process 0, as it stands in an address.
-      host_name: the variable that it is from.
-      job: the job's number.
+      local_name: the variable with its number among those on the same machine.
+      launcher: returns process 0's host, as it stands in an address, the job's number, and the variable they are from.
       job_id: what tells this job from others.
       advice: what to do if a variable does not hold what the launcher writes into it.
 
     Raises:
       ClusterError: if that is so, or the address is wrong.
     """
-    count, number = (whole_number(name, advice) for name in (count_name, number_name))
+    count, number, local_id = (whole_number(name, advice) for name in (count_name, number_name, local_name))
     if not number < count:
         raise ClusterError(f"{number_name} is {number}, but {count_name} is {count}. {advice}")
     address, where = os.environ.get("JAX_COORDINATOR_ADDRESS"), "JAX_COORDINATOR_ADDRESS"
     if not address:
+        host, job, host_name = launcher()
         port = os.environ.get("JAX_COORDINATOR_PORT") or str(2**16 - _NUM_PORTS + job % _NUM_PORTS)
         address, where = f"{host}:{port}", f"JAX_COORDINATOR_PORT, {host_name}"
     try:
         return ClusterDescription(
             (address, *[""] * (count - 1)), number, names=tuple(f"{called} {index}" for index in range(count)),
-            source=f"environment ({where})", job_id=job_id)
+            source=f"environment ({where})", job_id=job_id, local_id=local_id)
     except ClusterError as error:
         raise ClusterError(f"{called.capitalize()} 0 has a wrong address by {where}: {error}") from None
 

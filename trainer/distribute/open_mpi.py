@@ -1,7 +1,7 @@
-"""The cluster that Open MPI's `mpirun`, before its version 5, describes to each process.
+"""The cluster that Open MPI's `mpirun` describes to each process.
 
-The processes meet where JAX, which detects Open MPI too, would let them meet: on the launcher's machine, which is taken
-to be that of process 0. Only that address is known. From version 5 on, nothing but MPI itself tells one.
+The processes meet on the launcher's machine, which is taken to be that of process 0, as JAX has it for versions before
+5. Of later ones JAX asks MPI itself, which waits without a limit for all processes, and needs a package.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import re
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 from trainer.distribute.launched_cluster import launched_cluster
 
-LAUNCHER = "OMPI_MCA_orte_hnp_uri"  # such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911
-_FIRST_IP = re.compile(r"tcp://(.+?)[,:]|tcp6://\[(.+?)[,\]]")
+_LAUNCHER = "OMPI_MCA_orte_hnp_uri"  # such as 1531576320.0;tcp://10.96.0.1,10.148.0.1:34911; before version 5
+_COUNT, _NUMBER, _LOCAL = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"
+_NAMESPACE = "PMIX_NAMESPACE"  # such as prterun-node1-2781@1: the launcher's machine and process; from version 5 on
+_IN_URI = re.compile(r"(\d+)\..*?(?:tcp://(.+?)[,:]|tcp6://\[(.+?)[,\]])", re.ASCII)
+_IN_NAMESPACE = re.compile(r"prte(?:run)?-(.+)-(\d+)@\d+", re.ASCII)
 _LAUNCHES = 2**12  # what the last bits of a job's number count, within the job
 _ADVICE = "Start the processes with `mpirun`, or unset the variables OMPI_* to train in one process."
+_SAY_WHERE = "Set JAX_COORDINATOR_ADDRESS to rank 0's host and a free port of it, for all ranks."
 
 
 def in_open_mpi() -> bool:
-    """Returns whether this process is one that `mpirun` started, in a version that says where all can meet."""
-    major = os.environ.get("OMPI_VERSION", "").partition(".")[0]
-    return LAUNCHER in os.environ and not (major.isdecimal() and int(major) >= 5)
+    """Returns whether this process is one that `mpirun` started."""
+    return _LAUNCHER in os.environ or all(name in os.environ for name in (_COUNT, _NUMBER, _LOCAL))
 
 
 def open_mpi_cluster() -> ClusterDescription:
@@ -34,10 +37,25 @@ def open_mpi_cluster() -> ClusterDescription:
 
     Source: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables
     """
-    uri = os.environ[LAUNCHER]
-    job, found = uri.partition(".")[0], _FIRST_IP.search(uri)
-    if not (job.isascii() and job.isdecimal()) or found is None:
-        raise ClusterError(f"{LAUNCHER} is {uri!r}, which is no job's number and address. {_ADVICE}")
     return launched_cluster(
-        called="rank", number_name="OMPI_COMM_WORLD_RANK", count_name="OMPI_COMM_WORLD_SIZE", host_name=LAUNCHER,
-        host=found[1] or f"[{found[2]}]", job=int(job) // _LAUNCHES, advice=_ADVICE, job_id=f"Open MPI {uri}")
+        called="rank", number_name=_NUMBER, count_name=_COUNT, local_name=_LOCAL, launcher=_launcher, advice=_ADVICE,
+        job_id=f"Open MPI {os.environ.get(_LAUNCHER) or os.environ.get(_NAMESPACE, '')}")
+
+
+def _launcher() -> tuple[str, int, str]:
+    """Returns the launcher's machine as it stands in an address, the job's number, and the variable they are from."""
+    if _LAUNCHER in os.environ:
+        found = _IN_URI.match(os.environ[_LAUNCHER])
+        if found is None:
+            raise ClusterError(f"{_LAUNCHER} is {os.environ[_LAUNCHER]!r}, which is no job's number and address. "
+                               f"{_ADVICE}")
+        return found[2] or f"[{found[3]}]", int(found[1]) // _LAUNCHES, _LAUNCHER
+    namespace, number = os.environ.get(_NAMESPACE, ""), os.environ[_NUMBER]
+    found = _IN_NAMESPACE.fullmatch(namespace)
+    if found is None:
+        raise ClusterError(f"{_NAMESPACE} is {namespace!r}, which does not say on which machine `mpirun` was called. "
+                           f"{_SAY_WHERE}")
+    own = os.environ.get("PMIX_HOSTNAME", found[1])
+    if number == "0" and own != found[1]:
+        raise ClusterError(f"Rank 0 runs on {own!r}, but `mpirun` was called on {found[1]!r}. {_SAY_WHERE}")
+    return found[1], int(found[2]), _NAMESPACE

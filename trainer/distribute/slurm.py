@@ -34,8 +34,8 @@ def slurm_cluster() -> ClusterDescription:
     count_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in os.environ else "SLURM_NTASKS"
     job = whole_number("SLURM_JOB_ID", _ADVICE)
     return launched_cluster(
-        called="task", number_name="SLURM_PROCID", count_name=count_name, host_name="SLURM_STEP_NODELIST",
-        host=_first_host(os.environ["SLURM_STEP_NODELIST"]), job=job, advice=_ADVICE,
+        called="task", number_name="SLURM_PROCID", count_name=count_name, local_name="SLURM_LOCALID", advice=_ADVICE,
+        launcher=lambda: (_first_host(os.environ["SLURM_STEP_NODELIST"]), job, "SLURM_STEP_NODELIST"),
         job_id=f"SLURM {job}.{os.environ.get('SLURM_STEP_ID', '0')}, restart "
                f"{os.environ.get('SLURM_RESTART_COUNT', '0')}")
 
