@@ -73,7 +73,7 @@ def test_the_cluster_is_the_one_that_jax_finds(place, monkeypatch):
     place(JAX_COORDINATOR_ADDRESS="10.0.0.1:99")
     assert detected_cluster(1).coordinator_address == "10.0.0.1:99"
     place(PLACE_ADDRESS="pod-0.job")
-    with pytest.raises(ClusterError, match="^JAX finds a wrong address of process 0: 'pod-0.job' has no port"):
+    with pytest.raises(ClusterError, match=r"^JAX finds a wrong address of process 0: 'pod-0.job' has no port"):
         detected_cluster(1)
     monkeypatch.delenv("PLACE")
     assert detected_cluster(1) is None
