@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
-import urllib.error
-import urllib.parse
-import urllib.request
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -66,6 +62,11 @@ class RemoteMonitor(Callback):
 
     @adds_logs()
     def on_epoch_end(self, epoch, logs=None):
+        import http.client
+        import urllib.error
+        import urllib.parse
+        import urllib.request  # takes as long to import as all other callbacks do together
+
         values = {name: _as_json(value) for name, value in (logs or {}).items()}
         text = json.dumps({"epoch": int(epoch), **values})
         if self.send_as_json:

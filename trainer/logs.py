@@ -135,14 +135,14 @@ def merge_over_replicas(
 
 def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
     """Returns totals over no steps, for logs such as `logs` (whose leaves may be `jax.ShapeDtypeStruct`s)."""
-    empty: dict[str, list[jax.Array]] = {}
+    empty: dict[str, list[np.ndarray]] = {}  # on the host, where nothing has to be compiled
     kinds: list[_Log] = []
     for name, value in logs.items():
         metric = value.metric if isinstance(value, MetricValue) else None
-        zero = jnp.zeros((), jnp.float32)
-        empty[name] = [zero, zero] if metric is None else list(map(jnp.asarray, metric.stateless_reset_state()))
+        zero = np.zeros((), np.float32)
+        empty[name] = [zero, zero] if metric is None else list(map(np.asarray, metric.stateless_reset_state()))
         kinds.append(_Log(name, metric, tuple((leaf.shape, leaf.dtype.name) for leaf in empty[name])))
-    sums = {dtype: jnp.stack([total, jnp.zeros_like(total)]) for dtype, total in _joined(kinds, empty).items()}
+    sums = {dtype: np.stack([total, np.zeros_like(total)]) for dtype, total in _joined(kinds, empty, np).items()}
     return RunningLogs(sums, {log.name: empty[log.name] for log in kinds if not log.is_summed}, tuple(kinds))
 
 
@@ -176,9 +176,9 @@ def results(running: RunningLogs) -> OrderedDict[str, Any]:
     return values
 
 
-def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[jax.Array]]) -> dict[str, jax.Array]:
-    """Returns the accumulators of the logs that are summed, joined to one vector for each dtype."""
-    parts: dict[str, list[jax.Array]] = {"float32": [jnp.zeros(1, jnp.float32)]}
+def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[Any]], numpy: Any = jnp) -> dict[str, Any]:
+    """Returns the accumulators of the logs that are summed, joined by `numpy` to one vector for each dtype."""
+    parts: dict[str, list[Any]] = {"float32": [numpy.zeros(1, np.float32)]}
     for log in logs:
         if log.is_summed:
             for value, (shape, dtype) in zip(values[log.name], log.accumulators, strict=True):
@@ -186,8 +186,8 @@ def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[jax.Array]]) -> 
                     raise TypeError(f"An accumulator of the metric {log.name!r} has shape {jnp.shape(value)} and dtype "
                                     f"{jnp.result_type(value)} after a step, but {shape} and {dtype} before it. "
                                     "`stateless_update_state` must keep both.")
-                parts.setdefault(dtype, []).append(jnp.ravel(value).astype(dtype))
-    return {dtype: jnp.concatenate(vectors) for dtype, vectors in parts.items()}
+                parts.setdefault(dtype, []).append(numpy.ravel(value).astype(dtype))
+    return {dtype: numpy.concatenate(vectors) for dtype, vectors in parts.items()}
 
 
 def _split(logs: Sequence[_Log], vectors: Mapping[str, jax.Array]) -> dict[str, list[jax.Array]]:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,6 @@ from trainer.data.processes import use_processes
 from trainer.distribute.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
 from trainer.distribute.devices import default_devices, memory_bytes
 from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
-from trainer.distribute.explain import StateReport, report
 from trainer.distribute.input_processes import processes_of
 from trainer.distribute.parts import place_parts
 from trainer.distribute.per_replica import PerReplica, is_per_replica, map_values
@@ -42,6 +41,9 @@ from trainer.distribute.sharded_state import specs_of
 from trainer.paths import named_leaves
 from trainer.replica import ReduceOp, ReplicaContext, in_replica_context
 from trainer.state import TrainState
+
+if TYPE_CHECKING:
+    from trainer.distribute.explain import StateReport
 
 
 class ValueContext(NamedTuple):
@@ -190,6 +192,8 @@ class Strategy:
         Raises:
           ValueError: if the model is not built and there is no sample, or if the strategy cannot place its state.
         """
+        from trainer.distribute.explain import report
+
         state = model.state_shapes(sample)
         shardings = self.state_shardings(state)
         found = report(
