@@ -353,7 +353,7 @@ def test_counts_beyond_the_integers_of_float32_stay_exact():
     metric = trainer.metrics.Mean()
     step = {"count": MetricValue([np.float32(1.0), np.float32(1.0)], metric), "loss": np.float32(3.0)}
     running = empty_running_logs(step)
-    big = dict.fromkeys(running.sums, running.sums["float32"].at[0].set(2.0**25))
+    big = dict.fromkeys(running.sums, jax.numpy.asarray(running.sums["float32"]).at[0].set(2.0**25))
     running = dataclasses.replace(running, sums=big)
     for _ in range(5):
         running = add_step(running, step, 1)

@@ -134,8 +134,11 @@ def merge_over_replicas(
 
 
 def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
-    """Returns totals over no steps, for logs such as `logs` (whose leaves may be `jax.ShapeDtypeStruct`s)."""
-    empty: dict[str, list[np.ndarray]] = {}  # on the host, where nothing has to be compiled
+    """Returns totals over no steps, for logs such as `logs` (whose leaves may be `jax.ShapeDtypeStruct`s).
+
+    They are numpy arrays: nothing has to be compiled for them.
+    """
+    empty: dict[str, list[np.ndarray]] = {}
     kinds: list[_Log] = []
     for name, value in logs.items():
         metric = value.metric if isinstance(value, MetricValue) else None
