@@ -69,21 +69,31 @@ def detection():
 @pytest.mark.usefixtures("detection")
 def test_the_cluster_is_the_one_that_jax_finds(place, monkeypatch):
     place(PLACE_ADDRESS="pod-0.job:8482")
-    assert detected_cluster(1) == ClusterDescription(("pod-0.job:8482", ""), 1, source="JAX's detection")
+    assert detected_cluster("k8s", 1) == ClusterDescription(
+        ("pod-0.job:8482", ""), 1, source="JAX's detection (k8s)")
     place(JAX_COORDINATOR_ADDRESS="10.0.0.1:99")
-    assert detected_cluster(1).coordinator_address == "10.0.0.1:99"
-    place(PLACE_ADDRESS="pod-0.job")
-    with pytest.raises(ClusterError, match=r"^JAX finds a wrong address of process 0: 'pod-0.job' has no port"):
-        detected_cluster(1)
+    assert detected_cluster("k8s", 1).coordinator_address == "10.0.0.1:99"
     monkeypatch.delenv("PLACE")
-    assert detected_cluster(1) is None
+    assert detected_cluster("k8s", 1) is None
 
 
-def test_a_version_of_jax_that_cannot_be_asked_starts_by_itself(monkeypatch):
+@pytest.mark.parametrize(("variables", "reason"), [
+    ({"PLACE_ADDRESS": "pod-0.job"}, "'pod-0.job' has no port"), ({"PLACE": "first"}, "invalid literal"),
+    ({"PLACE": "2"}, "have the numbers 0 to 1")])
+@pytest.mark.filterwarnings("ignore:.*Kubernetes environment detected")
+@pytest.mark.usefixtures("detection")
+def test_a_place_that_is_not_found_is_an_error_that_says_what_to_do(place, variables, reason):
+    place(**variables)
+    with pytest.raises(ClusterError, match=rf"^JAX has signs of a cluster \(k8s\), .* {reason}.* set TF_CONFIG="):
+        detected_cluster("k8s", 1)
+
+
+def test_a_version_of_jax_that_cannot_be_asked_is_told(monkeypatch):
     from jax._src.clusters import ClusterEnv
 
     monkeypatch.delattr(ClusterEnv, "auto_detect_unset_distributed_params")
-    assert detected_cluster(1) is None
+    with pytest.raises(ImportError, match="has moved"):
+        detected_cluster("k8s", 1)
 
 
 def test_two_processes_train_as_one_program(place):
@@ -97,3 +107,9 @@ def test_who_does_not_come_is_named(place, number):
     alone = subprocess.run([sys.executable, "-c", SCRIPT], text=True, capture_output=True, timeout=60, check=False)
     assert alone.returncode == 1
     assert "ClusterTimeout: " in alone.stderr and f"process {1 - number}" in alone.stderr
+
+
+def test_where_jax_finds_no_cluster_a_process_trains_alone(place, monkeypatch):
+    place()
+    monkeypatch.delenv("PLACE")
+    assert outputs_of(SCRIPT, [{}]) == ["0 1 1\n"]

@@ -138,14 +138,15 @@ def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
 
     They are numpy arrays: nothing has to be compiled for them.
     """
-    empty: dict[str, list[np.ndarray]] = {}
+    empty: dict[str, list[Any]] = {}
     kinds: list[_Log] = []
     for name, value in logs.items():
         metric = value.metric if isinstance(value, MetricValue) else None
         zero = np.zeros((), np.float32)
         empty[name] = [zero, zero] if metric is None else list(map(np.asarray, metric.stateless_reset_state()))
         kinds.append(_Log(name, metric, tuple((leaf.shape, leaf.dtype.name) for leaf in empty[name])))
-    sums = {dtype: np.stack([total, np.zeros_like(total)]) for dtype, total in _joined(kinds, empty, np).items()}
+    sums: dict[str, Any] = {
+        dtype: np.stack([total, np.zeros_like(total)]) for dtype, total in _joined(kinds, empty, np).items()}
     return RunningLogs(sums, {log.name: empty[log.name] for log in kinds if not log.is_summed}, tuple(kinds))
 
 

@@ -11,30 +11,34 @@ import os
 
 from trainer.distribute.cluster_description import ClusterDescription, ClusterError
 
+_ALONE = ('To train in one process, set TF_CONFIG=\'{"cluster": {"worker": ["localhost:2222"]}, '
+          '"task": {"type": "worker", "index": 0}}\'.')
 
-def detected_cluster(timeout_secs: float) -> ClusterDescription | None:
-    """Returns the cluster that JAX would start in; None if this version of JAX cannot be asked, or finds none.
+
+def detected_cluster(kind: str, timeout_secs: float) -> ClusterDescription | None:
+    """Returns the cluster that JAX would start in; None if it finds none.
 
     Only process 0's address is known.
 
     Args:
+      kind: what `detect_cluster` has found.
       timeout_secs: how long to wait for the name of process 0's machine to be known.
 
     Raises:
-      ClusterError: if process 0's address is wrong.
-      Exception: whatever JAX raises where it cannot find this process's place, such as without the right to read pods.
+      ClusterError: if JAX fails to find this process's place, such as without the right to read pods.
+      ImportError: if this version of JAX cannot be asked.
     """
-    try:
-        from jax._src.clusters import ClusterEnv
+    from jax._src.clusters import ClusterEnv
 
-        detect = ClusterEnv.auto_detect_unset_distributed_params
-    except (ImportError, AttributeError):
-        return None
-    address, count, number, _ = detect(
-        os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, math.ceil(timeout_secs))
-    if address is None or count is None or number is None:
-        return None
+    detect = getattr(ClusterEnv, "auto_detect_unset_distributed_params", None)
+    if detect is None:
+        raise ImportError("JAX's detection of clusters has moved.")
     try:
-        return ClusterDescription((address, *[""] * (count - 1)), number, source="JAX's detection")
-    except ClusterError as error:
-        raise ClusterError(f"JAX finds a wrong address of process 0: {error}") from None
+        address, count, number, _ = detect(
+            os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, math.ceil(timeout_secs))
+        if count is None or number is None:
+            return None
+        return ClusterDescription((address, *[""] * (count - 1)), number, source=f"JAX's detection ({kind})")
+    except Exception as error:
+        raise ClusterError(f"JAX has signs of a cluster ({kind}), but does not find this process's place in it: "
+                           f"{error} {_ALONE}") from error

@@ -76,12 +76,13 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
 
 def _join(timeout_secs: float) -> Company | None:
     """Joins the cluster; returns the processes that this one has met for that, if they have."""
-    description = resolve_cluster()
-    if description is None and detect_cluster() is not None:
+    description, kind = resolve_cluster(), detect_cluster()
+    if description is None and kind is not None:
         from trainer.distribute.detected_cluster import detected_cluster
 
-        description = detected_cluster(timeout_secs)
-        if description is None:
+        try:
+            description = detected_cluster(kind, timeout_secs)
+        except ImportError:
             _initialize(initialization_timeout=math.ceil(timeout_secs))
     if description is None:
         return None
