@@ -362,6 +362,32 @@ def test_counts_beyond_the_integers_of_float32_stay_exact():
     assert results(running) == {"count": 1.0, "loss": pytest.approx(1.0)}
 
 
+def test_a_metric_may_start_from_numbers_of_python():
+    class Largest(trainer.metrics.Metric):
+        additive = False
+
+        def __init__(self):
+            super().__init__(name="largest")
+            self.largest = self.add_variable(name="largest")
+
+        def stateless_reset_state(self):
+            return [-1.0]
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.largest.assign(jax.numpy.maximum(self.largest, y_pred.max()))
+
+        def merge_variables(self, first, second):
+            return [jax.numpy.maximum(first[0], second[0])]
+
+        def result(self):
+            return self.largest
+
+    x, y, _ = classification(24)
+    model = compiled(metrics=[Largest()])
+    assert model.evaluate(x, y, return_dict=True, verbose=0)["largest"] == pytest.approx(
+        max(model.predict(x, verbose=0).max(), -1.0))
+
+
 def test_linen_collections_other_than_batch_norms_are_kept():
     class Counts(nn.Module):
         @nn.compact

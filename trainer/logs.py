@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer import errors
+from trainer.data.arrays import canonical_dtype
 from trainer.metrics import Metric
 from trainer.replica import ReplicaContext
 
@@ -143,11 +144,17 @@ def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
     for name, value in logs.items():
         metric = value.metric if isinstance(value, MetricValue) else None
         zero = np.zeros((), np.float32)
-        empty[name] = [zero, zero] if metric is None else list(map(np.asarray, metric.stateless_reset_state()))
+        empty[name] = [zero, zero] if metric is None else list(map(_as_numpy, metric.stateless_reset_state()))
         kinds.append(_Log(name, metric, tuple((leaf.shape, leaf.dtype.name) for leaf in empty[name])))
     sums: dict[str, Any] = {
         dtype: np.stack([total, np.zeros_like(total)]) for dtype, total in _joined(kinds, empty, np).items()}
     return RunningLogs(sums, {log.name: empty[log.name] for log in kinds if not log.is_summed}, tuple(kinds))
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    """Returns a value with the dtype that JAX would give it."""
+    array = np.asarray(value)
+    return array.astype(canonical_dtype(array.dtype))
 
 
 def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> RunningLogs:
