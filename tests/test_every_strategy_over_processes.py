@@ -66,6 +66,8 @@ def compare(names):
         "processes": jax.process_count(), "devices": (len(jax.local_devices()), len(jax.devices())),
         "spans all": {name: len(strategy.mesh.devices.flat) == len(jax.devices())
                       for name, strategy in strategies.items()},
+        "chiefs": [strategy.is_chief for strategy in strategies.values()],
+        "local replicas": {name: strategy.local_replicas for name, strategy in strategies.items()},
         "failures": failures,
         "apart": failure_of_processes_apart(CASES[names[0]], strategies["multi_worker"]),
         "one device": trained_on_one_device(CASES[names[0]]),
@@ -94,6 +96,7 @@ def assert_processes_train_together(one):
     """The process sees the devices of all, and every strategy has them."""
     assert (one["processes"], one["devices"]) == (PROCESSES, (DEVICES, PROCESSES * DEVICES))
     assert one["spans all"] == dict.fromkeys(SEVERAL_PROCESSES, True)
+    assert one["local replicas"] == {**dict.fromkeys(SEVERAL_PROCESSES, DEVICES), "model_parallel": 1}
 
 
 def assert_same_on_one_device(one):
@@ -112,6 +115,8 @@ def assert_processes_apart_are_found(one):
 
 def test_every_strategy_over_processes_gives_one_devices_numbers():
     found = LocalCluster(PROCESSES, DEVICES, TIMEOUT_SECS).run(compare, list(CASES))
+    assert [one["chiefs"] for one in found] == [
+        [process == 0] * len(SEVERAL_PROCESSES) for process in range(PROCESSES)]
     for one in found:
         assert_processes_train_together(one)
         assert_same_on_one_device(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -52,8 +53,20 @@ def test_the_processes_of_a_launch_are_a_cluster(open_mpi):
 def test_of_version_5_too(open_mpi_5):
     open_mpi_5()
     assert resolve_cluster() == ClusterDescription(
-        ("node-7.rack-2:61441", "", ""), 1, names=("rank 0", "rank 1", "rank 2"),
+        ("node-7.rack-2:61442", "", ""), 1, names=("rank 0", "rank 1", "rank 2"),
         source="environment (JAX_COORDINATOR_PORT, PMIX_NAMESPACE)", job_id=f"Open MPI {NAMESPACE}", local_id=1)
+
+
+@pytest.mark.parametrize("namespace", [NAMESPACE, "slurm.pmix.7.0"])
+def test_ranks_on_one_machine_meet_there(open_mpi_5, namespace):
+    open_mpi_5(PMIX_NAMESPACE=namespace, OMPI_COMM_WORLD_LOCAL_SIZE="3", OMPI_COMM_WORLD_RANK="0", PMIX_HOSTNAME="b")
+    assert resolve_cluster().coordinator_address.startswith("127.0.0.1:")
+
+
+def test_a_rank_alone_meets_nobody(open_mpi_5):
+    open_mpi_5(PMIX_NAMESPACE=None, OMPI_COMM_WORLD_SIZE="1", OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_LOCAL_RANK="")
+    cluster = resolve_cluster()
+    assert (cluster.num_processes, cluster.process_id, cluster.local_id) == (1, 0, None)
 
 
 @pytest.mark.parametrize(("variables", "match"), [
@@ -103,7 +116,7 @@ def test_variables_that_mpirun_does_not_set_so_are_refused(open_mpi, variables, 
 
 @pytest.mark.skipif(MPIRUN is None, reason="needs Open MPI")
 def test_two_processes_train_as_one_program(open_mpi):
-    open_mpi(JAX_PLATFORMS="cpu", XLA_FLAGS="", **dict.fromkeys(OPEN_MPI_VARIABLES))
+    open_mpi(JAX_PLATFORMS="cpu", XLA_FLAGS="", JAX_LOCAL_DEVICE_IDS="", **dict.fromkeys(OPEN_MPI_VARIABLES))
     command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-c", SCRIPT]
     output = subprocess.run(command, text=True, capture_output=True, timeout=120, check=True).stdout
     assert sorted(output.splitlines()) == ["0 2 2 0", "1 2 2 1"]
@@ -114,3 +127,11 @@ def test_variables_of_a_version_before_5_let_two_processes_train_as_one_program(
              JAX_COORDINATOR_PORT=str(free_port()), XLA_FLAGS="")
     ranks = [{"OMPI_COMM_WORLD_RANK": index, "OMPI_COMM_WORLD_LOCAL_RANK": index} for index in "01"]
     assert outputs_of(SCRIPT, ranks) == ["0 2 2 0\n", "1 2 2 1\n"]
+
+
+def test_tf_config_counts_instead(open_mpi_5):
+    open_mpi_5(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", JAX_PLATFORMS="cpu", XLA_FLAGS="")
+    workers = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
+    configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}} for index in range(2)]
+    outputs = outputs_of(SCRIPT, [{"TF_CONFIG": json.dumps(config)} for config in configs])
+    assert outputs == ["0 2 2 all\n", "1 2 2 all\n"]

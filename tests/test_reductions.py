@@ -10,6 +10,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.reductions import ALGORITHMS, AXIS, on_replicas
+from trainer import distribute
 from trainer.distribute import collectives
 from trainer.distribute.collectives import (
     HierarchicalCopyAllReduce,
@@ -224,6 +225,17 @@ def test_a_context_uses_the_backends_all_reduce_unless_told_otherwise():
     assert used(ring) == used(ops=NcclAllReduce(options=ring)) == "ring"
     # What one reduction is told goes before what the op was told.
     assert used(nccl, RingAllReduce()) == used(CommunicationOptions(), NcclAllReduce(options=ring)) == "nccl"
+
+
+def test_strategies_that_leave_reductions_to_the_compiler_take_a_timeout_alone():
+    makers = [functools.partial(distribute.FullyShardedStrategy, ["cpu:0"]),
+              functools.partial(distribute.ModelParallelStrategy, {"model": 1}, ["cpu:0"])]
+    for make in makers:
+        assert make(communication_options=CommunicationOptions(timeout_seconds=5)).is_chief
+        with pytest.raises(ValueError, match=r"give `timeout_seconds` alone\. Received: .*RING"):
+            make(communication_options=CommunicationOptions(implementation="ring"))
+        with pytest.raises(TypeError, match="CommunicationOptions or None"):
+            make(communication_options=5)
 
 
 def test_the_implementation_asked_for_is_the_op_itself_if_it_is_of_that_kind():

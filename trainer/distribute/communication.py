@@ -93,3 +93,17 @@ def checked_options(options: Any) -> CommunicationOptions | None:
     if options is not None and not isinstance(options, CommunicationOptions):
         raise errors.wrong_type("options", options, "CommunicationOptions or None")
     return options
+
+
+def timeout_alone(options: Any) -> float | None:
+    """Returns the `timeout_seconds` of options for a strategy whose reductions are the compiler's.
+
+    Raises:
+      TypeError: as `checked_options`.
+      ValueError: if the options say how to reduce.
+    """
+    options = checked_options(options) or CommunicationOptions()
+    if options != CommunicationOptions(timeout_seconds=options.timeout_seconds):
+        raise ValueError("The compiler chooses how this strategy reduces: give `timeout_seconds` alone. "
+                         f"Received: {options}.")
+    return options.timeout_seconds

@@ -6,6 +6,7 @@ way to say what it has learned before it starts.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 
@@ -30,15 +31,18 @@ def detected_cluster(kind: str, timeout_secs: float) -> ClusterDescription | Non
     """
     from jax._src.clusters import ClusterEnv
 
-    detect = getattr(ClusterEnv, "auto_detect_unset_distributed_params", None)
-    if detect is None:
-        raise ImportError("JAX's detection of clusters has moved.")
+    known = os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, math.ceil(timeout_secs)
     try:
-        address, count, number, _ = detect(
-            os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, math.ceil(timeout_secs))
-        if count is None or number is None:
+        detect = ClusterEnv.auto_detect_unset_distributed_params
+        inspect.signature(detect).bind(*known)
+    except (AttributeError, TypeError) as error:
+        raise ImportError(f"JAX's detection of clusters has changed: {error}") from error
+    try:
+        address, count, number, local_ids = detect(*known)
+        if address is None or count is None or number is None:
             return None
-        return ClusterDescription((address, *[""] * (count - 1)), number, source=f"JAX's detection ({kind})")
+        return ClusterDescription((address, *[""] * (count - 1)), number, source=f"JAX's detection ({kind})",
+                                  local_id=local_ids[0] if local_ids else None)
     except Exception as error:
-        raise ClusterError(f"JAX has signs of a cluster ({kind}), but does not find this process's place in it: "
-                           f"{error} {_ALONE}") from error
+        raise ClusterError(f"There are signs of a cluster ({kind}), but JAX does not find this process's place in it. "
+                           f"{_ALONE} JAX says: {error}") from error

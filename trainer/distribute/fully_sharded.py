@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from trainer import errors
+from trainer.distribute.communication import CommunicationOptions, timeout_alone
 from trainer.distribute.devices import find_devices
 from trainer.distribute.join_cluster import cluster_devices
 from trainer.distribute.sharded_state import (
@@ -124,13 +125,14 @@ class FullyShardedStrategy(ShardedStrategy):
 
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. By default all
-        devices of the cluster that TF_CONFIG, SLURM or JAX's own detection tells of, or else all local ones.
+        devices of the cluster that this process joins, as with `MultiWorkerMirroredStrategy`, or else all local ones.
       level: "parameters" splits parameters and optimizer state; "optimizer" splits the optimizer state only, which
         saves the gathering of parameters for each step, at the cost of a whole copy of them on each device.
       min_shard_bytes: smaller arrays stay whole.
+      communication_options: `timeout_seconds`, as of `MultiWorkerMirroredStrategy`, and nothing else.
 
     Raises:
-      ValueError: for devices that cannot be used, an unknown level, or a negative size.
+      ValueError: for devices that cannot be used, an unknown level, a negative size, or options that say how to reduce.
 
     Example:
       >>> strategy = FullyShardedStrategy(["cpu:0"])
@@ -142,9 +144,12 @@ class FullyShardedStrategy(ShardedStrategy):
     """
 
     def __init__(
-        self, devices: Sequence[Any] | None = None, level: str = "parameters", min_shard_bytes: int = MIN_SHARD_BYTES
+        self, devices: Sequence[Any] | None = None, level: str = "parameters", min_shard_bytes: int = MIN_SHARD_BYTES,
+        communication_options: CommunicationOptions | None = None,
     ):
-        super().__init__(cluster_devices() if devices is None else find_devices(devices), level, min_shard_bytes)
+        timeout_secs = timeout_alone(communication_options)
+        super().__init__(
+            cluster_devices(timeout_secs) if devices is None else find_devices(devices), level, min_shard_bytes)
 
 
 class CentralStorageStrategy(ShardedStrategy):

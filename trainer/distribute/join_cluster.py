@@ -103,9 +103,10 @@ def _join(timeout_secs: float) -> Company | None:
     who = f"Worker {description.process_id} ends"
     company.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
     address = description.coordinator_address
-    # By default, JAX's coordinator listens on all interfaces.
-    options: dict[str, Any] = {"coordinator_bind_address": address} if is_loopback(split_address(address)[0]) else {}
-    if description.local_id is not None and "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+    options: dict[str, Any] = {"cluster_detection_method": "deactivate"}  # it might find another cluster
+    if is_loopback(split_address(address)[0]):  # by default, JAX's coordinator listens on all interfaces
+        options["coordinator_bind_address"] = address
+    if description.local_id is not None and not os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         options["local_device_ids"] = [description.local_id]
     try:
         _initialize(initialization_timeout=2 * math.ceil(timeout_secs), coordinator_address=address,
@@ -121,9 +122,13 @@ def _join(timeout_secs: float) -> Company | None:
     return company
 
 
-def cluster_devices() -> list[jax.Device]:
-    """Returns all devices of the cluster that this process belongs to, which it joins; outside of one, its own."""
-    join_cluster()
+def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
+    """Returns all devices of the cluster that this process belongs to, which it joins; outside of one, its own.
+
+    Args:
+      timeout_secs: see `join_cluster`; None for the default.
+    """
+    join_cluster(timeout_secs or DEFAULT_TIMEOUT_SECS)
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
 
 

@@ -34,9 +34,11 @@ def launched_cluster(
     Raises:
       ClusterError: if that is so, or the address is wrong.
     """
-    count, number, local_id = (whole_number(name, advice) for name in (count_name, number_name, local_name))
+    count, number = (whole_number(name, advice) for name in (count_name, number_name))
     if not number < count:
         raise ClusterError(f"{number_name} is {number}, but {count_name} is {count}. {advice}")
+    if count == 1:
+        return ClusterDescription(("127.0.0.1:1",), 0, source="environment", job_id=job_id)  # it meets nobody
     address, where = os.environ.get("JAX_COORDINATOR_ADDRESS"), "JAX_COORDINATOR_ADDRESS"
     if not address:
         host, job, host_name = launcher()
@@ -45,7 +47,7 @@ def launched_cluster(
     try:
         return ClusterDescription(
             (address, *[""] * (count - 1)), number, names=tuple(f"{called} {index}" for index in range(count)),
-            source=f"environment ({where})", job_id=job_id, local_id=local_id)
+            source=f"environment ({where})", job_id=job_id, local_id=whole_number(local_name, advice))
     except ClusterError as error:
         raise ClusterError(f"{called.capitalize()} 0 has a wrong address by {where}: {error}") from None
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer import errors
+from trainer.distribute.communication import CommunicationOptions, timeout_alone
 from trainer.distribute.devices import find_devices
 from trainer.distribute.join_cluster import cluster_devices
 from trainer.distribute.layout_map import LayoutMap
@@ -34,6 +35,7 @@ class ModelParallelStrategy(Strategy):
       devices: as many devices as the mesh has places, the last axis fastest; as in `FullyShardedStrategy`.
       layout_map: a `LayoutMap`, or a mapping that it takes: which parameters are split over which axes. Others are
         whole on each device.
+      communication_options: as in `FullyShardedStrategy`.
 
     Raises:
       ValueError: for devices that cannot be used or a mesh that does not fit them; when a model is built or explained,
@@ -52,9 +54,10 @@ class ModelParallelStrategy(Strategy):
     def __init__(
         self, mesh_shape: Mapping[str, int], devices: Sequence[Any] | None = None,
         layout_map: LayoutMap | Mapping[str, Any] | None = None,
+        communication_options: CommunicationOptions | None = None,
     ):
-        sizes = _checked_sizes(mesh_shape)
-        found = cluster_devices() if devices is None else find_devices(devices)
+        sizes, timeout_secs = _checked_sizes(mesh_shape), timeout_alone(communication_options)
+        found = cluster_devices(timeout_secs) if devices is None else find_devices(devices)
         if math.prod(sizes.values()) != len(found):
             raise ValueError(f"`mesh_shape` {dict(mesh_shape)} has {math.prod(sizes.values())} places, but there are "
                              f"{len(found)} devices. Expected: one device for each place.")

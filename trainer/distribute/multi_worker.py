@@ -9,7 +9,7 @@ import jax
 from trainer.distribute.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions, checked_options
 from trainer.distribute.devices import default_devices
-from trainer.distribute.join_cluster import DEFAULT_TIMEOUT_SECS, join_cluster
+from trainer.distribute.join_cluster import cluster_devices
 from trainer.distribute.strategy import Strategy
 
 
@@ -27,10 +27,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         other processes, at the start and while training: 300 by default. It must be more than the longest execution,
         callback and wait for data take.
 
-    Attributes:
-      is_chief: whether this process is the one that writes files.
-      local_replicas: how many of the replicas are this process's.
-
     Raises:
       ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
         jobs or versions.
@@ -43,12 +39,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def __init__(self, communication_options: CommunicationOptions | None = None):
         options = checked_options(communication_options) or CommunicationOptions()
-        timeout_secs = options.timeout_seconds or DEFAULT_TIMEOUT_SECS
-        join_cluster(timeout_secs)
-        devices = jax.devices() if jax.process_count() > 1 else default_devices()
-        super().__init__(devices, _reduction(options.implementation))
-        self.is_chief = jax.process_index() == 0
-        self.local_replicas = sum(device.process_index == jax.process_index() for device in devices)
+        devices = cluster_devices(options.timeout_seconds)
+        super().__init__(devices if jax.process_count() > 1 else default_devices(), _reduction(options.implementation))
 
 
 def _reduction(implementation: Any) -> CrossDeviceOps:

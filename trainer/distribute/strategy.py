@@ -97,6 +97,16 @@ class Strategy:
         return self._processes.count > 1
 
     @property
+    def is_chief(self) -> bool:
+        """Whether this process is the first one, which writes what must be written once."""
+        return jax.process_index() == 0
+
+    @property
+    def local_replicas(self) -> int:
+        """How many of the replicas have devices of this process."""
+        return len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
+
+    @property
     def logs_sharding(self) -> NamedSharding:
         """Where running logs live: a copy on each device."""
         return self._whole
