@@ -103,6 +103,7 @@ def test_the_processes_meet_where_jax_lets_them_meet(open_mpi, job):
 
 @pytest.mark.parametrize(("variables", "match"), [
     ({"OMPI_COMM_WORLD_RANK": "first"}, "^OMPI_COMM_WORLD_RANK is 'first', which is no whole number. Start the proc"),
+    ({"OMPI_COMM_WORLD_LOCAL_RANK": ""}, "^OMPI_COMM_WORLD_LOCAL_RANK is '', which is no whole number"),
     ({"OMPI_COMM_WORLD_SIZE": None}, "^OMPI_COMM_WORLD_SIZE is '', which is no whole number"),
     ({"OMPI_COMM_WORLD_RANK": "3"}, "^OMPI_COMM_WORLD_RANK is 3, but OMPI_COMM_WORLD_SIZE is 3. Start"),
     ({"OMPI_MCA_orte_hnp_uri": "1.0;usock"}, "^OMPI_MCA_orte_hnp_uri is '1.0;usock', which is no job's number"),

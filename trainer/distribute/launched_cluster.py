@@ -1,6 +1,6 @@
 """The cluster that a launcher's environment variables describe, of which only process 0's address is known.
 
-Owns where such processes meet: where JAX, which reads the same variables, would let them meet.
+Owns where such processes meet: where JAX, if it reads the same variables, would let them meet.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def launched_cluster(
         raise ClusterError(f"{number_name} is {number}, but {count_name} is {count}. {advice}")
     if count == 1:
         return ClusterDescription(("127.0.0.1:1",), 0, source="environment", job_id=job_id)  # it meets nobody
+    local_id = whole_number(local_name, advice)
     address, where = os.environ.get("JAX_COORDINATOR_ADDRESS"), "JAX_COORDINATOR_ADDRESS"
     if not address:
         host, job, host_name = launcher()
@@ -47,7 +48,7 @@ def launched_cluster(
     try:
         return ClusterDescription(
             (address, *[""] * (count - 1)), number, names=tuple(f"{called} {index}" for index in range(count)),
-            source=f"environment ({where})", job_id=job_id, local_id=whole_number(local_name, advice))
+            source=f"environment ({where})", job_id=job_id, local_id=local_id)
     except ClusterError as error:
         raise ClusterError(f"{called.capitalize()} 0 has a wrong address by {where}: {error}") from None
 
