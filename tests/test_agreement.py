@@ -107,20 +107,22 @@ model.fit(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32), epochs=epoch
 """
 
 
-@pytest.mark.parametrize(("differ", "message"), [
-    ("(int(sys.argv[1]) + 4, 1, [])",
+@pytest.mark.parametrize(("roles", "differ", "message"), [
+    (["worker", "worker"], "(int(sys.argv[1]) + 4, 1, [])",
      "The model for `fit` of worker 1 is not that of worker 0. parameters: 4 arrays, 25 values (........) in worker 0, "
      "4 arrays, 31 values (........) in worker 1"),
-    ("(4, 1, [trainer.callbacks.LambdaCallback(on_train_batch_end=print)] * int(sys.argv[1]))",
-     "The training of worker 1 is not that of worker 0. callbacks that run on \"all\": History in worker 0, "
-     "LambdaCallback, History in worker 1; phases of which a callback sees each batch: none in worker 0, train in "
-     "worker 1")])
-def test_a_worker_with_another_model_or_training_ends_all_before_anything_runs(differ, message):
+    (["chief", "worker"], "(4, 1, [trainer.callbacks.LambdaCallback(on_train_batch_end=print)] * int(sys.argv[1]))",
+     "The training of worker 0 is not that of chief. callbacks that run on \"all\": History in chief, "
+     "LambdaCallback, History in worker 0; phases of which a callback sees each batch: none in chief, train in "
+     "worker 0")])
+def test_a_worker_with_another_model_or_training_ends_all_before_anything_runs(roles, differ, message):
     port = free_port()
     addresses = [f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"]
+    tasks = [(role, roles[:index].count(role)) for index, role in enumerate(roles)]
+    cluster = {role: [address for one, address in zip(roles, addresses, strict=True) if one == role] for role in roles}
     processes = []
-    for index in range(2):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    for index, (role, index_in_role) in enumerate(tasks):
+        config = {"cluster": cluster, "task": {"type": role, "index": index_in_role}}
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CONFIG": json.dumps(config)}
         environment.pop("XLA_FLAGS", None)
         processes.append(subprocess.Popen(

@@ -229,7 +229,8 @@ def test_jax_detects_the_same(monkeypatch, names):
 
 @pytest.mark.parametrize("module", ["cluster_description", "cluster_resolver", "launched_cluster", "open_mpi",
                                     "peer_lost", "preflight", "preflight_company", "preflight_gather", "preflight_join",
-                                    "preflight_listen", "preflight_messages", "preflight_wait", "slurm", "verdict"])
+                                    "preflight_listen", "preflight_messages", "preflight_wait", "process_names",
+                                    "slurm", "verdict"])
 def test_nothing_of_it_imports_jax(module):
     source = (project_files.ROOT / "trainer" / "distribute" / f"{module}.py").read_text()
     assert "import jax" not in source and "from jax" not in source

@@ -14,6 +14,7 @@ import jax
 
 from trainer.distribute.cluster_description import ClusterError
 from trainer.distribute.exchange import exchanged
+from trainer.distribute.process_names import process_name
 
 _numbers = itertools.count()  # of the exchanges, which all processes make in the same order
 
@@ -46,14 +47,14 @@ def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     """
     if jax.process_count() == 1:
         return
-    first, *others = _exchanged(what, describe())
+    first_name, (first, *others) = process_name(0), _exchanged(what, describe())
     for process, other in enumerate(others, start=1):
         names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if names:
-            differ = "; ".join(f"{name}: {first.get(name, 'none')} in worker 0, {other.get(name, 'none')} in worker "
-                               f"{process}" for name in names)
-            raise ClusterError(f"The {what} of worker {process} is not that of worker 0. {differ}. All processes must "
-                               "run the same script with the same arguments.")
+            differ = "; ".join(f"{name}: {first.get(name, 'none')} in {first_name}, "
+                               f"{other.get(name, 'none')} in {process_name(process)}" for name in names)
+            raise ClusterError(f"The {what} of {process_name(process)} is not that of {first_name}. {differ}. All "
+                               "processes must run the same script with the same arguments.")
 
 
 def _exchanged(what: str, said: Any) -> list[Any]:
@@ -64,7 +65,7 @@ def _exchanged(what: str, said: Any) -> list[Any]:
     (first_what, first), *others = map(json.loads, texts)
     for process, (other_what, _) in enumerate(others, start=1):
         if other_what != first_what:
-            raise ClusterError(f"The processes do not make the same calls: worker 0 prepares its {first_what}, "
-                               f"worker {process} its {other_what}. What runs over the devices of all must be called "
-                               "by all, in the same order.")
+            raise ClusterError(f"The processes do not make the same calls: {process_name(0)} prepares its "
+                               f"{first_what}, {process_name(process)} its {other_what}. What runs over the devices of "
+                               "all must be called by all, in the same order.")
     return [first, *(other for _, other in others)]

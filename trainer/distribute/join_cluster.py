@@ -24,6 +24,7 @@ import jax
 
 from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
 from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
+from trainer.distribute.process_names import capitalized, set_process_names
 from trainer.distribute.scheduling import threads_that_wait_their_turn
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _join(timeout_secs: float) -> Company | None:
     from trainer.distribute.preflight_company import DRAIN_SECS
 
     company = agree(description, {}, timeout_secs)
-    who = f"Worker {description.process_id} ends"
+    set_process_names([description.name(number) for number in range(description.num_processes)])
+    who = f"{capitalized(description.name(description.process_id))} ends"
     company.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
     address = description.coordinator_address
     options: dict[str, Any] = {"cluster_detection_method": "deactivate"}  # it might find another cluster

@@ -17,6 +17,7 @@ from trainer.distribute.cluster_description import ClusterDescription
 from trainer.distribute.peer_lost import FAILED, PEER_LOST
 from trainer.distribute.preflight_messages import Connection, NotOurs, printable
 from trainer.distribute.preflight_wait import POLL_SECS
+from trainer.distribute.process_names import process_name
 from trainer.distribute.verdict import Observer, Report, Seen, lost
 
 ALIVE_SECS = 0.5  # from one sign of life to the next
@@ -125,8 +126,10 @@ class Company:
         self._tell({"kind": "gave_up"})
         while not all(connection.ended for connection in self._connections.values()):
             self._messages()
-        end(f"worker {self._cluster.process_id} has given up while JAX started, and the others have ended.", FAILED,
-            lambda: None)
+        own = self._cluster.process_id
+        assert own is not None, "it has met the others"
+        end(f"{process_name(own)} has given up while JAX started, and the others have ended.",
+            FAILED, lambda: None)
 
     def _receive(self) -> str | None:
         """Takes what the others say; returns why this process has to leave, if it has to."""
@@ -167,7 +170,7 @@ class Company:
                 0, {}, f"it has not said for {watched_secs:.1f} s that JAX has started in all workers")
         late = sorted(self._awaited | (set() if self._has_started else {0}))
         return None if watched_secs < timeout_secs else (
-            f"JAX has not started within {timeout_secs:g} s in {', '.join(f'worker {number}' for number in late)}.")
+            f"JAX has not started within {timeout_secs:g} s in {', '.join(map(process_name, late))}.")
 
     def _tell(self, message: dict[str, Any]) -> None:
         for connection in self._connections.values():

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from trainer.distribute.process_names import process_name
+
 # What a process does by what it says. All else, such as "data", is work of its own.
 WAITING = {"device"}  # for the result of an execution, so for all processes
 DISPATCHING = {"host", "train", "validation", "test", "predict"}  # may wait too: CPUs run collectives in the call
@@ -136,7 +138,7 @@ def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
     >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 0.5, 0.5)}, "its process has ended")
     'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data".'
     """
-    name = f"worker {worker}{', which coordinates the job,' if worker == 0 else ''}"
+    name = f"{process_name(worker)}{', which coordinates the job,' if worker == 0 else ''}"
     report = seen[worker].report if worker in seen else None
     place = "" if report is None else f' It was at step {report.step}, in "{report.phase}".'
     return f"{name} is lost: {why}.{place}"
@@ -163,8 +165,9 @@ def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
         suspects = set(still) - set(waiting)
         if not suspects or (len(maybe_waiting) == len(still) > 1
                             and len({(one.report.step, one.report.phase) for one in still.values()}) == 1):
+            places = [f"{process_name(worker)} at step {one.report.step}" for worker, one in sorted(still.items())]
             return (f"all workers wait for their devices, for {min(one.still_secs for one in still.values()):.1f} s: "
-                    + ", ".join(f"worker {worker} at step {one.report.step}" for worker, one in sorted(still.items()))
+                    + ", ".join(places)
                     + ". A device or a connection hangs, or an execution takes longer than the watchdog's limit.")
     elif waiting:
         last = max(seen[worker].report.step for worker in waiting)
@@ -178,11 +181,12 @@ def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     is_due = one.still_secs >= timeout_secs * (PATIENCE if one.report.phase in PATIENT else 1.0)
     if not is_due or (one.report.phase in OUTSIDE and not others):
         return None
-    text = f'worker {culprit} has stalled at step {one.report.step}, in "{one.report.phase}" for {one.still_secs:.1f} s'
+    name, at = process_name(culprit), f"at step {one.report.step}"
+    text = f'{name} has stalled {at}, in "{one.report.phase}" for {one.still_secs:.1f} s'
     if one.report.phase == "stopped":
-        text = f"worker {culprit} has left the job: its script has ended, at step {one.report.step}"
+        text = f"{name} has left the job: its script has ended, {at}"
     if others:
-        text += f", while worker {others[0]} waits ({still[others[0]]})"
+        text += f", while {process_name(others[0])} waits ({still[others[0]]})"
     return f"{text}."
 
 

@@ -31,6 +31,7 @@ import jax
 from trainer.distribute.cluster_description import split_address
 from trainer.distribute.links import Links
 from trainer.distribute.peer_lost import FAILED, PEER_LOST, end_process
+from trainer.distribute.process_names import capitalized, process_name
 from trainer.distribute.store import Store, coordinator_address, jax_store
 from trainer.distribute.verdict import Observer, Report, beat_secs, ended, lost, verdict
 
@@ -78,6 +79,7 @@ class Watchdog:
         self._beat_secs = beat_secs(timeout_secs)
         place: tuple[int, int] = process or (jax.process_index(), jax.process_count())
         self._process, self._num_processes = place
+        self._name = process_name(self._process)
         self._uses_jax = client is None
         self._links: Links | None = None
         self._now = (0, 0, "idle")  # moves, step and phase, in one attribute: they are read by other threads
@@ -147,7 +149,7 @@ class Watchdog:
         """Tells the others that this process is about to end because of an error of its own."""
         if self._links is not None:
             said = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(".")
-            self._links.leave(f"worker {self._process} has failed at step {self._now[1]}: {said}.")
+            self._links.leave(f"{self._name} has failed at step {self._now[1]}: {said}.")
 
     def await_verdict(self) -> None:
         """Waits as long as it takes to notice that a process is lost, so that this one ends as one that lost a peer.
@@ -230,11 +232,11 @@ class Watchdog:
         """Ends the process, whose script has ended, if another one did not wait for that."""
         if self._ended:
             text = next(filter(None, self._ended.values()), None) or lost(min(self._ended), {}, "its process has ended")
-            is_own = text.startswith(f"worker {self._process} ")
+            is_own = text.startswith(f"{self._name} ")
             if self._links is not None:
                 self._links.leave(text)
             linger_secs = _LINGER_SECS if self._process == 0 else 0.0
-            end_process(text, f"Worker {self._process} ends", lambda: time.sleep(linger_secs), linger_secs,
+            end_process(text, f"{capitalized(self._name)} ends", lambda: time.sleep(linger_secs), linger_secs,
                         FAILED if is_own else PEER_LOST, "its script had ended.\n")
 
     def _leave(self, text: str) -> None:
@@ -253,7 +255,8 @@ class Watchdog:
         self._wake.set()
         if self._links is not None:
             self._links.leave(text)
-        end_process(text, f"Worker {self._process} ends at step {self._now[1]}", linger, patience_secs + _LINGER_SECS,
+        who = f"{capitalized(self._name)} ends at step {self._now[1]}"
+        end_process(text, who, linger, patience_secs + _LINGER_SECS,
                     place="after the error above.\n" if self._has_failed else None)
 
     def _all_others_leave(self) -> bool:

@@ -1,0 +1,31 @@
+"""What messages call the processes of the job: as what describes the cluster does, such as "chief" or "rank 1"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_names: tuple[str, ...] = ()
+
+
+def set_process_names(names: Sequence[str]) -> None:
+    """Sets the names of all processes, in the order of their numbers."""
+    global _names
+    _names = tuple(names)
+
+
+def process_name(number: int) -> str:
+    """Returns a process's name.
+
+    >>> process_name(1)
+    'worker 1'
+    """
+    return _names[number] if number < len(_names) else f"worker {number}"
+
+
+def capitalized(name: str) -> str:
+    """Returns a name as a sentence begins with it.
+
+    >>> capitalized("rank 1")
+    'Rank 1'
+    """
+    return name[:1].upper() + name[1:]
