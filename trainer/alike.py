@@ -35,7 +35,7 @@ def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -
 
     trees = {"parameters": state.params, "model state": state.model_state, "optimizer state": state.opt_state,
              "batch": batch}
-    # Of processes that have met before JAX started the versions are alike; JAX may have found others by itself.
+    # Processes that have met before JAX started have the same versions; a script may have started JAX by itself.
     return {**package_versions(), **{name: _shapes(tree) for name, tree in trees.items()},
             **{name: str(value) for name, value in settings.items()}}
 

@@ -24,7 +24,7 @@ import jax
 
 from trainer.distribute.cluster_description import ClusterError, is_loopback, split_address
 from trainer.distribute.cluster_resolver import detect_cluster, resolve_cluster
-from trainer.distribute.process_names import capitalized, set_process_names
+from trainer.distribute.process_names import set_process_names
 from trainer.distribute.scheduling import threads_that_wait_their_turn
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ _limit_secs = DEFAULT_TIMEOUT_SECS
 _own_steps = 0  # of loops of the user's own
 
 
-def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
+def join_cluster(timeout_secs: float | None = None) -> None:
     """Lets all devices of the cluster that this process belongs to become JAX's; does nothing outside of a cluster.
 
     The cluster is what TF_CONFIG, Open MPI or SLURM describe, or else what JAX finds (Kubernetes, TPU).
     From then on a watchdog looks after its processes. May be called again; later limits are ignored.
 
     Args:
-      timeout_secs: how long to wait for the other processes, now and while training.
+      timeout_secs: how long to wait for the other processes, now and while training; None for the default.
 
     Raises:
       ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
@@ -61,7 +61,7 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
     """
-    company = None
+    company, timeout_secs = None, timeout_secs or DEFAULT_TIMEOUT_SECS
     if not jax.distributed.is_initialized():
         try:
             company = _join(timeout_secs)
@@ -77,8 +77,8 @@ def join_cluster(timeout_secs: float = DEFAULT_TIMEOUT_SECS) -> None:
 
 def _join(timeout_secs: float) -> Company | None:
     """Joins the cluster; returns the processes that this one has met for that, if they have."""
-    description, kind = resolve_cluster(), detect_cluster()
-    if description is None and kind is not None:
+    description = resolve_cluster()
+    if description is None and (kind := detect_cluster()) is not None:
         from trainer.distribute.detected_cluster import detected_cluster
 
         try:
@@ -102,7 +102,7 @@ def _join(timeout_secs: float) -> Company | None:
 
     company = agree(description, {}, timeout_secs)
     set_process_names([description.name(number) for number in range(description.num_processes)])
-    who = f"{capitalized(description.name(description.process_id))} ends"
+    who = f"{description.name(description.process_id)} ends"
     company.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
     address = description.coordinator_address
     options: dict[str, Any] = {"cluster_detection_method": "deactivate"}  # it might find another cluster
@@ -128,9 +128,9 @@ def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
     """Returns all devices of the cluster that this process belongs to, which it joins; outside of one, its own.
 
     Args:
-      timeout_secs: see `join_cluster`; None for the default.
+      timeout_secs: see `join_cluster`.
     """
-    join_cluster(timeout_secs or DEFAULT_TIMEOUT_SECS)
+    join_cluster(timeout_secs)
     return list(jax.devices() if jax.process_count() > 1 else jax.local_devices())
 
 

@@ -9,7 +9,7 @@ import jax
 from trainer.distribute.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions, checked_options
 from trainer.distribute.devices import default_devices
-from trainer.distribute.join_cluster import cluster_devices
+from trainer.distribute.join_cluster import join_cluster
 from trainer.distribute.strategy import Strategy
 
 
@@ -39,8 +39,9 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def __init__(self, communication_options: CommunicationOptions | None = None):
         options = checked_options(communication_options) or CommunicationOptions()
-        devices = cluster_devices(options.timeout_seconds)
-        super().__init__(devices if jax.process_count() > 1 else default_devices(), _reduction(options.implementation))
+        join_cluster(options.timeout_seconds)
+        devices = jax.devices() if jax.process_count() > 1 else default_devices()
+        super().__init__(devices, _reduction(options.implementation))
 
 
 def _reduction(implementation: Any) -> CrossDeviceOps:

@@ -26,7 +26,7 @@ def end_process(
 
     Args:
       text: what has happened, as a sentence.
-      ends: that this process ends, such as "Worker 0 ends at step 3".
+      ends: that this process ends, such as "worker 0 ends at step 3"; it begins a sentence.
       linger: what there is to wait for in between.
       linger_secs: how long it waits at most.
       code: the exit code.
@@ -38,6 +38,7 @@ def end_process(
     guard.daemon = True
     with contextlib.suppress(RuntimeError):  # Python starts no thread any more once the script has ended
         guard.start()
+    ends = ends[:1].upper() + ends[1:]
     place = place or f"its main thread is here:\n{_main_stack()}"
     # On a line of its own, as JAX may be printing too.
     print(f"\nWatchdog: {text} {ends} with exit code {code}; {place}", end="", file=sys.stderr, flush=True)

@@ -20,12 +20,3 @@ def process_name(number: int) -> str:
     'worker 1'
     """
     return _names[number] if number < len(_names) else f"worker {number}"
-
-
-def capitalized(name: str) -> str:
-    """Returns a name as a sentence begins with it.
-
-    >>> capitalized("rank 1")
-    'Rank 1'
-    """
-    return name[:1].upper() + name[1:]

@@ -31,7 +31,7 @@ import jax
 from trainer.distribute.cluster_description import split_address
 from trainer.distribute.links import Links
 from trainer.distribute.peer_lost import FAILED, PEER_LOST, end_process
-from trainer.distribute.process_names import capitalized, process_name
+from trainer.distribute.process_names import process_name
 from trainer.distribute.store import Store, coordinator_address, jax_store
 from trainer.distribute.verdict import Observer, Report, beat_secs, ended, lost, verdict
 
@@ -236,7 +236,7 @@ class Watchdog:
             if self._links is not None:
                 self._links.leave(text)
             linger_secs = _LINGER_SECS if self._process == 0 else 0.0
-            end_process(text, f"{capitalized(self._name)} ends", lambda: time.sleep(linger_secs), linger_secs,
+            end_process(text, f"{self._name} ends", lambda: time.sleep(linger_secs), linger_secs,
                         FAILED if is_own else PEER_LOST, "its script had ended.\n")
 
     def _leave(self, text: str) -> None:
@@ -255,8 +255,7 @@ class Watchdog:
         self._wake.set()
         if self._links is not None:
             self._links.leave(text)
-        who = f"{capitalized(self._name)} ends at step {self._now[1]}"
-        end_process(text, who, linger, patience_secs + _LINGER_SECS,
+        end_process(text, f"{self._name} ends at step {self._now[1]}", linger, patience_secs + _LINGER_SECS,
                     place="after the error above.\n" if self._has_failed else None)
 
     def _all_others_leave(self) -> bool:
