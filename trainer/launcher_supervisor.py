@@ -5,10 +5,10 @@ Owns these decisions. How processes are started and ended is the job's matter.
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from trainer.launcher_job import Job
 
@@ -24,8 +24,7 @@ _FAILURE_GRACE_SECS = 5.0  # from SIGTERM to SIGKILL for the others, once one ha
 _PEER_LOST_WAIT_SECS = 5.0  # for the process that caused it to say what was wrong with it
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a job ended.
 
     Attributes:
@@ -128,7 +127,7 @@ class _Watch:
         return code
 
     def outcome(self) -> Outcome:
-        return dataclasses.replace(self._outcome(), reason=self.reason, killed=tuple(sorted(self.killed)))
+        return self._outcome()._replace(reason=self.reason, killed=tuple(sorted(self.killed)))
 
     def _outcome(self) -> Outcome:
         codes = {worker: self.code(worker) for worker in range(len(self.job.codes))}

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,7 @@ class MetricValue:
         return self.metric.stateless_result(self.variables)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Log:
+class _Log(NamedTuple):
     """What the total of one log consists of.
 
     Attributes:

@@ -6,10 +6,9 @@ batch, compiles once more. How many steps are fused into one execution is decide
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,8 +35,7 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class FusingLimits:
+class FusingLimits(NamedTuple):
     """How many steps of what cost go into one execution.
 
     Enough to hide the cost of a dispatch, little enough that an execution takes well below a second. A step that takes

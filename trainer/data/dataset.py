@@ -9,7 +9,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,8 +24,7 @@ from trainer.data.order import Count, Order, clip, is_finite
 _CHUNK_ROWS = 1024
 
 
-@dataclasses.dataclass(frozen=True)
-class Batching:
+class Batching(NamedTuple):
     """How rows make batches: `size` rows in each but the last, and the order of the batches."""
 
     size: int
@@ -248,7 +247,7 @@ class Dataset:
     def _reordered(self, change: Callable[[Order], Order]) -> Dataset:
         if self._batching is None:
             return dataclasses.replace(self, _row_order=change(self._row_order))
-        batching = dataclasses.replace(self._batching, order=change(self._batching.order))
+        batching = self._batching._replace(order=change(self._batching.order))
         return dataclasses.replace(self, _batching=batching)
 
     def _split_at_remainder(self, batches: np.ndarray, batch_size: int) -> list[np.ndarray]:

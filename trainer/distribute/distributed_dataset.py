@@ -7,7 +7,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -146,8 +146,7 @@ class DistributedDataset:
         return jax.tree.map(lambda leaf: PerReplica(leaf, mask), placed)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Element:
+class _Element(NamedTuple):
     """What the replicas get in a step.
 
     Attributes:

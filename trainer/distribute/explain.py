@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, Sharding
@@ -19,8 +19,7 @@ DEFAULT_MEMORY = "device"  # the memory that an accelerator computes from, whate
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-@dataclasses.dataclass(frozen=True)
-class ParameterRow:
+class ParameterRow(NamedTuple):
     """One parameter of a report.
 
     Attributes:

@@ -7,12 +7,11 @@ connect to an open port. Must not know who waits for whom.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import selectors
 import socket
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.distribute.cluster_description import ClusterDescription
 
@@ -47,8 +46,7 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     return clean if len(text) <= limit else clean + "..."
 
 
-@dataclasses.dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """What a process says of itself.
 
     Attributes:
@@ -69,7 +67,7 @@ class Hello:
 
     def to_message(self) -> dict[str, Any]:
         """Returns it as a message."""
-        return {"kind": "hello", **dataclasses.asdict(self)}
+        return {"kind": "hello", **self._asdict()}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Hello:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
@@ -28,8 +28,7 @@ from trainer.state import TrainState
 WHOLE = -1  # the axis of a leaf that is not split
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardingRule:
+class ShardingRule(NamedTuple):
     """Which axis of an array is split over the replicas.
 
     Attributes:
@@ -91,8 +90,7 @@ class Closed:
     values: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class _Update:
+class _Update(NamedTuple):
     grads: Any
     before: tuple[Any, ...]
     after: tuple[Any, ...]

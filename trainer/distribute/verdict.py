@@ -6,8 +6,8 @@ matter.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from trainer.distribute.process_names import process_name
 
@@ -22,8 +22,7 @@ _BEATS_PER_TIMEOUT = 16
 _MAX_BEAT_SECS = 5.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What a process says of itself.
 
     Attributes:
@@ -41,8 +40,7 @@ class Report:
     verdict: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What one process knows of another, or of itself.
 
     Attributes:

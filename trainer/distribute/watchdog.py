@@ -20,7 +20,6 @@ Who notices what:
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import json
 import re
 import threading
@@ -179,7 +178,7 @@ class Watchdog:
             is_last = self._stopping.is_set()
             beat += 1
             try:
-                own = json.dumps(dataclasses.astuple(self._report(beat)))
+                own = json.dumps(self._report(beat))
                 self._client.key_value_set(f"{_KEYS}{self._process}", own, allow_overwrite=True)
                 pairs = self._client.key_value_dir_get(_KEYS)
             except Exception as error:  # JAX raises what its C++ says, of several types

@@ -5,7 +5,6 @@ Owns the dicts by name around parameters and state. What one name holds is the b
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -108,7 +107,7 @@ class NamedFunctional(FunctionalModule):
     def summary_rows(self, inputs: Mapping[str, Any]) -> list[LayerRow]:
         """Returns the rows of each module in turn; `inputs` has one batch for each, by name."""
         self._check_names(inputs)
-        return [dataclasses.replace(row, path="/".join(filter(None, (name, row.path))))
+        return [row._replace(path="/".join(filter(None, (name, row.path))))
                 for name, part in self.parts.items() for row in part.summary_rows(inputs[name])]
 
     def _check_names(self, inputs: Any) -> None:

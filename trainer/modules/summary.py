@@ -6,9 +6,8 @@ called and how many numbers lie at which path.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax.traverse_util import flatten_dict
@@ -16,8 +15,7 @@ from flax.traverse_util import flatten_dict
 Path = tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerRow:
+class LayerRow(NamedTuple):
     """One layer of a summary.
 
     Attributes:
