@@ -12,7 +12,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check -qq
 # The mapping of models/ and callbacks/ into trainer/ exists only once installed, so that is what mypy reads.
 installed_copy := build/installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench bench-strategies clean
 
 demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
@@ -29,6 +29,8 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	@$(bin)/python benchmarks/run.py
+
+bench-strategies: $(VENV)/.bench
 	@$(bin)/python benchmarks/strategies.py --rounds 5
 	@$(bin)/python benchmarks/compile_time.py --rounds 3
 

@@ -5,8 +5,7 @@ from cases import Case, Comparison, Contestant, Workload
 _TEXT = "`fit` over {what}, against {peers}."
 
 
-def _case(title: str, what: str, source: str, workload: Workload, slow: bool, **options) -> Case:
-    epochs = 2 if slow else 1
+def _case(title: str, what: str, source: str, workload: Workload, slow: bool, epochs: int = 1, **options) -> Case:
     peers = {"by hand": "by_hand", "step": "step"}
     if slow:
         peers = {"pipeline": "drain", "pipeline beside steps": "drain_beside", "by hand": "by_hand"}
@@ -17,24 +16,25 @@ def _case(title: str, what: str, source: str, workload: Workload, slow: bool, **
     return Case(
         title, _TEXT.format(what=what, peers=", and ".join(texts[name] for name in peers)), workload,
         {"fit": Contestant("loops_input:fit", {"source": source}, epochs),
-         **{name: Contestant(f"loops_input:{loop}", {"source": source}, epochs) for name, loop in peers.items()}},
+         **{name: Contestant(f"loops_input:{loop}", {"source": source}, 1 if name == "by hand" else epochs)
+            for name, loop in peers.items()}},
         tuple(Comparison("fit", name, 1.03 if name.startswith("pipeline") else None) for name in peers), **options)
 
 
 CASES = {
     "input_slow_generator": _case(
         "A generator slower than the step", "a generator that waits 2 ms for each batch of 32 rows, for 784-128-10",
-        "waiting", Workload("mlp", 32 * 600, 32), slow=True),
+        "waiting", Workload("mlp", 32 * 400, 32), slow=True, epochs=2, rounds=5),
     "input_slower_generator": _case(
         "A generator much slower than the step", "a generator that waits 10 ms for each batch of 32 rows, for "
-        "784-128-10", "waiting long", Workload("mlp", 32 * 100, 32), slow=True),
+        "784-128-10", "waiting long", Workload("mlp", 32 * 100, 32), slow=True, epochs=2, rounds=3),
     "input_slow_grain": _case(
         "A Grain pipeline slower than the step", "a Grain pipeline, shuffled, mapped and batched in the process (for "
-        "784-128-10, batch 32)", "grain", Workload("mlp", 32 * 1200, 32), slow=True),
+        "784-128-10, batch 32)", "grain", Workload("mlp", 32 * 1200, 32), slow=True, epochs=4, rounds=5),
     "input_decoding_grain": _case(
         "A Grain pipeline that decodes images", "a Grain pipeline in the process that shuffles, decodes a PNG for each "
         "row, shifts, mirrors and scales it at random, and batches (for 784-128-10, batch 32)", "decoding",
-        Workload("mlp", 32 * 300, 32), slow=True),
+        Workload("mlp", 32 * 300, 32), slow=True, epochs=2, rounds=5),
     "input_fast_generator": _case(
         "A generator faster than the step", "a generator that indexes arrays, for 784-128-10, batch 32", "indexing",
         Workload("mlp", 32 * 1000, 32), slow=False),

@@ -9,7 +9,7 @@ PEERS = {
 
 def _contestants(epochs: int, slow: int) -> dict[str, Contestant]:
     """Returns `fit` and its peers, the slow ones of which have fewer epochs in a round."""
-    few = {"Keras on JAX", "Keras, as it comes", "TF-Keras", "NNX loop"}
+    few = {"by hand", "Keras on JAX", "Keras, as it comes", "TF-Keras", "NNX loop"}
     return {
         "fit": Contestant("loops_trainer:fit", epochs=epochs),
         "fit, bar": Contestant("loops_trainer:fit", {"callbacks": ("bar",)}, epochs),
@@ -31,9 +31,9 @@ def _ratios(bars: dict[str, float]) -> tuple[Comparison, ...]:
 
 _TEXT = ("One `fit` of {epochs} epochs from arrays in host memory in each round, {rows:,} rows of noise, batch 32, "
          "adam, accuracy. What a contestant uploads counts: the epoch in one call uploads the arrays each time, `fit` "
-         "only if somebody wrote to them since the round before (new arrays). Keras, TF-Keras and the NNX loop run "
-         "{slow} of the epochs; all times are per step. Keras and TF-Keras have the better `steps_per_execution` of 1 "
-         "and 32; Keras as it comes has 1.")
+         "only if somebody wrote to them since the round before (new arrays). The loop by hand, Keras, TF-Keras and "
+         "the NNX loop run {slow} of the epochs; all times are per step. Keras and TF-Keras have the better "
+         "`steps_per_execution` of 1 and 32; Keras as it comes has 1.")
 
 CASES = {
     "mlp": Case(

@@ -1,6 +1,6 @@
 """Time to compile a train step under MirroredStrategy, from 2 to 32 replicas on simulated devices.
 
-Run by `make bench`. Writes its section of `benchmarks/RESULTS.md`.
+Run by `make bench-strategies`. Writes its section of `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ import jax
 import optax
 
 RESULTS = pathlib.Path(__file__).parent / "RESULTS.md"
-_TITLE = "# Results\n\nWritten by `make bench`. The machine is shared and noisy: the ratios count, not the seconds.\n"
+_TITLE = ("# Results\n\nWritten by `make bench`, and by the commands that are named in other sections. The machine is "
+          "shared and noisy: the\nratios count, not the seconds.\n")
 
 
 @dataclasses.dataclass(frozen=True)

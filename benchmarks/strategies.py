@@ -1,6 +1,6 @@
 """What the strategies cost on simulated devices: time, against loops written by hand, and memory.
 
-Run by `make bench`. Writes its sections of `benchmarks/RESULTS.md`. Some of its parts can be named:
+Run by `make bench-strategies`. Writes its sections of `benchmarks/RESULTS.md`. Some of its parts can be named:
 `python benchmarks/strategies.py run memory`.
 """
 

@@ -1,8 +1,8 @@
-"""One contestant of a case, in a process of its own: `python benchmarks/worker.py CASE CONTESTANT`.
+"""One contestant of a case, in a process of its own: `python benchmarks/worker.py CASE CONTESTANT EPOCHS`.
 
-It prepares, compiles an epoch, and then obeys lines: "choose N" takes the fastest of several ways to do the work, and
-compiles what rounds of N epochs need besides; "run N" runs N epochs. Each is answered by a line of JSON in standard
-output, which nothing else can write to.
+It prepares, compiles what rounds of so many epochs need, and then obeys lines: "choose" takes the fastest of several
+ways to do the work, and "run" runs a round. Each is answered by a line of JSON in standard output, which nothing else
+can write to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import Any, TextIO
 
 import cases
 
-TRIALS = 2
-
 
 def timed(run: Callable[[int], Any], epochs: int) -> dict[str, Any]:
     """Runs some epochs; returns the figures of the round."""
@@ -34,42 +32,39 @@ def fastest(candidates: dict[str, Callable[[int], Any]]) -> str:
     """Returns the name of the candidate with the shortest trial."""
     if len(candidates) == 1:
         return next(iter(candidates))
-    trials = {name: min(timed(run, 1)["seconds"] for _ in range(TRIALS)) for name, run in candidates.items()}
+    trials = {name: timed(run, 1)["seconds"] for name, run in candidates.items()}
     return min(trials, key=lambda name: trials[name])
 
 
-def answers(case: cases.Case, name: str, orders: TextIO) -> Iterator[dict[str, Any]]:
-    """Yields the answer to each line, after one that says that an epoch is compiled."""
+def answers(case: cases.Case, name: str, epochs: int, orders: TextIO) -> Iterator[dict[str, Any]]:
+    """Yields the answer to each line, after one that says that all is compiled."""
     contestant = case.contestants[name]
     module, function = contestant.loop.split(":")
     made = getattr(importlib.import_module(module), function)(case.workload, **contestant.options)
     candidates = made if isinstance(made, dict) else {"": made}
     if module != "loops_start":  # nothing stays compiled from one fresh process to the next
         for run in candidates.values():
-            run(1)
+            run(min(epochs, 2))  # data may be kept on the device from the second epoch on
     yield {"ready": True}
     chosen = next(iter(candidates))
     for line in orders:
-        order, epochs = line.split()
-        if order == "choose":
+        if line.strip() == "choose":
             chosen = fastest(candidates)
-            if int(epochs) > 1:
-                candidates[chosen](2)  # data may be kept on the device from the second epoch on
             yield {"chosen": chosen}
         else:
             if case.wakes:
                 candidates[chosen](1)
-            yield timed(candidates[chosen], int(epochs))
+            yield timed(candidates[chosen], epochs)
 
 
 def main() -> None:
     """Answers until standard input ends."""
-    case, name = sys.argv[1:]
+    case, name, epochs = sys.argv[1:]
     with os.fdopen(os.dup(1), "w") as replies:
         os.dup2(2, 1)  # what libraries print is not an answer
         warnings.simplefilter("ignore")
         try:
-            for answer in answers(cases.all_cases()[case], name, sys.stdin):
+            for answer in answers(cases.all_cases()[case], name, int(epochs), sys.stdin):
                 print(json.dumps(answer), file=replies, flush=True)
         except cases.Unavailable as reason:
             print(json.dumps({"unavailable": str(reason)}), file=replies, flush=True)

@@ -71,13 +71,15 @@ class WorkerError(Exception):
 class Worker:
     """A contestant's process, as its parent sees it."""
 
-    def __init__(self, case: str, name: str, contestant: Contestant, environment: Mapping[str, str]):
+    def __init__(
+            self, case: str, name: str, contestant: Contestant, epochs: int, environment: Mapping[str, str]):
         python = sys.executable
         if contestant.loop.startswith("loops_tf:"):
             python = os.environ.get("TF_PYTHON", python)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, str(pathlib.Path(__file__).with_name("worker.py")), case, name], env=environment, text=True,
+            [python, str(pathlib.Path(__file__).with_name("worker.py")), case, name, str(epochs)],
+            env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             start_new_session=True)  # Ctrl-C is for the parent, which then ends its workers
 
@@ -162,15 +164,14 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: i
         for who, contestant in case.contestants.items():
             if len(waiting) == _MAX_STARTING:
                 answer(waiting.pop(0))
-            workers[who] = Worker(name, who, contestant, environment)
+            epochs = min(scale * contestant.epochs, most_epochs or math.inf)
+            workers[who] = Worker(name, who, contestant, epochs, environment)
             stack.callback(workers[who].close)
             waiting.append(who)
         for who in waiting:
             answer(who)
-        lengths = {who: min(scale * contestant.epochs, most_epochs or math.inf)
-                   for who, contestant in case.contestants.items()}
         for who in list(workers):
-            workers[who].ask(f"choose {lengths[who]}")
+            workers[who].ask("choose")
             chosen = answer(who)
             if chosen and chosen["chosen"]:
                 outcome.notes[who] = chosen["chosen"]
@@ -179,7 +180,7 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: i
             first = number % max(len(names), 1)
             done = {}
             for who in names[first:] + names[:first]:
-                workers[who].ask(f"run {lengths[who]}")
+                workers[who].ask("run")
                 if figures := answer(who):
                     done[who] = figures
             for who, figures in done.items():  # whole rounds only

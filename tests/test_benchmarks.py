@@ -43,9 +43,9 @@ def test_the_rows_of_every_case_make_whole_batches(cases):
 
 
 def test_a_worker_runs_epochs_on_demand():
-    orders = "choose 2\nrun 2\n"
-    done = subprocess.run([sys.executable, "worker.py", "small_mlp", "by hand"], cwd=FOLDER, input=orders, text=True,
-                          capture_output=True, timeout=100)
+    orders = "choose\nrun\n"
+    done = subprocess.run([sys.executable, "worker.py", "small_mlp", "by hand", "2"], cwd=FOLDER, input=orders,
+                          text=True, capture_output=True, timeout=100)
     ready, chosen, figures = (ast.literal_eval(line.replace("true", "True")) for line in done.stdout.splitlines())
     assert ready == {"ready": True} and chosen == {"chosen": ""}
     assert figures["steps"] == 2000 and figures["seconds"] > 0
@@ -53,7 +53,7 @@ def test_a_worker_runs_epochs_on_demand():
 
 def test_a_contestant_that_is_not_installed_says_so():
     code = ("import sys; sys.modules['tf_keras'] = sys.modules['tensorflow'] = None; "
-            "sys.argv = ['worker.py', 'small_mlp', 'TF-Keras']; import worker; worker.main()")
+            "sys.argv = ['worker.py', 'small_mlp', 'TF-Keras', '1']; import worker; worker.main()")
     done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, input="", text=True, capture_output=True)
     assert "tensorflow is not installed" in ast.literal_eval(done.stdout)["unavailable"]
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from trainer.metrics.variable import Variable, as_arrays, temporary_values
 
@@ -129,7 +130,7 @@ class Metric:
     def reset_state(self) -> None:
         """Sets every variable to zeros."""
         for variable in self.variables:
-            variable.assign(jnp.zeros(variable.shape, variable.dtype))
+            variable.assign(np.zeros(variable.shape, variable.dtype))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Updates the metric and returns the result so far."""

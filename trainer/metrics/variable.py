@@ -16,7 +16,8 @@ import numpy as np
 
 from trainer.errors import unknown_name, wrong_type
 
-INITIALIZERS: dict[str, Callable[..., jax.Array]] = {"zeros": jnp.zeros, "ones": jnp.ones}
+# On the host: JAX would compile a program for each shape.
+INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
 
 
 class _Scope(threading.local):
