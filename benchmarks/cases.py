@@ -108,7 +108,7 @@ class Case:
     contestants: Mapping[str, Contestant]
     comparisons: tuple[Comparison, ...]
     unit: str = "us"
-    rounds: int = 7
+    rounds: int = 5
     scale: int = 1
     wakes: bool = False
 

@@ -17,6 +17,6 @@ def _case(model: str, name: str, rows: int, batch_size: int, **options) -> Case:
 
 CASES = {
     "cnn": _case("cnn", "a CNN for MNIST", 64 * 20, 64),
-    "mobilenet": _case("mobilenet", "MobileNetV2 at 96x96", 16 * 2, 16, rounds=5),
+    "mobilenet": _case("mobilenet", "MobileNetV2 at 96x96", 16 * 2, 16),
     "lm": _case("lm", "a transformer of 2 layers, width 128, 64 tokens", 16 * 10, 16),
 }

@@ -24,17 +24,14 @@ def _case(title: str, what: str, source: str, workload: Workload, slow: bool, ep
 CASES = {
     "input_slow_generator": _case(
         "A generator slower than the step", "a generator that waits 2 ms for each batch of 32 rows, for 784-128-10",
-        "waiting", Workload("mlp", 32 * 400, 32), slow=True, epochs=2, rounds=5),
-    "input_slower_generator": _case(
-        "A generator much slower than the step", "a generator that waits 10 ms for each batch of 32 rows, for "
-        "784-128-10", "waiting long", Workload("mlp", 32 * 100, 32), slow=True, epochs=2, rounds=3),
+        "waiting", Workload("mlp", 32 * 400, 32), slow=True, epochs=2),
     "input_slow_grain": _case(
         "A Grain pipeline slower than the step", "a Grain pipeline, shuffled, mapped and batched in the process (for "
-        "784-128-10, batch 32)", "grain", Workload("mlp", 32 * 1200, 32), slow=True, epochs=4, rounds=5),
+        "784-128-10, batch 32)", "grain", Workload("mlp", 32 * 1200, 32), slow=True, epochs=4),
     "input_decoding_grain": _case(
         "A Grain pipeline that decodes images", "a Grain pipeline in the process that shuffles, decodes a PNG for each "
         "row, shifts, mirrors and scales it at random, and batches (for 784-128-10, batch 32)", "decoding",
-        Workload("mlp", 32 * 300, 32), slow=True, epochs=2, rounds=5),
+        Workload("mlp", 32 * 200, 32), slow=True, epochs=2),
     "input_fast_generator": _case(
         "A generator faster than the step", "a generator that indexes arrays, for 784-128-10, batch 32", "indexing",
         Workload("mlp", 32 * 1000, 32), slow=False),

@@ -37,17 +37,17 @@ _TEXT = ("One `fit` of {epochs} epochs from arrays in host memory in each round,
 
 CASES = {
     "mlp": Case(
-        "Steps of 784-128-10", _TEXT.format(epochs=5, rows=60_000, slow=1) + " A callback is one that is called for "
+        "Steps of 784-128-10", _TEXT.format(epochs=5, rows=48_000, slow=1) + " A callback is one that is called for "
         "every batch and reads no logs (2 epochs); loggers are the bar, CSVLogger and TensorBoard together; with data "
         "on the host, `data_on_device=False` (2 epochs).",
-        Workload("mlp", 60_000, 32),
+        Workload("mlp", 48_000, 32),
         _contestants(epochs=5, slow=1) | {
             "fit, callback": Contestant("loops_trainer:fit", {"callbacks": ("batch",)}, 2),
             "fit, loggers": Contestant("loops_trainer:fit", {"callbacks": ("bar", "csv", "tensorboard")}, 5),
             "fit, data on the host": Contestant("loops_trainer:fit", {"data_on_device": False}, 2)},
         (*_ratios({"epoch in one call": 1.1, "by hand": round(1 / 1.4, 2), "Keras, as it comes": round(1 / 1.9, 2)}),
          Comparison("fit, callback", "by hand", 1.1), Comparison("fit, loggers", "fit", 1.03),
-         Comparison("fit, data on the host", "by hand")), rounds=5),
+         Comparison("fit, data on the host", "by hand")), rounds=4),
     "small_mlp": Case(
         "Steps of 8-8-3", _TEXT.format(epochs=5, rows=32_000, slow=1) + " Before each turn there is an epoch that does "
         "not count.", Workload("small_mlp", 32_000, 32), _contestants(epochs=5, slow=1),

@@ -10,7 +10,7 @@ def _case(title: str, text: str, figure: str, comparison: Comparison, **options)
     return Case(title, text, _WORKLOAD, {
         name: Contestant("loops_start:fresh", {"figure": figure, "who": who})
         for name, who in ((comparison.ours, "trainer"), (comparison.theirs, "by_hand"))},
-        (comparison,), rounds=5, **options)
+        (comparison,), **options)
 
 
 CASES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import subprocess
 import sys
@@ -16,18 +15,17 @@ from loops_hand import new_step, orders, train
 from loops_trainer import new_model
 
 GROUP = 128  # steps that run at once beside a pipeline, as those of `fit` do
-WAIT_SECS = {"waiting": 0.002, "waiting long": 0.01}
-
+WAIT_SECS = 0.002
 
 Pipeline = Callable[[int], Iterable]  # makes one of so many epochs
 
 
-def _waiting(workload: Workload, x, y, secs: float) -> Pipeline:
+def _waiting(workload: Workload, x, y) -> Pipeline:
     batch = x[:workload.batch_size], y[:workload.batch_size]
 
     def batches(epochs: int) -> Iterator:
         for _ in range(epochs * workload.steps):
-            time.sleep(secs)
+            time.sleep(WAIT_SECS)
             yield batch
 
     return batches
@@ -75,8 +73,7 @@ def _batched(rows, workload: Workload) -> Iterable:
 
 
 _SOURCES: dict[str, Callable[..., Pipeline]] = {
-    "indexing": _indexing, "grain": _grain, "decoding": _decoding,
-    **{name: functools.partial(_waiting, secs=secs) for name, secs in WAIT_SECS.items()}}
+    "waiting": _waiting, "indexing": _indexing, "grain": _grain, "decoding": _decoding}
 
 
 def _pipeline(workload: Workload, source: str) -> Pipeline:

@@ -12,6 +12,7 @@ import pytest
 
 import trainer
 from tests.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from trainer import built_model
 from trainer.phase import CompiledPhase
 
 
@@ -161,3 +162,44 @@ def test_an_eager_step_is_never_traced():
     model.compile("sgd", logits_loss(), run_eagerly=True)
     history = model.fit(x, y, batch_size=8, verbose=0).history
     np.testing.assert_allclose(np.mean(seen[-2:]), history["loss"][0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("phase", ["fit", "evaluate", "predict"])
+def test_the_first_step_compiles_while_the_weights_are_made(monkeypatch, phase):
+    model, events = make_model(), []
+    init_placed, executable = built_model.init_placed, CompiledPhase.executable
+
+    def watched_init(*args):
+        shapes, wait = init_placed(*args)
+        return shapes, lambda: (events.append("waits for the weights"), wait())[1]
+
+    def watched_executable(self, *args, **kwargs):
+        result = executable(self, *args, **kwargs)
+        events.append("has compiled")
+        return result
+
+    monkeypatch.setattr(built_model, "init_placed", watched_init)
+    monkeypatch.setattr(CompiledPhase, "executable", watched_executable)
+    PHASES[phase](model, *classification(16)[:2])
+    assert events[:2] == ["has compiled", "waits for the weights"]
+
+
+def test_weights_that_cannot_be_made_leave_a_model_without_weights(monkeypatch):
+    model, init_placed = make_model(), built_model.init_placed
+
+    def failing_init(*args):
+        def wait():
+            raise MemoryError("too large")
+
+        return init_placed(*args)[0], wait
+
+    data = classification(16)[:2]
+    monkeypatch.setattr(built_model, "init_placed", failing_init)
+    with pytest.raises(MemoryError):
+        PHASES["fit"](model, *data)
+    monkeypatch.undo()
+    assert not model.built
+    other = make_model()
+    for each in (model, other):
+        PHASES["fit"](each, *data)
+    jax.tree.map(np.testing.assert_array_equal, model.state.params, other.state.params)

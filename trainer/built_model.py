@@ -7,7 +7,7 @@ Owns how the state is made, where it lives, and who holds its buffers. What a st
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
 from trainer.rng import stream_key
 from trainer.state import TrainState, initial_opt_state, initial_state
+from trainer.timing import Timing
 from trainer.update_rules import check_names
 
 INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many rows of the first batch
@@ -45,9 +46,12 @@ class BuiltModel:
         self._seed = seed
         self._options = CompileOptions()
         self._rules: UpdateRule | NamedRules | None = None
-        self._state: TrainState | None = None
+        self._made_state: TrainState | None = None
+        self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # the state's shapes, what waits for it
         self._state_is_lent = False
         self._sample_spec: Any = None
+        self.timing = Timing()
+        self.timing.end()
 
     def sample_inputs(self, batch: Any) -> Any:
         """Returns what the module is initialised on, from some rows of the first batch.
@@ -59,7 +63,7 @@ class BuiltModel:
     @property
     def built(self) -> bool:
         """Whether the model has weights."""
-        return self._state is not None
+        return self._making is not None or self._made_state is not None
 
     @property
     def state(self) -> TrainState:
@@ -107,10 +111,11 @@ class BuiltModel:
     def _build(self, batch: Any) -> None:
         with self._building(batch):
             pass
+        self._require_built()
 
     @contextlib.contextmanager
     def _building(self, batch: Any) -> Iterator[TrainState]:
-        """Makes the weights while a block runs, which is given their shapes; the model has them after it."""
+        """Begins to make the weights beside a block, which is given their shapes; who needs them after it waits."""
         with self._building_on(self.sample_inputs(first_rows(batch))) as shapes:
             yield shapes
 
@@ -118,14 +123,28 @@ class BuiltModel:
         """Makes the weights from inputs as `sample_inputs` returns them."""
         with self._building_on(inputs):
             pass
+        self._require_built()
 
     @contextlib.contextmanager
     def _building_on(self, inputs: Any) -> Iterator[TrainState]:
         self._sample_spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
-        shapes, finish = init_placed(self._make_state, self.strategy.state_shardings, np.uint32(self._seed), inputs,
-                                     self._functional.initial_values)
-        yield shapes
-        self._state, self._state_is_lent = finish(), False
+        making = init_placed(self._make_state, self.strategy.state_shardings, np.uint32(self._seed), inputs,
+                             self._functional.initial_values)
+        yield making[0]
+        self._making, self._state_is_lent = making, False
+
+    @property
+    def _state(self) -> TrainState | None:
+        # Whoever only traces or compiles takes `state_or_shapes`, so that the initialisation compiles meanwhile.
+        if self._making is not None:
+            (_, wait), self._making = self._making, None
+            with self.timing.measure("compile"):
+                self._made_state = wait()
+        return self._made_state
+
+    @_state.setter
+    def _state(self, value: TrainState | None) -> None:
+        self._made_state, self._making = value, None
 
     def _make_state(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
         try:
@@ -146,8 +165,8 @@ class BuiltModel:
         Raises:
           ValueError: if the model is not built, and there is no sample.
         """
-        if self._state is not None:
-            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._state)
+        if self.built:
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.state_or_shapes)
         if sample is None:
             raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
                              "rows of inputs; nothing is allocated for it but its own rows.")
@@ -191,6 +210,11 @@ class BuiltModel:
         self._state = self.strategy.place_state(self._state.replace(optimizer=rules, opt_state=opt_state))
 
     # --- what the loop asks for (see `loop.Trainee`) ---------------------------------------------------------------
+
+    @property
+    def state_or_shapes(self) -> TrainState:
+        """The state for reading only, or its shapes while it is being made: enough to trace and to compile a step."""
+        return self._require_built() if self._making is None else self._making[0]
 
     @property
     def current_state(self) -> TrainState:

@@ -32,7 +32,6 @@ from trainer.precision import apply_with_policy
 from trainer.replica import get_replica_context
 from trainer.rng import stream_key
 from trainer.state import TrainState
-from trainer.timing import Timing
 from trainer.update_rules import check_names, make_update_rules, with_options
 
 _METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # that run a phase, for messages
@@ -44,8 +43,6 @@ class CompiledModel(BuiltModel):
     def __init__(self, module: Any, *, seed: int = 0, name: str | None = None):
         super().__init__(module, seed=seed, name=name)
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
-        self.timing = Timing()
-        self.timing.end()
         self.validator: Callable[[], dict[str, Any]] | None = None
         self._trainable = True
         self._is_compiled = False
@@ -135,8 +132,8 @@ class CompiledModel(BuiltModel):
         rules = make_update_rules(optimizer, options)
         if self._functional.names:
             check_names(rules, self._functional.names, "named module")
-        if self._state is not None:
-            self._check_against_params(rules, options, self._state.params)
+        if self.built:
+            self._check_against_params(rules, options, self.state_or_shapes.params)
         self._rules, self._loss, self._metrics, self._options = rules, compiled_loss, compiled_metrics, options
         self._is_compiled = True
         self._reset_phases()
@@ -307,7 +304,7 @@ class CompiledModel(BuiltModel):
         if self._options.eager and not self.built:
             self._build(batch)  # an eager step needs weights, and not only their shapes
         if self.built:
-            phase = self._traced_phase(kind, self._state, batch)
+            phase = self._traced_phase(kind, self.state_or_shapes, batch)
         else:
             with self._building(batch) as shapes:
                 phase = self._traced_phase(kind, shapes, batch)

@@ -38,6 +38,10 @@ class Trainee(Protocol):
     validator: Callable[[], dict[str, Any]] | None  # while `fit` runs with validation data
 
     @property
+    def state_or_shapes(self) -> Any:
+        """The state, for reading, or its shapes while it is being made."""
+
+    @property
     def current_state(self) -> Any:
         """The state, for reading: its buffers are not to be donated."""
 

@@ -145,8 +145,9 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
         agrees = model.strategy.spans_processes and callbacks.may_stop_differently("predict")
         with feed.groups(epoch=0) as groups:
             for group in _awaited(feed, groups):
-                state = model.current_state
-                outputs = feed.phase.executable(state, group=group, guard=feed.guard, timing=timing)(state)
+                executable = feed.phase.executable(
+                    model.state_or_shapes, group=group, guard=feed.guard, timing=timing)
+                outputs = executable(model.current_state)
                 timing.steps += group.count
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(model, callbacks, group, outputs)
@@ -215,7 +216,7 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
             groups = [buffer.take()]
         for group in groups:
             placed = model.strategy.place_group(group, feed.arrays)
-            feed.phase.executable(model.current_state, *running, group=placed, guard=feed.guard, timing=timing)
+            feed.phase.executable(model.state_or_shapes, *running, group=placed, guard=feed.guard, timing=timing)
         if running:
             feed.phase.fetch_results(feed.phase.empty_logs)
 
@@ -288,10 +289,11 @@ def _awaited(feed: Feed, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]
 
 def _execute(model: Trainee, feed: Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
     executable = feed.phase.executable(
-        model.current_state, running, group=group, guard=feed.guard, timing=feed.timing, start=start, stop=stop)
+        model.state_or_shapes, running, group=group, guard=feed.guard, timing=feed.timing, start=start, stop=stop)
+    present = model.current_state  # its weights may still have been made beside the compilation
     feed.timing.steps += stop - start
     if feed.kind == "test":
-        return executable(model.current_state, running)
+        return executable(present, running)
     # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
     with feed.interrupts.deferred:
         state, running = executable(model.take_state(), running)

@@ -193,6 +193,7 @@ class Model(ModelFiles):
             with Reader(source, MAX_FUSED_STEPS if source.num_batches == math.inf else None) as reader:
                 passes = 1 if is_sample or kind == "predict" else epochs
                 loop.compile_ahead(self, kind, reader, passes, is_sample)
+        self._require_built()
         return time.perf_counter() - begin
 
     def evaluate(

@@ -171,10 +171,13 @@ class CompiledPhase:
         stack = jax.tree.map(lambda leaf: np.stack([leaf] * room), batch)
         group = self._strategy.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
         running = () if self._kind == "predict" else (self.empty_logs,)
-        shapes = jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-                              state, self._strategy.state_shardings(state))
         bounds = [self._strategy.place_number(number) for number in (0, 1)]
-        return self._execution(room > 1).lower(shapes, *running, group.data, group.mask, *bounds)
+        return self._execution(room > 1).lower(
+            self._placed_shapes(state), *running, group.data, group.mask, *bounds)
+
+    def _placed_shapes(self, state: Any) -> Any:
+        return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type), state, self._state_shardings)
 
     def fetch_results(self, running: Any) -> dict[str, Any]:
         """Returns the values of running logs, as an execution returned them, on the host.
@@ -216,7 +219,7 @@ class CompiledPhase:
             guard.check(jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
             with timing.measure("compile"):
-                execute = self._execution(fused).lower(state, *running, *rest).compile()
+                execute = self._execution(fused).lower(self._placed_shapes(state), *running, *rest).compile()
             self._executables[group.spec] = execute
         return lambda state, *running: execute(state, *running, *rest)
 
