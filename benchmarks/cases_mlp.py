@@ -9,7 +9,7 @@ PEERS = {
 
 def _contestants(epochs: int, slow: int) -> dict[str, Contestant]:
     """Returns `fit` and its peers, the slow ones of which have fewer epochs in a round."""
-    few = {"by hand", "Keras on JAX", "Keras, as it comes", "TF-Keras", "NNX loop"}
+    few = PEERS.keys() - {"epoch in one call"}
     return {
         "fit": Contestant("loops_trainer:fit", epochs=epochs),
         "fit, bar": Contestant("loops_trainer:fit", {"callbacks": ("bar",)}, epochs),

@@ -39,6 +39,17 @@ def test_nested_time_counts_once_and_the_rest_is_the_hosts(clock):
                               "total": 31, "rows_per_sec": 50 / 15}
 
 
+def test_what_is_measured_after_the_end_is_told_nobody(clock):
+    watch, told = timing.Timing(), []
+    watch.on_phase = told.append
+    with watch.measure("data"):
+        pass
+    watch.end()
+    with watch.measure("compile"):
+        pass
+    assert told == ["data", "host"]
+
+
 def run(callbacks=None, slow_data=0.0, **options):
     x, y, _ = classification(32)
 

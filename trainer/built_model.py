@@ -109,9 +109,7 @@ class BuiltModel:
         self._build(as_batch(pack_x_y_sample_weight(sample)))
 
     def _build(self, batch: Any) -> None:
-        with self._building(batch):
-            pass
-        self._require_built()
+        self.build_on(self.sample_inputs(first_rows(batch)))
 
     @contextlib.contextmanager
     def _building(self, batch: Any) -> Iterator[TrainState]:

@@ -207,6 +207,15 @@ class CompiledPhase:
         shapes before, which `guard` is told of and `timing` measures. Train steps donate the state that they are given:
         its buffers are gone afterwards.
 
+        Args:
+          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s.
+          *running: the running logs; none to predict.
+          group: what will run.
+          guard: see above.
+          timing: see above.
+          start: the first batch of `group`.
+          stop: the number after that of the last one; None for all.
+
         Raises:
           RuntimeError: if it has to compile and the guard forbids it.
         """

