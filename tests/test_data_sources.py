@@ -1,8 +1,10 @@
 """The sources and the `Reader`: every kind of data, what an epoch is, and how batches are grouped."""
 
+import concurrent.futures
 import itertools
 import math
 import sys
+import threading
 
 import grain
 import numpy as np
@@ -115,6 +117,59 @@ def test_group_size_may_change_between_epochs():
     assert [group.count for group in reader.read(0)] == [1] * 5
     reader.group_size = 4
     assert [(group.count, group.first) for group in reader.read(1)] == [(4, 0), (1, 4)]
+
+
+class HalfWay:
+    """A re-iterable whose iterator has a state, which is that of half a batch while the batch is being made."""
+
+    def __init__(self):
+        self.is_making, self.may_go_on = threading.Event(), threading.Event()
+
+    def __iter__(self):
+        return HalfWayIterator(self)
+
+
+class HalfWayIterator:
+    def __init__(self, data):
+        self.data, self.rows = data, 0
+
+    def __next__(self):
+        if self.rows == 4:
+            raise StopIteration
+        self.rows += 1
+        if self.rows == 3:
+            self.data.is_making.set()
+            self.data.may_go_on.wait(10)
+        self.rows += 1
+        return X[self.rows - 2:self.rows]
+
+    def __iter__(self):
+        return self
+
+    def get_state(self):
+        return {"rows": self.rows}
+
+    def set_state(self, state):
+        self.rows = state["rows"]
+
+
+def test_no_position_is_taken_from_an_iterator_that_is_making_a_batch():
+    data = HalfWay()
+    reader = Reader(adapt(data))
+    reader.marks_groups = True
+    groups = reader.read(1)
+    first = next(groups)
+    assert (first.count, first.mark) == (1, None)  # a pass that was just opened has no state yet
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        second = pool.submit(next, groups)
+        assert data.is_making.wait(10)
+        position = reader.position(1, 1, first.mark)
+        data.may_go_on.set()
+        assert rows_of(second.result()) == [[2, 3]]
+    with Reader(adapt(HalfWay())) as resumed:
+        resumed.peek()
+        resumed.resume(1, 1, position)
+        assert [rows for group in resumed.read(1, 1) for rows in rows_of(group)] == [[2, 3]]
 
 
 @pytest.mark.parametrize("name", FEEDS)

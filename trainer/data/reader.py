@@ -65,6 +65,7 @@ class Reader:
         self.exhausted = False
         self.marks_groups = False
         self._stream: Stream | None = None
+        self._is_being_read = False
         self._spec: BatchSpec | None = None
 
     @property
@@ -183,10 +184,13 @@ class Reader:
         Args:
           epoch: the batch's epoch.
           batch: its number there.
-          mark: that of the group that holds the batch before it; not given while nothing is being read.
+          mark: that of the group that holds the batch before it, where it has one.
         """
         stream = self._stream
-        if mark is None and stream is not None and (stream.pass_index, stream.position) == self._place(epoch, batch):
+        # The state of an iterator that another thread is reading may be that of half a batch. Without a mark, the
+        # first batches of the epoch are read again.
+        if (mark is None and stream is not None and not self._is_being_read
+                and (stream.pass_index, stream.position) == self._place(epoch, batch)):
             mark = self._mark(stream, batch)
         return {"mark": None if mark is None else dataclasses.asdict(mark)}
 
@@ -267,6 +271,7 @@ class Reader:
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
         number, buffer, mark = start, GroupBuffer(self.room), None
+        self._is_being_read = True
         try:
             while self._steps is None or number < self._steps:
                 if self.marks_groups and buffer.count == 0:
@@ -289,6 +294,7 @@ class Reader:
                 yield buffer.take(mark)
             raise
         finally:
+            self._is_being_read = False
             if self._steps is None and not self._source.is_one_shot:
                 self._close(stream)
         if buffer.count:
