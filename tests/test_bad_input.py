@@ -13,6 +13,7 @@ import trainer
 from tests.networks import LinenMLP, logits_loss, mirrored
 
 X, Y = np.zeros((10, 4), np.float32), np.zeros(10, np.int64)
+SPREAD = np.arange(40, dtype=np.float32).reshape(10, 4)
 
 
 def model(module=None, **options):
@@ -63,6 +64,45 @@ def fit_in_another_scope():
 
 def batch_spread(y_true, y_pred):
     return y_pred.std() + 0.0 * y_true.sum()
+
+
+def rmse(y_true, y_pred):
+    return jnp.sqrt(jnp.mean((jnp.asarray(y_true, jnp.float32)[:, None] - y_pred) ** 2))
+
+
+class RMSE(trainer.losses.Loss):
+    def call(self, y_true, y_pred):
+        return jnp.sqrt(jnp.mean((y_true[:, None] - y_pred) ** 2))
+
+
+def change_while_it_runs(change):
+    made = model()
+    fit(compiled=made, callbacks=[trainer.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: change(made))])
+
+
+def fit_without_jit():
+    with jax.disable_jit():
+        fit()
+
+
+def fit_after_a_build_on_other_rows():
+    made = model()
+    fit(compiled=made)
+    made.build(X[:, :3])
+    fit(compiled=made)
+
+
+class TwoOutputs(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x), nn.Dense(1)(x)
+
+
+def fit_two_outputs(y, first_y=None, **options):
+    made = model(TwoOutputs(), **{"loss": ["mse", "mse"], **options})
+    for targets in (first_y, y):
+        if targets is not None:
+            fit(y=targets, compiled=made)
 
 
 def fit_on_two_devices(loss):
@@ -203,6 +243,36 @@ CASES = {
     "a step that changes the state": (
         TypeError, ["train_step", "kernel", "(4, 3)", "absent"],
         lambda: fit_custom(lambda logs, state: (logs, state.replace(params={"bias": state.params["bias"]})))),
+    "a loss of the batch, with weights": (
+        ValueError, ["'rmse'", "one scalar", "one value per row", "weights"],
+        lambda: fit(x=SPREAD, compiled=model(loss=rmse), sample_weight=np.ones(10))),
+    "a loss of the batch, in microbatches": (
+        ValueError, ["'rmse'", "one scalar", "microbatches"],
+        lambda: fit(x=SPREAD, compiled=model(loss=RMSE(), microbatches=2))),
+    "a loss of the batch, on two devices": (
+        ValueError, ["'rmse'", "one scalar"], lambda: fit_on_two_devices(RMSE())),
+    "a metric of the batch": (ValueError, ["metric 'rmse'", "one scalar", "RootMeanSquaredError"],
+                              lambda: fit(x=SPREAD, compiled=model(metrics=[rmse]))),
+    "a metric of a loss of the batch": (ValueError, ["metric 'rmse'", "one scalar"],
+                                        lambda: fit(x=SPREAD, compiled=model(metrics=[RMSE()]))),
+    "logits for a metric": (ValueError, ["metric 'sparse_categorical_crossentropy'", "from_logits"],
+                            lambda: fit(x=X - 5, compiled=model(metrics=["sparse_categorical_crossentropy"]))),
+    "logits for an area": (
+        ValueError, ["metric 'auc'", "from_logits"],
+        lambda: fit(x=X - 5, y=np.ones((10, 3)), compiled=model(loss="mse", metrics=[trainer.metrics.AUC()]))),
+    "other names of outputs": (ValueError, ["`y`", "'main'", "output_2"],
+                               lambda: fit_two_outputs({"main": Y, "aux": Y})),
+    "an output without targets": (ValueError, ["'output_2'", "has a loss", "no targets"],
+                                  lambda: fit_two_outputs({"output_1": Y}, first_y=(Y, Y))),
+    "an output with a metric and without targets": (
+        ValueError, ["'mae'", "'output_2'", "no targets"],
+        lambda: fit_two_outputs({"output_1": Y}, first_y=(Y, Y), loss=["mse", None], metrics={"output_2": ["mae"]})),
+    "compile in fit": (RuntimeError, ["compile", "running", "ended"],
+                       lambda: change_while_it_runs(lambda made: made.compile("sgd", logits_loss()))),
+    "trainable in fit": (RuntimeError, ["trainable", "running"],
+                         lambda: change_while_it_runs(lambda made: setattr(made, "trainable", False))),
+    "without jit": (ValueError, ["disable_jit", "run_eagerly=True"], fit_without_jit),
+    "another build": (ValueError, ["(4,)", "(3,)"], fit_after_a_build_on_other_rows),
     "gradients by name": (ValueError, ["generator", "dict of optimizers"],
                           lambda: fit_custom(lambda logs, state: (logs, state.apply_gradients(generator={})))),
 }

@@ -55,6 +55,16 @@ def test_fit_after_it_compiles_nothing_and_trains_alike(way):
         np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_it_need_not_know_how_many_epochs_there_will_be(epochs):
+    model = make_model()
+    model.compile_ahead((x, y), batch_size=8)
+    make_model().fit(x, y, batch_size=8, epochs=epochs, verbose=0)
+    with count_compilations() as compiled:
+        model.fit(x, y, batch_size=8, epochs=epochs, verbose=0)
+    assert not compiled
+
+
 def test_evaluate_and_predict_compile_ahead_too():
     model = make_model()
     model.compile_ahead((x, y), batch_size=8, epochs=1, phases=("test", "predict"))

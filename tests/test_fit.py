@@ -76,6 +76,17 @@ def test_a_callback_sees_every_batch_with_its_number_and_its_own_logs_though_ste
     assert len(set(losses)) == 10
 
 
+def test_stop_training_at_the_beginning_of_an_epoch_ends_fit_after_its_first_batch():
+    class Stopper(trainer.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    x, y, _ = classification(40)
+    model = compiled()
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Stopper()])
+    assert int(model.state.step) == 5 + 1
+
+
 def test_stop_training_ends_fit_after_the_batch():
     class Stops(cb.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -5,16 +5,19 @@ Also of arguments that several methods take.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from trainer import errors
+from trainer import errors, metrics
 from trainer.compiled_loss import CompiledLoss
+from trainer.compiled_metrics import CompiledMetrics
 from trainer.data import Source
-from trainer.losses.base import FunctionLoss, values_per_row
+from trainer.losses.base import BuiltinLoss, values_per_row
 from trainer.outputs import match_arrays
 
 
@@ -43,28 +46,45 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
                 "0, or give `ignore_class`.")
 
 
-def check_probabilities(compiled_loss: CompiledLoss, outputs: Any) -> None:
-    """Raises ValueError if outputs that a loss takes for probabilities lie outside of [0, 1].
+def need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
+    """Returns whether one of the checks below has to look at the model's outputs.
 
     Args:
       compiled_loss: the losses, matched to the model's outputs.
+      compiled_metrics: the metrics, likewise.
+      is_split: whether rows of a batch count apart: in replicas, in microbatches, or with weights.
+    """
+    return (compiled_loss.expects_probabilities or (is_split and compiled_loss.has_custom)
+            or any(_takes_probabilities(metric) or _is_custom_sum(metric) or _own_function(metric)
+                   for metric in compiled_metrics.metrics))
+
+
+def check_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
+    """Raises ValueError if outputs that a loss or a metric takes for probabilities lie outside of [0, 1].
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      compiled_metrics: the metrics, likewise.
       outputs: the model's outputs for some rows.
     """
-    for (_, loss, _, _), output in zip(compiled_loss.per_output, jax.tree.leaves(outputs), strict=True):
-        if loss is None or not loss.expects_probabilities:
-            continue
+    leaves = jax.tree.leaves(outputs)
+    taking = [("loss", loss.name, output) for (_, loss, _, _), output in zip(
+        compiled_loss.per_output, leaves, strict=True) if loss is not None and loss.expects_probabilities]
+    taking += [("metric", metric.name, leaves[output]) for metric, output in compiled_metrics.per_output
+               if _takes_probabilities(metric)]
+    for kind, name, output in taking:
         values = np.asarray(output, np.float32)
         if (values < -1e-3).any() or (values > 1 + 1e-3).any():
             raise ValueError(
-                f"The loss {loss.name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
-                f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the loss with from_logits=True, "
-                "or end the model with a softmax or sigmoid.")
+                f"The {kind} {name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
+                f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the {kind}'s class with "
+                "from_logits=True, or end the model with a softmax or sigmoid.")
 
 
 def check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> None:
     """Raises ValueError for a user's loss that returns one scalar which is not the mean over the rows.
 
-    The rows of a batch that is split over replicas cannot be given to such a function together.
+    Rows that count apart cannot be given to such a loss together.
 
     Args:
       compiled_loss: the losses, matched to the model's outputs.
@@ -74,14 +94,81 @@ def check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> 
     targets = match_arrays("y", y, compiled_loss.outputs)
     for (_, loss, _, _), target, output in zip(
             compiled_loss.per_output, targets, jax.tree.leaves(outputs), strict=True):
-        if not isinstance(loss, FunctionLoss):
+        if loss is None or isinstance(loss, BuiltinLoss) or target is None:
             continue
-        value, per_row = loss.values(target, output), values_per_row(loss.values, target, output)
-        if value.ndim == 0 and not np.allclose(value, per_row.mean(), rtol=1e-3, atol=1e-5, equal_nan=True):
+        differs = _differs_from_mean(loss.values, target, output, is_sum=loss.reduction == "sum")
+        if differs:
             raise ValueError(
-                f"The loss {loss.name!r} returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose mean "
-                f"is {float(per_row.mean()):.4g}. Each of several replicas sees its own rows only, so there a loss "
-                "must return one value per row, or their mean. Use one device for a loss of the batch as a whole.")
+                f"The loss {loss.name!r} {differs}. Where rows are split over replicas or microbatches, or have "
+                "weights, a loss must return one value per row, or their mean. Use one device, no microbatches and no "
+                "weights for a loss of the batch as a whole.")
+
+
+def check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
+    """Raises ValueError for a metric of the user's own that cannot be accumulated over steps and replicas.
+
+    That is one whose variables do not add up, or a function whose one scalar is not the mean over the rows.
+
+    Args:
+      compiled_metrics: the metrics, matched to the model's outputs.
+      y: targets of some rows.
+      outputs: the model's outputs for these rows.
+    """
+    targets, predictions = match_arrays("y", y, outputs), jax.tree.leaves(outputs)
+    for metric, number in compiled_metrics.per_output:
+        rows = targets[number], predictions[number]
+        if rows[0] is None:
+            continue
+        function = _own_function(metric)
+        differs = None if function is None else _differs_from_mean(function, *rows)
+        if differs:
+            raise ValueError(
+                f"The metric {metric.name!r} {differs}. What is not a mean over rows depends on how they are batched: "
+                "return one value per row, or use a metric of `trainer.metrics`, such as RootMeanSquaredError, or a "
+                "`Metric` of your own.")
+        if _is_custom_sum(metric):
+            once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)
+            twice = metric.stateless_update_state(once, *rows)
+            if not all(np.allclose(2 * np.asarray(one), two, rtol=1e-3, equal_nan=True)
+                       for one, two in zip(once, twice, strict=True)):
+                raise ValueError(
+                    f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
+                    "give twice the variables of one, so those of several steps and replicas cannot be summed. Set "
+                    "`additive = False` in its class, and override `merge_variables` to merge two parts of the data.")
+
+
+def _takes_probabilities(metric: metrics.Metric) -> bool:
+    if isinstance(metric, metrics.LossMetric):
+        return metric.loss.expects_probabilities
+    return isinstance(metric, metrics.AUC) and not metric.get_config()["from_logits"]
+
+
+def _is_custom_sum(metric: metrics.Metric) -> bool:
+    return metric.additive and not type(metric).__module__.startswith(metrics.__name__)
+
+
+def _own_function(metric: metrics.Metric) -> Callable[..., Any] | None:
+    """Returns the user's function, or the values of the user's loss, that a metric is the mean of; None of others."""
+    if type(metric) is metrics.MeanMetricWrapper:
+        return functools.partial(metric.fn, **metric.fn_kwargs)
+    if type(metric) is metrics.LossMetric and not isinstance(metric.loss, BuiltinLoss):
+        return metric.loss.values
+    return None
+
+
+def _differs_from_mean(
+    function: Callable[..., Any], target: Any, output: Any, is_sum: bool = False
+) -> str | None:
+    """Returns how the one scalar that a function returns differs from the mean over the rows, or from their sum."""
+    value = jnp.asarray(function(target, output))
+    if value.ndim:
+        return None
+    per_row = values_per_row(function, target, output)
+    expected = per_row.sum() if is_sum else per_row.mean()
+    if np.allclose(value, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
+        return None
+    return (f"returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose {'sum' if is_sum else 'mean'} is "
+            f"{float(expected):.4g}")
 
 
 def check_count(argument: str, value: Any, minimum: int, optional: bool = False) -> None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer import errors, losses
-from trainer.losses.base import FunctionLoss, divide_sum, values_per_row, weighted_sum
+from trainer.losses.base import BuiltinLoss, divide_sum, values_per_row, weighted_sum
 from trainer.outputs import match_arrays, match_choices, output_names
 from trainer.replica import get_replica_context
 
@@ -74,9 +74,9 @@ class CompiledLoss:
         return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
 
     @property
-    def has_functions(self) -> bool:
-        """Whether the loss of some output is a user's function, as far as a first batch has shown."""
-        return any(isinstance(entry.loss, FunctionLoss) for entry in self.per_output)
+    def has_custom(self) -> bool:
+        """Whether the loss of some output is the user's own, as far as a first batch has shown."""
+        return any(entry.loss is not None and not isinstance(entry.loss, BuiltinLoss) for entry in self.per_output)
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
         """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
@@ -95,13 +95,16 @@ class CompiledLoss:
         targets = match_arrays("y", y, outputs)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
         if not self.per_output:
-            self.per_output = self._match(targets, outputs)
+            self.per_output = self._matched(outputs)
             self.outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), outputs)
-        return {
-            entry.name: _mean_over_replicas(entry.loss, target, output, weight)
-            for entry, target, output, weight in zip(self.per_output, targets, outputs_list, weights, strict=True)
-            if entry.loss is not None
-        }
+        values = {}
+        for entry, target, output, weight in zip(self.per_output, targets, outputs_list, weights, strict=True):
+            if entry.loss is None:
+                continue
+            if target is None:
+                raise ValueError(f"Output {entry.name!r} has a loss, but `y` has no targets for it.")
+            values[entry.name] = _mean_over_replicas(entry.loss, target, output, weight)
+        return values
 
     def total(self, values: Mapping[str | None, jax.Array]) -> jax.Array:
         """Returns the sum of the outputs' losses, each times its entry of `loss_weights`."""
@@ -109,20 +112,14 @@ class CompiledLoss:
         weighted = (value * factors[name] if name in factors else value for name, value in values.items())
         return sum(weighted, start=jnp.zeros((), jnp.float32))
 
-    def _match(self, targets: list[Any], outputs: Any) -> list[OutputLoss]:
+    def _matched(self, outputs: Any) -> list[OutputLoss]:
         chosen = match_choices("loss", self._choices, outputs, lambda choices: True)
         factors = match_choices("loss_weights", self._weights, outputs, lambda choices: True)
         leaves = jax.tree.leaves(outputs)
-        matched = [
+        return [
             OutputLoss(name, loss, factor, tuple(leaf.shape))
             for name, loss, factor, leaf in zip(output_names(outputs), chosen, factors, leaves, strict=True)
         ]
-        for entry, target, leaf in zip(matched, targets, leaves, strict=True):
-            if entry.loss is not None and target is None:
-                raise ValueError(f"Output {entry.name!r} has a loss, but `y` has no targets for it.")
-            if entry.loss is not None:
-                entry.loss.validate(target, leaf)
-        return matched
 
 
 def _resolve(choice: Any) -> losses.Loss | None:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from trainer import errors, metrics
@@ -57,31 +56,9 @@ class CompiledMetrics:
         return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
 
     @property
-    def has_custom(self) -> bool:
-        """Whether there are metrics of the user's own whose accumulators are taken for sums."""
-        return any(map(_is_custom_sum, self.metrics))
-
-    def check_additive(self, y: Any, outputs: Any) -> None:
-        """Raises ValueError for a metric of the user's own that accumulates otherwise than by adding.
-
-        Args:
-          y: targets of some rows.
-          outputs: the model's outputs for these rows.
-        """
-        targets, predictions = match_arrays("y", y, outputs), jax.tree.leaves(outputs)
-        for entry in self._entries or []:
-            metric = entry.metric
-            if not _is_custom_sum(metric):
-                continue
-            rows = targets[entry.output], predictions[entry.output]
-            once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)
-            twice = metric.stateless_update_state(once, *rows)
-            if not all(np.allclose(2 * np.asarray(one), two, rtol=1e-3, equal_nan=True)
-                       for one, two in zip(once, twice, strict=True)):
-                raise ValueError(
-                    f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
-                    "give twice the variables of one, so those of several steps and replicas cannot be summed. Set "
-                    "`additive = False` in its class, and override `merge_variables` to merge two parts of the data.")
+    def per_output(self) -> list[tuple[metrics.Metric, int]]:
+        """Each metric and the number of its output, in the order of their logs; empty until the first batch."""
+        return [(entry.metric, entry.output) for entry in self._entries or []]
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
         """Returns each metric's accumulators over this replica's real rows, by log name.
@@ -98,12 +75,13 @@ class CompiledMetrics:
             # Metrics make their accumulators as they are built: concrete arrays, also when a step is being traced.
             with jax.ensure_compile_time_eval():
                 self._entries = self._match(targets, outputs)
-        return {
-            entry.log_name: _update(
-                entry.metric, targets[entry.output], predictions[entry.output],
-                weights[entry.output] if entry.weighted else None)
-            for entry in self._entries
-        }
+        values = {}
+        for entry in self._entries:
+            target, weight = targets[entry.output], weights[entry.output] if entry.weighted else None
+            if target is None:
+                raise _no_targets(entry.metric.name, output_names(outputs)[entry.output])
+            values[entry.log_name] = _update(entry.metric, target, predictions[entry.output], weight)
+        return values
 
     def _match(self, targets: list[Any], outputs: Any) -> list[_Entry]:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
@@ -119,8 +97,7 @@ class CompiledMetrics:
                     continue
                 for identifier in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
                     if targets[index] is None:
-                        raise ValueError(f"`{argument}` has {identifier!r} for output {output_name!r}, but `y` has no "
-                                         "targets for it.")
+                        raise _no_targets(identifier, output_name)
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
                     output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
                     metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
@@ -130,8 +107,8 @@ class CompiledMetrics:
         return entries
 
 
-def _is_custom_sum(metric: metrics.Metric) -> bool:
-    return metric.additive and not type(metric).__module__.startswith(metrics.__name__)
+def _no_targets(metric: Any, output_name: str | None) -> ValueError:
+    return ValueError(f"There is the metric {metric!r} for output {output_name!r}, but `y` has no targets for it.")
 
 
 def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[str]) -> str:

@@ -47,7 +47,6 @@ class CompiledModel(BuiltModel):
         self._trainable = True
         self._is_compiled = False
         self._loss, self._metrics = CompiledLoss(None), CompiledMetrics()
-        self._outputs_are_checked = False
         self._reset_phases()
 
     # --- compiling -------------------------------------------------------------------------------------------------
@@ -105,8 +104,8 @@ class CompiledModel(BuiltModel):
           data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
             batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
             of a device's memory: each device holds all of them, or else its share of them if that fits. Each dataset
-            counts on its own. For `fit` with arrays they are placed once per `fit`, for a `Dataset` once as long as it
-            exists. True does so with what `fit` trains on, whatever its size.
+            counts on its own. They are placed once for all fits, until somebody writes to them; those of the last
+            `fit` stay there as long as they exist. True does so with what `fit` trains on, whatever its size.
           compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
             "error" or "off".
           skip_non_finite: leave out updates whose gradients, of the whole batch, are not all finite: parameters, the
@@ -118,6 +117,7 @@ class CompiledModel(BuiltModel):
           TypeError: for arguments of a wrong type.
         """
         self._check_strategy()
+        self._check_is_idle("Call `compile`")
         options = CompileOptions.checked(
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
@@ -181,6 +181,7 @@ class CompiledModel(BuiltModel):
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
+        self._check_is_idle("Set `trainable`")
         self._trainable = bool(value)
         self._reset_phases()
 
@@ -196,6 +197,7 @@ class CompiledModel(BuiltModel):
     def skip_non_finite(self, value: bool) -> None:
         if value == self.skip_non_finite:
             return
+        self._check_is_idle("Set `skip_non_finite`")
         self._options = dataclasses.replace(self._options, skip_non_finite=bool(value))
         self._go_on_with(with_options(self._rules, self._options))
         self._reset_phases()
@@ -300,6 +302,9 @@ class CompiledModel(BuiltModel):
         Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
         """
         self._check_strategy()
+        if jax.config.jax_disable_jit and not self.run_eagerly:
+            raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. To see what a step computes, use "
+                             "`compile(run_eagerly=True)`, with `disable_jit` or without.")
         is_new, is_trained = kind not in self._phases, "train" in self._phases
         if self._options.eager and not self.built:
             self._build(batch)  # an eager step needs weights, and not only their shapes
@@ -399,22 +404,23 @@ class CompiledModel(BuiltModel):
 
     def _check_outputs(self, batch: Any) -> None:
         # Of named modules, only the user's own step knows which one gives the outputs.
-        if self._outputs_are_checked or self._functional.names:
+        x, y, sample_weight = unpack_x_y_sample_weight(first_rows(batch))
+        is_split = (self.strategy.num_replicas_in_sync > 1 or self._options.microbatches > 1
+                    or sample_weight is not None)
+        if is_split in self._outputs_checked or self._functional.names:
             return
-        splits_functions = self._loss.has_functions and self.strategy.num_replicas_in_sync > 1
-        if self._loss.expects_probabilities or self._metrics.has_custom or splits_functions:
-            x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
+        if checks.need_outputs(self._loss, self._metrics, is_split):
 
             def apply(state: TrainState) -> Any:
                 state = self.strategy.on_devices(state)
                 return self.apply(state.params, state, x)[0]
 
             outputs = run_once(apply, self._state, eager=self.run_eagerly)
-            checks.check_probabilities(self._loss, outputs)
-            if splits_functions:
+            checks.check_probabilities(self._loss, self._metrics, outputs)
+            if is_split:
                 checks.check_means_over_rows(self._loss, y, outputs)
-            self._metrics.check_additive(y, outputs)
-        self._outputs_are_checked = True
+            checks.check_metrics(self._metrics, y, outputs)
+        self._outputs_checked.add(is_split)
 
     def _explain_other_inputs(self, batch: Any, error: Exception) -> None:
         received = [leaf.shape[1:] for leaf in jax.tree.leaves(self.sample_inputs(batch))]
@@ -423,6 +429,17 @@ class CompiledModel(BuiltModel):
             raise ValueError(f"`x` has rows of shape {', '.join(map(str, received))}, but the model was built on rows "
                              f"of shape {', '.join(map(str, built))}, and cannot take others: {error}") from error
 
+    def build_on(self, inputs: Any) -> None:
+        before = self._sample_spec
+        super().build_on(inputs)
+        if self._sample_spec != before:
+            self._reset_phases()  # they are of weights of other shapes
+
+    def _check_is_idle(self, fix: str) -> None:
+        if self.timing.is_running:
+            raise RuntimeError("The model is running, with a step that was compiled as `compile` said before. "
+                               f"{fix} when `fit` has ended; `model.stop_training = True` ends it.")
+
     def _reset_phases(self) -> None:
         self._phases: dict[str, CompiledPhase] = {}
-        self._outputs_are_checked = False
+        self._outputs_checked: set[bool] = set()  # with rows that count apart, and without

@@ -69,6 +69,8 @@ def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = Non
     Returns:
       The function compiled. Its first call waits until it is.
     """
+    if jax.config.jax_disable_jit:
+        return lambda *args: jax.device_put(function(*args), out_shardings)
     lowered = compiled(function, out_shardings).lower(*args)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trainer-compile")
     executable = pool.submit(lowered.compile)

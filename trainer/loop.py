@@ -234,8 +234,9 @@ def _run_epoch(
     in_flight = feed.in_flight  # of the epoch before, too
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
+    one_by_one = per_batch or _stops(model, kind, agrees)  # asked before the epoch, it ends after one batch
     with feed.interrupts, feed.groups(epoch, batch) as groups:
-        for group, start, stop in _executions(feed, groups, callbacks, per_batch):
+        for group, start, stop in _executions(feed, groups, callbacks, one_by_one):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
                 with timing.measure("callbacks"):
@@ -258,15 +259,15 @@ def _run_epoch(
 
 
 def _executions(
-    feed: Feed, groups: Iterator[PlacedGroup], callbacks: CallbackList, per_batch: bool
+    feed: Feed, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields `(group, start, stop)`: which batches of which group to execute at once.
 
-    That is as many as go into one execution, unless a callback wants to see each batch or looks at one in the middle.
+    That is as many as go into one execution, unless they go one by one or a callback looks at one in the middle.
     """
     looks = callbacks.wants("next_look")
     # Where a group is of many executions, these end where they would if each had a group of its own.
-    steps = 1 if per_batch else feed.reader.group_size
+    steps = 1 if one_by_one else feed.reader.group_size
     for group in _awaited(feed, groups):
         start = 0
         while start < group.count:

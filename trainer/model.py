@@ -144,9 +144,11 @@ class Model(ModelFiles):
         return history
 
     def compile_ahead(
-        self, sample: Any, batch_size: int | None = None, epochs: int = 2, phases: Sequence[str] = ("train",)
+        self, sample: Any, batch_size: int | None = None, epochs: int | None = None, phases: Sequence[str] = ("train",)
     ) -> float:
         """Compiles the steps of a later `fit`, `evaluate` or `predict`, which then start at once; builds the model.
+
+        Of arrays and `Dataset`s that includes a shorter last batch; of other data, one compiles when it comes.
 
         Args:
           sample: the data that will be given: a batched `Dataset` or another iterable of batches that can be iterated
@@ -154,7 +156,7 @@ class Model(ModelFiles):
           batch_size: rows of a batch, if `sample` is all rows of arrays; without it, the arrays are one batch.
           epochs: how often the data will be read, such as the epochs of `fit`. What is read more than once may be kept
             on the devices, for which steps compile differently; see `data_on_device` of `compile`. `predict`, and
-            `evaluate` outside of `fit`, read data once.
+            `evaluate` outside of `fit`, read data once. None compiles for both.
           phases: which steps: "train", "test" and "predict".
 
         Returns:
@@ -166,7 +168,7 @@ class Model(ModelFiles):
         Example:
           >>> model.compile_ahead((x, y), batch_size=64)  # doctest: +SKIP
         """
-        checks.check_count("epochs", epochs, 1)
+        checks.check_count("epochs", epochs, 1, optional=True)
         phases = (phases,) if isinstance(phases, str) else phases
         if not isinstance(phases, (tuple, list)):
             raise errors.wrong_type("phases", phases, "a list of phases, such as ['train', 'test']")
@@ -191,8 +193,9 @@ class Model(ModelFiles):
                                  "batches `fit` would miss. Pass a batch of it.")
             # Of endless data any number of steps will do that fills a group.
             with Reader(source, MAX_FUSED_STEPS if source.num_batches == math.inf else None) as reader:
-                passes = 1 if is_sample or kind == "predict" else epochs
-                loop.compile_ahead(self, kind, reader, passes, is_sample)
+                once = is_sample or kind == "predict"
+                for passes in (1,) if once else (1, 2) if epochs is None else (epochs,):
+                    loop.compile_ahead(self, kind, reader, passes, is_sample)
         self._require_built()
         return time.perf_counter() - begin
 

@@ -18,15 +18,28 @@ def is_nested(value: Any) -> bool:
 
 
 def output_names(outputs: Any) -> list[str | None]:
-    """Returns a name per output: its key in a dict (joined by "/"), "output_1"... in a tuple, None for the only one."""
+    """Returns a name per output, None for the only one.
+
+    That is its key in a dict or its field in a NamedTuple or dataclass, and "output_1"... in a tuple or list, joined by
+    "/" where these are nested.
+    """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
     if len(paths) == 1:
         return [None]
-    names: list[str | None] = []
-    for path in paths:
-        keys = [str(entry.key) if hasattr(entry, "key") else f"output_{entry.idx + 1}" for entry in path]
-        names.append("/".join(keys))
-    return names
+    return ["/".join(str(_key(entry)) for entry in path) for path in paths]
+
+
+def _key(entry: Any) -> Any:
+    """Returns what the user calls an entry of a container."""
+    if isinstance(entry, jax.tree_util.SequenceKey):
+        return f"output_{entry.idx + 1}"
+    return entry.name if isinstance(entry, jax.tree_util.GetAttrKey) else entry.key
+
+
+def _children(container: Any) -> dict[Any, Any]:
+    """Returns the entries of a dict, tuple, list or dataclass in the order of its leaves; of an array none."""
+    entries = jax.tree_util.tree_leaves_with_path(container, is_leaf=lambda node: node is not container)
+    return {_key(path[0]): child for path, child in entries if path}
 
 
 def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = False) -> list[Any]:
@@ -34,27 +47,55 @@ def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = Fa
 
     Args:
       argument: "y" or "sample_weight", for error messages.
-      values: one array, or a tree like `outputs`, or a dict with some of its keys.
+      values: one array, or a tree like `outputs`, or a dict with some of its keys or of its outputs' names.
       outputs: the model's outputs.
       may_repeat: whether one array serves all outputs.
 
     Raises:
       ValueError: if the structures do not fit.
     """
+    matched = _matched(values, outputs, may_repeat)
+    if matched is None:
+        both = "y_true and y_pred have different structures.\n" if argument == "y" else ""
+        names = output_names(outputs)
+        called = f", and are called {names}" if isinstance(values, Mapping) and len(names) > 1 else ""
+        raise ValueError(f"{both}`{argument}` must have one array per output of the model. Received: "
+                         f"{errors.describe(values)}; the model's outputs are {errors.describe(outputs)}{called}.")
+    return matched
+
+
+def _matched(values: Any, outputs: Any, may_repeat: bool) -> list[Any] | None:
     names = output_names(outputs)
-    leaves = jax.tree.leaves(values)
     if values is None:
         return [None] * len(names)
+    leaves = jax.tree.leaves(values)
     if len(leaves) == 1 and (len(names) == 1 or (may_repeat and not is_nested(values))):
         return leaves * len(names)
-    if isinstance(values, Mapping) and isinstance(outputs, Mapping) and set(values) <= set(outputs):
-        return [leaf for name in sorted(outputs)
-                for leaf in match_arrays(argument, values.get(name), outputs[name], may_repeat)]
-    if len(leaves) == len(names) and not isinstance(outputs, Mapping):
+    children = _children(outputs)
+    if isinstance(values, Mapping):
+        if set(values) <= set(children):
+            return _joined([(values.get(name), child) for name, child in children.items()], may_repeat)
+        if set(values) <= set(names) and not any(map(is_nested, values.values())):
+            return [values.get(name) for name in names]
+        return None
+    if isinstance(values, (list, tuple)) and isinstance(outputs, (list, tuple)) and len(values) == len(outputs):
+        matched = _joined(list(zip(values, outputs, strict=True)), may_repeat)
+        if matched is not None:
+            return matched
+    if jax.tree.structure(values) == jax.tree.structure(outputs):
         return leaves
-    both = "y_true and y_pred have different structures.\n" if argument == "y" else ""
-    raise ValueError(f"{both}`{argument}` must have one array per output of the model. Received: "
-                     f"{errors.describe(values)}; the model's outputs are {errors.describe(outputs)}.")
+    # Without names, those of a flat list come in the order of the outputs.
+    return leaves if len(leaves) == len(names) and not (_has_keys(values) or _has_keys(outputs)) else None
+
+
+def _joined(pairs: list[tuple[Any, Any]], may_repeat: bool) -> list[Any] | None:
+    parts = [_matched(values, outputs, may_repeat) for values, outputs in pairs]
+    return None if any(part is None for part in parts) else [leaf for part in parts for leaf in part or ()]
+
+
+def _has_keys(tree: Any) -> bool:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return any(isinstance(entry, jax.tree_util.DictKey) for path, _ in paths for entry in path)
 
 
 def match_choices(

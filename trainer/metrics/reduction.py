@@ -116,7 +116,7 @@ class MeanMetricWrapper(WeightedMean):
     def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: Any = None, **kwargs: Any):
         super().__init__(name, dtype)
         self.fn = fn
-        self._fn_kwargs = kwargs
+        self.fn_kwargs = kwargs
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the function's values.
@@ -131,7 +131,7 @@ class MeanMetricWrapper(WeightedMean):
         """
         y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
         self.validate(y_true, y_pred)
-        values = values_per_row(self.fn, y_true, y_pred, **self._fn_kwargs)
+        values = values_per_row(self.fn, y_true, y_pred, **self.fn_kwargs)
         rows = jax.tree.leaves(y_pred)[0].shape[:1]
         if values.shape[:1] != rows:
             # The mean of a batch cannot leave out rows of weight 0, nor be split among replicas.
@@ -141,7 +141,7 @@ class MeanMetricWrapper(WeightedMean):
         self.add_values(values, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self._fn_kwargs}
+        return {**super().get_config(), **self.fn_kwargs}
 
 
 class LossMetric(WeightedMean):
