@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from trainer import optimizers
+from trainer.attached_optimizer import AttachedOptimizer
 from trainer.optimizers import optax_learning_rate
 
 PARAMS = {"w": jnp.array([1.0, -2.0, 3.0]), "b": jnp.float32(0.5)}
@@ -278,6 +279,30 @@ def test_a_transformation_with_extra_arguments_needs_none_of_them():
     assert same_bits(updates, jax.tree.map(jnp.negative, GRADS))
 
 
+@pytest.mark.parametrize(("transformation", "missing"), [
+    pytest.param(optax.lbfgs(), "'value', 'grad', and 'value_fn'", id="a line search"),
+    pytest.param(optax.contrib.reduce_on_plateau(), "'value'", id="a plateau"),
+    pytest.param(optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()), "'value'", id="in a chain"),
+    pytest.param(optax.inject_hyperparams(optax.polyak_sgd)(max_learning_rate=1.0), "'value'", id="injected"),
+    pytest.param(optax.chain(injected(learning_rate=0.1), optax.contrib.reduce_on_plateau()), "'value'",
+                 id="behind an injected rate"),
+])
+def test_a_transformation_that_needs_extra_arguments_is_refused_with_their_names(transformation, missing):
+    optimizer = optimizers.get(transformation)
+    state = optimizer.init(PARAMS)
+    with pytest.raises(ValueError, match=rf"also needs {missing}. .* `strategy.run`; .*ReduceLROnPlateau") as error:
+        jax.eval_shape(optimizer.update, GRADS, state, PARAMS)
+    assert isinstance(error.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("update", [lambda grads, state, params=None: halving(),
+                                    lambda grads, state, params=None: named(FOUND, unknown=1)])
+def test_another_type_error_of_a_transformation_stays_what_it_is(update):
+    optimizer = optimizers.get(optax.GradientTransformation(lambda params: optax.EmptyState(), update))
+    with pytest.raises(TypeError, match=r"(halving|named)\(\)"):
+        optimizer.update(GRADS, optimizer.init(PARAMS), PARAMS)
+
+
 def test_a_transformation_of_ones_own_is_told_the_rate():
     def update(grads, state, params=None, *, learning_rate):
         return jax.tree.map(lambda grad: -learning_rate * grad, grads), state
@@ -288,6 +313,21 @@ def test_a_transformation_of_ones_own_is_told_the_rate():
     updates, _ = optimizer.update(GRADS, state, PARAMS)
     assert same_bits(updates, jax.tree.map(lambda grad: -0.25 * grad, GRADS))
     assert optimizer.name == "mine"
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("lr", "no attribute 'lr' to set. Its rate is set by `model.optimizer.learning_rate = value`"),
+    ("weight_decay", "no attribute 'weight_decay' to set.* call `compile` again with another optimizer"),
+    ("iterations", "no setter|can't set"),
+    ("optimizer", "no setter|can't set"),
+])
+def test_nothing_but_the_rate_of_a_compiled_models_optimizer_can_be_set(name, message):
+    optimizer = optimizers.Adam(0.5)
+    attached = AttachedOptimizer(optimizer, lambda: None, lambda state: None)
+    with pytest.raises(AttributeError, match=message):
+        setattr(attached, name, 0.1)
+    attached.learning_rate *= 0.5
+    assert float(optimizer.learning_rate) == 0.25
 
 
 class TestLearningRate:
@@ -328,6 +368,11 @@ class TestLearningRate:
                    rate**two, -rate, abs(rate)]
         assert [float(result) for result in results] == [
             0.5, 0.5, 0.125, 8.0, 2.25, 2.25, -1.75, 1.75, 0.0625, -0.25, 0.25]
+
+    def test_it_cannot_be_assigned_to_since_it_is_a_copy(self):
+        message = r"Received: assign\(float\). Set the optimizer's: `model.optimizer.learning_rate = value`"
+        with pytest.raises(TypeError, match=message):
+            self.rate.assign(0.1)
 
     def test_equal_rates_hash_alike(self):
         assert {self.rate, optimizers.LearningRate(0.25)} == {self.rate}

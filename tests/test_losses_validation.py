@@ -57,6 +57,32 @@ def test_shapes_and_dtypes_that_cannot_work_are_refused(loss, y_true, y_pred, me
         loss(np.zeros(y_true.shape, y_true.dtype), np.zeros(y_pred.shape, y_pred.dtype))
 
 
+DENSE = [losses.BinaryCrossentropy, losses.CategoricalCrossentropy]
+
+
+@pytest.mark.parametrize(("cls", "arguments", "error", "message"), [
+    *[(cls, {"label_smoothing": number}, ValueError,
+       rf"`label_smoothing` must be a number in \[0, 1\]. Received: label_smoothing={number}")
+      for cls in DENSE for number in (-0.1, 1.5)],
+    *[(cls, {"label_smoothing": "0.1"}, TypeError, "`label_smoothing` must be a number .* Received: str")
+      for cls in DENSE],
+    *[(cls, {"from_logits": value}, TypeError, "`from_logits` must be True or False. Received: a value of type")
+      for cls in [*DENSE, SPARSE] for value in ("no", 0.1, None)],
+    (losses.Huber, {"delta": 0.0}, ValueError, "`delta` must be a number above 0. Received: delta=0"),
+    (losses.Huber, {"delta": -1}, ValueError, "`delta` must be a number above 0. Received: delta=-1"),
+    (losses.Huber, {"delta": None}, TypeError, "`delta` must be a number above 0. Received: NoneType"),
+])
+def test_arguments_that_make_no_loss_are_refused(cls, arguments, error, message):
+    with pytest.raises(error, match=message):
+        cls(**arguments)
+
+
+@pytest.mark.parametrize("cls", DENSE)
+def test_labels_may_be_smoothed_from_not_at_all_to_evenly(cls):
+    assert cls(np.bool_(True), 0).label_smoothing == 0
+    assert cls(label_smoothing=1).label_smoothing == 1
+
+
 @pytest.mark.parametrize(("y_true", "y_pred", "argument"), [(None, spec(8, 3), "y_true"), (spec(8, 3), {}, "y_pred")])
 @pytest.mark.parametrize("cls", [losses.MeanSquaredError, losses.CategoricalCrossentropy, SPARSE])
 def test_labels_and_predictions_that_are_no_arrays_are_refused(cls, y_true, y_pred, argument):

@@ -86,6 +86,35 @@ def test_resolve_keeps_names():
     assert metrics.resolve(metrics.AUC(name="area"), y_true, y_pred).name == "area"
 
 
+class MeanWithItsOwnUpdate(metrics.Mean):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(jnp.abs(y_true - y_pred), sample_weight)
+
+
+class MeanOfAnything(metrics.Mean):
+    def update_state(self, *args, **kwargs):
+        super().update_state(args[1])
+
+
+class MeanOfSquares(metrics.Mean):
+    def update_state(self, values, sample_weight=None):
+        super().update_state(values**2, sample_weight)
+
+
+@pytest.mark.parametrize(("identifier", "name"), [
+    ("mean", "mean"), ("sum", "sum"), (metrics.Mean(name="mine"), "mine"), (metrics.Sum, "sum"),
+    (MeanOfSquares(), "mean")])
+def test_resolve_refuses_a_metric_that_would_take_predictions_for_weights(identifier, name):
+    message = rf"The metric {name!r} accumulates values.* update_state\(values, sample_weight\). Give a function of"
+    with pytest.raises(ValueError, match=message):
+        metrics.resolve(identifier, *shapes((8, 3), (8, 3)))
+
+
+@pytest.mark.parametrize("metric", [MeanWithItsOwnUpdate(), MeanOfAnything()])
+def test_resolve_takes_a_mean_with_an_update_of_labels_and_predictions(metric):
+    assert metrics.resolve(metric, *shapes((8, 3), (8, 3))) is metric
+
+
 def test_resolve_gives_a_crossentropy_the_logits_of_the_loss_and_leaves_accuracy_at_one_half():
     y_true, y_pred = shapes((8, 1), (8, 1))
     loss = losses.BinaryCrossentropy(from_logits=True)

@@ -15,6 +15,14 @@ def shapes(*arrays_or_shapes):
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: metrics.Precision(thresholds=[-1, 0.5, 2]), r"Threshold values must be in \[0, 1\]. Received: \[-1, 2\]"),
     (lambda: metrics.AUC(thresholds=[1.5]), r"Threshold values must be in \[0, 1\]. Received: \[1.5\]"),
+    (lambda: metrics.Precision(thresholds="0.5"), r"`thresholds` must be a number or several, .* Received: str"),
+    (lambda: metrics.Recall(thresholds=[0.5, None]), "`thresholds` must be .* Received: NoneType"),
+    (lambda: metrics.AUC(thresholds=["0.5"]), r"`thresholds` must be a number or several, .* Received: str"),
+    (lambda: metrics.Precision(top_k=0), "`top_k` must be a whole number of at least 1. Received: top_k=0"),
+    (lambda: metrics.Recall(top_k=2.0), "`top_k` must be a whole number of at least 1. Received: .* type float"),
+    (lambda: metrics.TopKCategoricalAccuracy(k=0), "`k` must be a whole number of at least 1. Received: k=0"),
+    (lambda: metrics.SparseTopKCategoricalAccuracy(k=-1), "`k` must be a whole number of at least 1. Received: k=-1"),
+    (lambda: metrics.BinaryCrossentropy(from_logits="no"), "`from_logits` must be True or False"),
     (lambda: metrics.AUC(curve="Invalid"), 'Invalid AUC curve value: "Invalid".'),
     (lambda: metrics.AUC(summation_method="Invalid"), 'Invalid AUC summation method value: "Invalid".'),
     (lambda: metrics.AUC(num_thresholds=1), "Argument `num_thresholds` must be an integer > 1"),
@@ -61,10 +69,25 @@ def test_wrong_arguments_are_refused(make, words):
     (metrics.SparseCategoricalCrossentropy(), (8, 3), (8, 3), "The labels are one-hot"),
     (metrics.Precision(), (8,), (8, 3), "must have the same shape"),
     (metrics.Recall(class_id=1), (8,), (8,), "When class_id is provided, y_pred must be a 2D array with shape"),
+    (metrics.Recall(class_id=3), (8, 3), (8, 3), r"`class_id` must be .* in \[-3, 3\). Received: class_id=3, y_pred"),
+    (metrics.Precision(class_id=-4), (8, 3), (8, 3, 1), r"`class_id` must be .* in \[-3, 3\). Received: class_id=-4"),
+    (metrics.PrecisionAtRecall(0.5, class_id=3), (8, 3), (8, 3), "`class_id` must be a class of the predictions"),
+    (metrics.Precision(top_k=4), (8, 3), (8, 3), "`top_k` must be at most .* classes, 3. Received: top_k=4"),
+    (metrics.Precision(top_k=2), (), (), r"`top_k` must be at most the number of classes, 1. .* y_pred.shape=\(\)"),
     (metrics.AUC(), (8,), (8, 3), "must have the same shape"),
+    (metrics.AUC(label_weights=[1, 2]), (8, 3), (8, 3), r"one weight for each of 3 labels. Received: .* shape \(2,\)"),
+    (metrics.AUC(label_weights=np.ones(8)), (8,), (8,), r"one weight for each of 1 labels. Received: .* shape \(8,\)"),
+    (metrics.AUC(multi_label=True, label_weights=[1, 2]), (8, 3), (8, 3), "one weight for each of 3 labels"),
+    (metrics.AUC(multi_label=True, num_labels=2), (8, 3), (8, 3),
+     "`num_labels` must be the number of labels, 3. Received: num_labels=2.* Leave it out"),
     (metrics.AUC(multi_label=True), (8,), (8,), "must have rank 2 when `multi_label=True`"),
     (metrics.FBetaScore(), (8,), (8,), "FBetaScore expects 2D inputs with shape"),
     (metrics.R2Score(), (8, 2, 2), (8, 2, 2), "R2Score expects 2D inputs with shape"),
+    (metrics.MeanIoU(num_classes=2), (4,), (4, 2), r"y_true.shape=\(4,\), y_pred.shape=\(4, 2\).*sparse_y_pred=False"),
+    (metrics.MeanIoU(num_classes=2, sparse_y_pred=False), (8,), (8, 4),
+     r"`y_pred` must hold scores of num_classes=2 .* axis -1. Received: y_pred.shape=\(8, 4\). Give `num_classes=4`"),
+    (metrics.OneHotIoU(num_classes=3, target_class_ids=[0], axis=1), (8, 4, 3), (8, 4, 3),
+     r"`y_true` must hold scores of num_classes=3 classes on axis 1. Received: y_true.shape=\(8, 4, 3\)"),
 ])
 def test_shapes_that_cannot_work_are_refused_before_and_in_updates(metric, true_shape, pred_shape, words):
     with pytest.raises(ValueError, match=words):
@@ -73,9 +96,20 @@ def test_shapes_that_cannot_work_are_refused_before_and_in_updates(metric, true_
         metric.update_state(np.zeros(true_shape, "int32"), np.zeros(pred_shape, "float32"))
 
 
-def test_labels_and_predictions_of_other_sizes_are_refused_by_iou():
-    with pytest.raises(ValueError, match=r"y_true.shape=\(4,\), y_pred.shape=\(4, 2\).*sparse_y_pred=False"):
-        metrics.MeanIoU(num_classes=2).update_state(np.zeros(4, int), np.zeros((4, 2)))
+@pytest.mark.parametrize(("metric", "true_shape", "pred_shape"), [
+    (metrics.Precision(class_id=-3, top_k=3), (8, 3), (8, 3)),
+    (metrics.Recall(class_id=2, top_k=1), (8, 3), (8, 3, 1)),
+    (metrics.Precision(top_k=2), (8,), (8,)),
+    (metrics.Precision(thresholds=np.float32(0.5)), (), ()),
+    (metrics.AUC(thresholds=0.5, label_weights=[2.0]), (8,), (8,)),
+    (metrics.AUC(multi_label=True, num_labels=1, label_weights=(2.0,)), (8,), (8, 1)),
+    (metrics.MeanIoU(num_classes=3, sparse_y_pred=False, axis=1), (8, 5), (8, 3, 5)),
+    (metrics.MeanIoU(num_classes=3), (8, 1), (8,)),
+])
+def test_the_outermost_arguments_that_fit_the_shapes_are_accepted(metric, true_shape, pred_shape):
+    metric.validate(*shapes(true_shape, pred_shape))
+    metric.update_state(np.zeros(true_shape, "int32"), np.zeros(pred_shape, "float32"))
+    assert np.isfinite(metric.result())
 
 
 def test_a_function_whose_values_have_no_rows_is_refused():

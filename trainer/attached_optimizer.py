@@ -19,18 +19,32 @@ class AttachedOptimizer:
       read: returns its present state; None before the model is built.
       write: replaces its state.
 
-    Attributes:
-      optimizer: the optimizer itself.
+    Raises:
+      AttributeError: for setting anything but `learning_rate`.
 
     Example:
       >>> model.optimizer.learning_rate = 0.5 * model.optimizer.learning_rate  # doctest: +SKIP
     """
 
+    __slots__ = ("_optimizer", "_read", "_write")
+
     def __init__(
         self, optimizer: Optimizer, read: Callable[[], OptimizerState | None], write: Callable[[OptimizerState], None]
     ):
-        self.optimizer = optimizer
-        self._read, self._write = read, write
+        self._optimizer, self._read, self._write = optimizer, read, write
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A model makes this object anew each time it is asked for: what is set on it would be forgotten.
+        if not hasattr(type(self), name):
+            raise AttributeError(f"The optimizer of a compiled model has no attribute {name!r} to set. Its rate is set "
+                                 "by `model.optimizer.learning_rate = value`; for all else, call `compile` again with "
+                                 "another optimizer.")
+        super().__setattr__(name, value)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer itself."""
+        return self._optimizer
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from numpy.lib.array_utils import normalize_axis_index
 
+from trainer.losses import checks
 from trainer.losses.base import EPSILON, BuiltinLoss
 from trainer.losses.shapes import (
     as_float,
@@ -63,7 +64,8 @@ def categorical_crossentropy(
       y_true: distributions over classes, `(n, ..., classes)`.
       y_pred: predictions of the same shape: probabilities, which are scaled to a sum of 1, or logits.
       from_logits: whether `y_pred` holds logits.
-      label_smoothing: how much of each label to spread evenly over all classes.
+      label_smoothing: how much of each label to spread evenly over all classes of `axis` (Keras divides it by the size
+        of the last axis, whichever `axis` is).
       axis: the axis of classes.
 
     Returns:
@@ -160,11 +162,20 @@ def _log_probabilities(y_pred: jax.Array, from_logits: bool, axis: int) -> jax.A
 class Crossentropy(BuiltinLoss):
     """What the crossentropies share.
 
-    Attributes:
+    Args:
       from_logits: whether `y_pred` holds logits.
+      reduction: see `Loss`.
+      name: see `BuiltinLoss`.
+      dtype: see `Loss`.
+
+    Raises:
+      TypeError: if `from_logits` is neither True nor False.
     """
 
-    from_logits: bool
+    def __init__(self, from_logits: bool, reduction: str | None, name: str | None, dtype: Any):
+        super().__init__(reduction, name, dtype)
+        checks.require_bool(from_logits=from_logits)
+        self.from_logits = from_logits
 
     @property
     def expects_probabilities(self) -> bool:
@@ -172,7 +183,12 @@ class Crossentropy(BuiltinLoss):
 
 
 class DenseCrossentropy(Crossentropy):
-    """What the crossentropies share whose labels have the shape of the predictions."""
+    """What the crossentropies share whose labels have the shape of the predictions.
+
+    Raises:
+      TypeError: if `from_logits` is neither True nor False, or `label_smoothing` is not a number.
+      ValueError: if `label_smoothing` is not in [0, 1].
+    """
 
     parameters = ("from_logits", "label_smoothing", "axis")
 
@@ -185,8 +201,8 @@ class DenseCrossentropy(Crossentropy):
         name: str | None = None,
         dtype: Any = None,
     ):
-        super().__init__(reduction, name, dtype)
-        self.from_logits = from_logits
+        super().__init__(from_logits, reduction, name, dtype)
+        checks.require_share(label_smoothing=label_smoothing)
         self.label_smoothing = label_smoothing
         self.axis = axis
 
@@ -254,8 +270,7 @@ class SparseCategoricalCrossentropy(Crossentropy):
         name: str | None = None,
         dtype: Any = None,
     ):
-        super().__init__(reduction, name, dtype)
-        self.from_logits = from_logits
+        super().__init__(from_logits, reduction, name, dtype)
         self.ignore_class = ignore_class
         self.axis = axis
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer.losses import checks
 from trainer.losses.base import EPSILON, BuiltinLoss
 from trainer.losses.shapes import as_float_pair
 
@@ -156,6 +157,10 @@ class MeanSquaredLogarithmicError(BuiltinLoss):
 class Huber(BuiltinLoss):
     """Squared errors up to `delta` and absolute ones from there; see `huber`, and `Loss` for the other arguments.
 
+    Raises:
+      TypeError: if `delta` is not a number.
+      ValueError: if it is not above 0.
+
     >>> float(Huber(delta=2.0)([[0, 0]], [[1, 4]]))
     3.25
     """
@@ -171,6 +176,7 @@ class Huber(BuiltinLoss):
         dtype: Any = None,
     ):
         super().__init__(reduction, name, dtype)
+        checks.require_positive(delta=delta)
         self.delta = delta
 
 

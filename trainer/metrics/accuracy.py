@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer.losses import checks
 from trainer.losses.shapes import check_class_indices, check_same_shape, class_indices, match_ranks
 from trainer.metrics.reduction import MeanMetricWrapper
 
@@ -158,11 +159,16 @@ class CategoricalAccuracy(OneHotAccuracy):
 class TopKCategoricalAccuracy(OneHotAccuracy):
     """How often the class of a one-hot label is among the `k` likeliest.
 
+    Raises:
+      TypeError: if `k` is not a whole number.
+      ValueError: if it is below 1.
+
     >>> float(TopKCategoricalAccuracy(k=2)([[0, 0, 1]], [[0.1, 0.6, 0.3]]))
     1.0
     """
 
     def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None):
+        checks.require_count(k=k)
         super().__init__(top_k_categorical_accuracy, name, dtype, k=k)
         self.k = k
 
@@ -199,6 +205,10 @@ class SparseTopKCategoricalAccuracy(IndexAccuracy):
       dtype: see `Metric`.
       from_sorted_ids: whether predictions are class indices, best first, and not scores.
 
+    Raises:
+      TypeError: if `k` is not a whole number.
+      ValueError: if it is below 1.
+
     >>> float(SparseTopKCategoricalAccuracy(k=2)([2, 0], [[0.1, 0.6, 0.3], [0.1, 0.6, 0.3]]))
     0.5
     """
@@ -210,6 +220,7 @@ class SparseTopKCategoricalAccuracy(IndexAccuracy):
         dtype: Any = None,
         from_sorted_ids: bool = False,
     ):
+        checks.require_count(k=k)
         super().__init__(sparse_top_k_categorical_accuracy, name, dtype, k=k, from_sorted_ids=from_sorted_ids)
         self.k = k
         self.from_sorted_ids = from_sorted_ids

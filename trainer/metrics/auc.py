@@ -8,11 +8,12 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from trainer.losses.shapes import check_same_shape, match_ranks
+from trainer.losses.shapes import check_same_shape, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
-from trainer.metrics.confusion import COUNTS, check_thresholds, count_at_thresholds, evenly_spaced_thresholds
+from trainer.metrics.confusion import COUNTS, as_thresholds, count_at_thresholds, evenly_spaced_thresholds
 
 # How far the outermost thresholds lie outside of [0, 1], so that all predictions are above the first and none above
 # the last.
@@ -76,7 +77,8 @@ class AUC(Metric):
       from_logits: whether predictions are logits; else they are probabilities.
 
     Raises:
-      ValueError: for other arguments, and in updates for shapes that cannot match.
+      TypeError: for thresholds that are no numbers.
+      ValueError: for other arguments, and in updates for shapes that cannot match, each other or the number of labels.
 
     Source: for "interpolation" of the PR curve, Davis and Goadrich, "The Relationship Between Precision-Recall and
     ROC Curves", 2006; for PRGAIN, Flach and Kull, "Precision-Recall-Gain Curves", 2015.
@@ -101,8 +103,7 @@ class AUC(Metric):
         from_logits: bool = False,
     ):
         if thresholds is not None:
-            check_thresholds(thresholds)
-            inner = sorted(thresholds)
+            inner = sorted(as_thresholds(thresholds))
         elif num_thresholds > 1:
             inner = evenly_spaced_thresholds(num_thresholds)[1:-1]
         else:
@@ -134,6 +135,15 @@ class AUC(Metric):
         if self.multi_label and len(y_pred.shape) != 2:
             raise ValueError(f"`y_pred` must have rank 2 when `multi_label=True`. Found rank {len(y_pred.shape)}. "
                              f"Full shape received for `y_pred`: {tuple(y_pred.shape)}")
+        shape = matched_shapes(tuple(y_true.shape), tuple(y_pred.shape))[1]
+        labels = shape[-1] if len(shape) > 1 else 1
+        if self.num_labels and self.num_labels != labels:
+            raise ValueError(f"`num_labels` must be the number of labels, {labels}. Received: "
+                             f"num_labels={self.num_labels}, y_pred.shape={tuple(y_pred.shape)}. Leave it out to take "
+                             "it from the data.")
+        if self.label_weights is not None and np.shape(self.label_weights) != (labels,):
+            raise ValueError(f"`label_weights` must hold one weight for each of {labels} labels. Received: weights of "
+                             f"shape {np.shape(self.label_weights)}, y_pred.shape={tuple(y_pred.shape)}.")
 
     def build(self, y_true: Any, y_pred: Any) -> None:
         if not self._variables:

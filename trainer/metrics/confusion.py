@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.losses.shapes import check_same_shape, match_ranks
+from trainer.losses import checks
+from trainer.losses.shapes import check_same_shape, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 
@@ -32,11 +33,19 @@ def evenly_spaced_thresholds(number: int) -> list[float]:
     return (np.arange(number) / (number - 1)).tolist()
 
 
-def check_thresholds(thresholds: Sequence[float]) -> None:
-    """Raises ValueError unless every threshold is in [0, 1]."""
-    outside = [threshold for threshold in thresholds if threshold is None or not 0 <= threshold <= 1]
+def as_thresholds(thresholds: float | Sequence[float]) -> list[float]:
+    """Returns one threshold or several as a list.
+
+    Raises:
+      TypeError: if one is not a number.
+      ValueError: if one is not in [0, 1].
+    """
+    several: list[Any] = [thresholds] if np.ndim(thresholds) == 0 else list(thresholds)  # type: ignore[arg-type]
+    outside = [threshold for threshold in several
+               if not 0 <= checks.as_number("thresholds", threshold, "a number or several, each in [0, 1]") <= 1]
     if outside:
         raise ValueError(f"Threshold values must be in [0, 1]. Received: {outside}")
+    return several
 
 
 def count_at_thresholds(
@@ -92,7 +101,9 @@ class ConfusionMetric(Metric):
       dtype: see `Metric`.
 
     Raises:
-      ValueError: for a threshold outside of [0, 1].
+      TypeError: for thresholds or a `top_k` of other types.
+      ValueError: for a threshold outside of [0, 1] or a `top_k` below 1, and in updates for a `top_k` or a `class_id`
+        beyond the classes.
     """
 
     #: Which of `COUNTS` the metric keeps, each in a variable and attribute of that name.
@@ -107,14 +118,15 @@ class ConfusionMetric(Metric):
         dtype: Any = None,
     ):
         super().__init__(dtype, name)
+        if top_k is not None:
+            checks.require_count(top_k=top_k)
         self.init_thresholds = thresholds
         self.top_k = top_k
         self.class_id = class_id
         if thresholds is None:
             self.thresholds = [0.5 if top_k is None else TOP_K_THRESHOLD]
         else:
-            self.thresholds = [thresholds] if isinstance(thresholds, (int, float)) else list(thresholds)
-            check_thresholds(self.thresholds)
+            self.thresholds = as_thresholds(thresholds)
         for count in self.counts:
             setattr(self, count, self.add_variable((len(self.thresholds),), name=count))
 
@@ -123,6 +135,15 @@ class ConfusionMetric(Metric):
             raise ValueError(f"When class_id is provided, y_pred must be a 2D array with shape (num_samples, "
                              f"num_classes), found shape: {tuple(y_pred.shape)}")
         check_same_shape(y_true, y_pred)
+        shape = matched_shapes(tuple(y_true.shape), tuple(y_pred.shape))[1]
+        classes = shape[-1] if shape else 1
+        # JAX would take the nearest class instead.
+        if self.class_id is not None and not -classes <= self.class_id < classes:
+            raise ValueError(f"`class_id` must be a class of the predictions, in [-{classes}, {classes}). Received: "
+                             f"class_id={self.class_id}, y_pred.shape={tuple(y_pred.shape)}.")
+        if self.top_k is not None and self.top_k > classes:
+            raise ValueError(f"`top_k` must be at most the number of classes, {classes}. Received: "
+                             f"top_k={self.top_k}, y_pred.shape={tuple(y_pred.shape)}.")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch.

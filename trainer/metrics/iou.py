@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from numpy.lib.array_utils import normalize_axis_index
 
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -29,7 +31,8 @@ class IoU(Metric):
       axis: the axis of scores.
 
     Raises:
-      ValueError: for a target class that is not in `[0, num_classes)`.
+      ValueError: for a target class that is not in `[0, num_classes)`, and in updates for labels and predictions that
+        are not equally many, or scores of another number of classes.
 
     >>> round(float(IoU(num_classes=2, target_class_ids=[0])([0, 0, 1, 1], [0, 1, 0, 1])), 4)
     0.3333
@@ -60,6 +63,24 @@ class IoU(Metric):
         self.axis = axis
         self.total_cm = self.add_variable((num_classes, num_classes), name="total_confusion_matrix")
 
+    def validate(self, y_true: Any, y_pred: Any) -> None:
+        if self._count("y_true", y_true, self.sparse_y_true) != self._count("y_pred", y_pred, self.sparse_y_pred):
+            raise ValueError(f"`y_true` and `y_pred` must name one class for each other. Received: y_true.shape="
+                             f"{tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}. Where one of them holds "
+                             f"scores of classes, give `sparse_y_true=False` or `sparse_y_pred=False`.")
+
+    def _count(self, argument: str, values: Any, is_sparse: bool) -> int:
+        """Returns how many classes labels or predictions name; raises ValueError for scores of other classes."""
+        shape = tuple(values.shape)
+        if is_sparse:
+            return math.prod(shape)
+        axis = normalize_axis_index(self.axis, len(shape))
+        if shape[axis] != self.num_classes:
+            raise ValueError(f"`{argument}` must hold scores of num_classes={self.num_classes} classes on axis "
+                             f"{self.axis}. Received: {argument}.shape={shape}. Give `num_classes={shape[axis]}`, or "
+                             "the `axis` of the scores.")
+        return math.prod(shape[:axis] + shape[axis + 1:])
+
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds a batch.
 
@@ -69,15 +90,12 @@ class IoU(Metric):
           sample_weight: a scalar, or one weight per row or per label.
 
         Raises:
-          ValueError: where labels and predictions are not equally many.
+          ValueError: see `IoU`.
         """
         y_true, y_pred = jnp.asarray(y_true), jnp.asarray(y_pred)
+        self.validate(y_true, y_pred)
         labels = y_true if self.sparse_y_true else jnp.argmax(y_true, axis=self.axis)
         predictions = y_pred if self.sparse_y_pred else jnp.argmax(y_pred, axis=self.axis)
-        if labels.size != predictions.size:
-            raise ValueError(f"`y_true` and `y_pred` must name one class for each other. Received: y_true.shape="
-                             f"{y_true.shape}, y_pred.shape={y_pred.shape}. Where one of them holds scores of "
-                             f"classes, give `sparse_y_true=False` or `sparse_y_pred=False`.")
         weights = full_weights(labels, sample_weight).ravel()
         labels, predictions = labels.ravel().astype(jnp.int32), predictions.ravel().astype(jnp.int32)
         counts = self._is_class(labels) & self._is_class(predictions)

@@ -62,7 +62,8 @@ class CategoricalCrossentropy(LossMetric):
       name: see `Metric`.
       dtype: see `Metric`.
       from_logits: whether predictions are logits.
-      label_smoothing: how much of each label to spread evenly over all classes.
+      label_smoothing: how much of each label to spread evenly over all classes of `axis` (Keras divides it by the size
+        of the last axis, whichever `axis` is).
       axis: the axis of classes.
 
     >>> round(float(CategoricalCrossentropy()([[0, 1]], [[0.5, 0.5]])), 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from trainer.errors import unknown_name, wrong_type
@@ -173,7 +174,7 @@ def resolve(identifier: Any, y_true: Any, y_pred: Any, loss: Any = None) -> Metr
       loss: the loss of this output: a crossentropy chosen by shapes has its `from_logits`.
 
     Raises:
-      ValueError: for an unknown name, and where shapes cannot work.
+      ValueError: for an unknown name, for a metric of values, such as `Mean`, and where shapes cannot work.
       TypeError: for anything that is no metric.
 
     >>> import jax
@@ -188,11 +189,22 @@ def resolve(identifier: Any, y_true: Any, y_pred: Any, loss: Any = None) -> Metr
         metric = chosen(from_logits=from_logits) if chosen in _CROSSENTROPIES else chosen()
     else:
         metric = get(identifier)
+    _check_takes_labels(metric)
     if isinstance(identifier, str):
         metric.name = identifier
     metric.validate(y_true, y_pred)
     metric.build(y_true, y_pred)
     return metric
+
+
+def _check_takes_labels(metric: Metric) -> None:
+    parameters = list(inspect.signature(metric.update_state).parameters)
+    if parameters[1:2] == ["sample_weight"]:
+        # It would take labels for the values, and predictions for their weights.
+        raise ValueError(f"The metric {metric.name!r} accumulates values, not labels and predictions. Received: a "
+                         f"{type(metric).__name__} with update_state({', '.join(parameters)}). Give a function of "
+                         "(y_true, y_pred), whose mean is taken, or a metric with update_state(y_true, y_pred, "
+                         "sample_weight).")
 
 
 def _choose_by_shapes(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.errors import describe
 from trainer.optimizers import checks
 
 Schedule = Callable[[Any], Any]
@@ -51,6 +52,11 @@ class LearningRate:
     def numpy(self) -> np.float32:
         """Returns the rate as a NumPy scalar."""
         return np.float32(self.value)
+
+    def assign(self, value: Any) -> NoReturn:
+        """Raises TypeError: what was read is a copy."""
+        raise TypeError("A learning rate that was read is a copy, which cannot be assigned to. Received: "
+                        f"assign({describe(value)}). Set the optimizer's: `model.optimizer.learning_rate = value`.")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.value, dtype=dtype)

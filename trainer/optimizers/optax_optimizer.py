@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ class _ScaledOptimizer(Optimizer):
         self._base = self._initial
 
     def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
-        updates, inner = self.transformation.update(grads, state.inner, params)
+        updates, inner = _update(self.transformation, grads, state.inner, params)
         factor = state.learning_rate / jnp.asarray(self._base, jnp.float32)  # exactly 1 until the rate is set
         return jax.tree.map(lambda update: (update * factor).astype(update.dtype), updates), inner
 
@@ -49,7 +50,21 @@ class _InjectedOptimizer(Optimizer):
     def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
         # The rate in the optimizer's state rules: every update hands it to the transformation's.
         inner = jax.tree.map(lambda node: _with_rate(node, state.learning_rate), state.inner, is_leaf=_holds_rate)
-        return self.transformation.update(grads, inner, params)
+        return _update(self.transformation, grads, inner, params)
+
+
+def _update(transformation: optax.GradientTransformation, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    try:
+        return transformation.update(grads, state, params)
+    except TypeError as error:
+        # Within a chain, signatures do not tell. Optax names the functions of all transformations so.
+        missing = re.search(r"\bupdate(?:_fn)?\(\) missing \d+ required keyword-only arguments?: (.+)", str(error))
+        if missing is None:
+            raise
+        raise ValueError(
+            f"`optimizer` must be an optax transformation whose update needs the gradients, its state and the "
+            f"parameters only. Received: one that also needs {missing[1]}. Hand them to it in a loop of your own with "
+            "`strategy.run`; for a rate that falls on plateaus use `callbacks.ReduceLROnPlateau`.") from error
 
 
 def _holds_rate(node: Any) -> bool:

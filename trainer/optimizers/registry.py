@@ -27,6 +27,7 @@ def get(identifier: str | Optimizer | optax.GradientTransformation) -> Optimizer
         an optax transformation, whose updates stay what they are, bit for bit, until a learning rate is set. Its rate
         reads as the one that it was built with. Where that cannot be found it reads 1.0: a factor on top of whatever
         the transformation does. A rate under `optax.inject_hyperparams` is set in the transformation's own state.
+        One whose update needs further arguments, such as `optax.lbfgs()`, is refused at the first update.
 
     Raises:
       TypeError: if it is none of these.
