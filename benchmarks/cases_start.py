@@ -3,14 +3,15 @@
 from cases import Case, Comparison, Contestant, Workload
 
 _WORKLOAD = Workload("mlp", 60_000, 32)
+_WHO = {"by hand": "by_hand", "import jax, flax, optax": "by_hand", "fit, data on the host": "streamed"}
 _DATA_MB = _WORKLOAD.rows * (784 + 1) * 4 / 1e6
 
 
-def _case(title: str, text: str, figure: str, comparison: Comparison, **options) -> Case:
+def _case(title: str, text: str, figure: str, *comparisons: Comparison, **options) -> Case:
+    names = [*(comparison.ours for comparison in comparisons), comparisons[0].theirs]
     return Case(title, text, _WORKLOAD, {
-        name: Contestant("loops_start:fresh", {"figure": figure, "who": who})
-        for name, who in ((comparison.ours, "trainer"), (comparison.theirs, "by_hand"))},
-        (comparison,), **options)
+        name: Contestant("loops_start:fresh", {"figure": figure, "who": _WHO.get(name, "trainer")})
+        for name in names}, comparisons, **options)
 
 
 CASES = {
@@ -23,11 +24,13 @@ CASES = {
         "against a jitted init and step by hand, each in a process of its own. Imports are done before.",
         "first_step", Comparison("fit", "by hand", 1.15), unit="s"),
     "memory": _case(
-        "Host memory", "The largest resident set of a process that trains 784-128-10 for one epoch on 60,000 rows in "
-        f"host memory. In the ratio, ours is less the {_DATA_MB:.0f} MB of the data.",
-        "host_memory", Comparison("fit", "by hand", 1.05, less=_DATA_MB), unit="MB"),
+        "Host memory", "The largest resident set of a process that trains 784-128-10 for two epochs on 60,000 rows in "
+        f"host memory, which all contestants hold. `fit` has a copy of these {_DATA_MB:.0f} MB on the device, which is "
+        "host memory too, and is less them in the ratio; with data on the host (`data_on_device=False`) it has none.",
+        "host_memory", Comparison("fit", "by hand", 1.05, less=_DATA_MB),
+        Comparison("fit, data on the host", "by hand", 1.05), unit="MB"),
     "device_memory": _case(
-        "Device memory", "The most that was allocated on the device while 784-128-10 trained for one epoch on 60,000 "
+        "Device memory", "The most that was allocated on the device while 784-128-10 trained for two epochs on 60,000 "
         f"rows. In the ratio, ours is less the {_DATA_MB:.0f} MB of the data. Simulated devices do not tell.",
         "device_memory", Comparison("fit", "by hand", 1.05, less=_DATA_MB), unit="MB"),
 }

@@ -53,9 +53,14 @@ def _import_time(who: str, workload) -> float:
 
 def _loops(who: str):
     # One of them only: the process by hand is without the trainer.
-    if who == "trainer":
+    if who != "by_hand":
         _import_trainer()
-    return importlib.import_module("loops_trainer" if who == "trainer" else "loops_hand")
+    return importlib.import_module("loops_hand" if who == "by_hand" else "loops_trainer")
+
+
+def _train(who: str, workload) -> None:
+    options = {"data_on_device": False} if who == "streamed" else {}
+    _loops(who).fit(workload, **options)(2)  # data that are read once would not be placed on the device
 
 
 def _first_step(who: str, workload) -> float:
@@ -74,14 +79,14 @@ def _first_step(who: str, workload) -> float:
 
 
 def _host_memory(who: str, workload) -> float:
-    _loops(who).fit(workload)(1)
+    _train(who, workload)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def _device_memory(who: str, workload) -> float:
     import jax
 
-    _loops(who).fit(workload)(1)
+    _train(who, workload)
     return max(device.memory_stats()["peak_bytes_in_use"] for device in jax.local_devices()) / 1e6
 
 

@@ -46,6 +46,11 @@ class CompiledMetrics:
         self._entries: list[_Entry] | None = None
 
     @property
+    def per_output(self) -> list[tuple[metrics.Metric, int]]:
+        """Each metric and the number of its output, in the order of their logs; empty until the first batch."""
+        return [(entry.metric, entry.output) for entry in self._entries or []]
+
+    @property
     def metrics(self) -> list[metrics.Metric]:
         """The metrics in the order of their logs; empty until the first batch."""
         return [entry.metric for entry in self._entries or []]
@@ -54,11 +59,6 @@ class CompiledMetrics:
     def directions(self) -> dict[str, str]:
         """For each log with a better end, "max" or "min"."""
         return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
-
-    @property
-    def per_output(self) -> list[tuple[metrics.Metric, int]]:
-        """Each metric and the number of its output, in the order of their logs; empty until the first batch."""
-        return [(entry.metric, entry.output) for entry in self._entries or []]
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
         """Returns each metric's accumulators over this replica's real rows, by log name.

@@ -21,7 +21,7 @@ from trainer.built_model import BuiltModel, first_rows
 from trainer.compile_options import CompileOptions
 from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
-from trainer.compiled_step import run_once
+from trainer.compiled_step import is_jit_disabled, run_once
 from trainer.data import Reader, unpack_x_y_sample_weight
 from trainer.distribute.agreement import check_alike
 from trainer.microbatches import accumulated
@@ -302,9 +302,9 @@ class CompiledModel(BuiltModel):
         Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
         """
         self._check_strategy()
-        if jax.config.jax_disable_jit and not self.run_eagerly:
-            raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. To see what a step computes, use "
-                             "`compile(run_eagerly=True)`, with `disable_jit` or without.")
+        if is_jit_disabled() and not self.run_eagerly:
+            raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
+                             "to see what a step computes, with `disable_jit` or without.")
         is_new, is_trained = kind not in self._phases, "train" in self._phases
         if self._options.eager and not self.built:
             self._build(batch)  # an eager step needs weights, and not only their shapes

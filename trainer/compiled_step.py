@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,16 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
 
 
+# XLA compiles one program on all cores. Two at once would end no sooner, and their memory at the peak is that of both.
+_COMPILER = threading.Lock()
+
+
+def compile_lowered(lowered: Any) -> Any:
+    """Returns the executable of a `jax.stages.Lowered`, after those that other threads are compiling."""
+    with _COMPILER:
+        return lowered.compile()
+
+
 def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:
     """Begins to compile `function` in a thread, beside whatever the caller has to trace.
 
@@ -69,11 +80,11 @@ def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = Non
     Returns:
       The function compiled. Its first call waits until it is.
     """
-    if jax.config.jax_disable_jit:
+    if is_jit_disabled():
         return lambda *args: jax.device_put(function(*args), out_shardings)
     lowered = compiled(function, out_shardings).lower(*args)
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trainer-compile")
-    executable = pool.submit(lowered.compile)
+    executable = pool.submit(compile_lowered, lowered)
     pool.shutdown(wait=False)  # the thread ends with its work
     return lambda *args: executable.result()(*args)
 
@@ -103,6 +114,12 @@ def copy_buffers(tree: Any) -> Any:
 @functools.lru_cache(maxsize=64)
 def _copy_to(shardings: tuple[Any, ...]) -> Any:
     return jax.jit(lambda leaves: [jnp.copy(leaf) for leaf in leaves], out_shardings=list(shardings))
+
+
+def is_jit_disabled() -> bool:
+    """Returns whether JAX is to run everything operation by operation (`jax.disable_jit`)."""
+    config: Any = jax.config  # whose attributes JAX declares at run time
+    return bool(config.jax_disable_jit)
 
 
 def run_once(function: Callable[..., Any], *args: Any, eager: bool) -> Any:

@@ -82,7 +82,8 @@ def _matched(values: Any, outputs: Any, may_repeat: bool) -> list[Any] | None:
         matched = _joined(list(zip(values, outputs, strict=True)), may_repeat)
         if matched is not None:
             return matched
-    if jax.tree.structure(values) == jax.tree.structure(outputs):
+    structure: Any = jax.tree.structure(values)
+    if structure == jax.tree.structure(outputs):
         return leaves
     # Without names, those of a flat list come in the order of the outputs.
     return leaves if len(leaves) == len(names) and not (_has_keys(values) or _has_keys(outputs)) else None

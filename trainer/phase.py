@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer import logs, step
 from trainer.compile_guard import CompileGuard
-from trainer.compiled_step import compiled, compiling
+from trainer.compiled_step import compile_lowered, compiled, compiling
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
@@ -228,7 +228,8 @@ class CompiledPhase:
             guard.check(jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
             with timing.measure("compile"):
-                execute = self._execution(fused).lower(self._placed_shapes(state), *running, *rest).compile()
+                execute = compile_lowered(
+                    self._execution(fused).lower(self._placed_shapes(state), *running, *rest))
             self._executables[group.spec] = execute
         return lambda state, *running: execute(state, *running, *rest)
 
