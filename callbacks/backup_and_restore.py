@@ -25,7 +25,7 @@ class BackupAndRestore(Callback):
     A checkpoint holds the weights, the optimizer, the position in the data, the metrics of the epoch so far, the
     history and the state of every callback. When `fit` begins and there is one in the folder, the run goes on from the
     newest that is whole, to the bit where the data are arrays, a `Dataset` or Grain's; other data are read from their
-    beginning up to there.
+    beginning up to there. Nothing is saved once `TerminateOnNaN` has found the loss to be no number, not even the end.
 
     Args:
       backup_dir: the folder, for this run alone.
@@ -120,14 +120,16 @@ class BackupAndRestore(Callback):
             return point.kind == "batches" and point.batches % self.save_freq == 0
         return time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
 
-    def _save(self, point: Any, wait: bool = False) -> None:
-        point.save(self._folder, keep=2 if self.double_checkpoint else 1, wait=wait)
+    def _save(self, point: Any, wait: bool = False) -> bool:
+        is_saved = point.save(self._folder, keep=2 if self.double_checkpoint else 1, wait=wait)
         self._saved_at = time.monotonic()
+        return is_saved
 
     def _save_and_exit(self) -> None:
-        self._save(self._point, wait=True)
+        is_saved = self._save(self._point, wait=True)
         assert self.preemption_signal is not None, "it was received"
-        print(f"Received {self.preemption_signal.name}: the run is saved in {self.backup_dir!r}. The same command goes "
+        what = "the run is" if is_saved else "the weights are spoilt, and only what was before is"
+        print(f"Received {self.preemption_signal.name}: {what} saved in {self.backup_dir!r}. The same command goes "
               "on from there.", file=sys.stderr, flush=True)
         raise SystemExit(PREEMPTED_EXIT_CODE)
 

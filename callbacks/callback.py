@@ -67,6 +67,8 @@ class Callback:
         alone, as is right for what writes files or prints. All processes must be given the same callbacks, as they
         decide which batches run at once. One for the chief cannot use what all processes have to do together:
         `evaluate`, weights that are split over processes, `next_look`.
+      saves: whether what is trained is saved by `on_epoch_end`, or by `on_execution_end` at a batch that `next_look`
+        named. At such a moment neither is called if another callback finds the weights spoilt (see `settle`).
       stops_alike: whether the callback sets `model.stop_training`, if it does, at the same batch in every process. If
         not, the processes ask each other after each execution, which costs a wait for the device.
 
@@ -84,6 +86,7 @@ class Callback:
     _model: Any = None
     state_attributes: tuple[str, ...] = ()
     runs_on: str = "all"
+    saves: bool = False
     stops_alike: bool = False
 
     def set_params(self, params: Mapping[str, Any]) -> None:
@@ -192,6 +195,16 @@ class Callback:
           batch: the number of the first batch of the execution, counted from 0 in the epoch.
         """
         return None
+
+    def settle(self):
+        """Called before the run or the model is saved, and before every `on_epoch_end`: do now what was put off.
+
+        Keras has no such hook. It may be called at any time in `fit`, and several times in a row.
+
+        Returns:
+          Whether the weights are spoilt, so that nothing more of this `fit` is to be saved; alike in all processes.
+        """
+        return False
 
     def on_save_point(self, point):
         """Called in `fit` wherever all of the run can be saved, after all other hooks of that moment.

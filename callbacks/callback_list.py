@@ -26,6 +26,8 @@ _BATCH_HOOKS = {
 class CallbackList(Callback):
     """Several callbacks behind the interface of one: each hook calls that hook of all of them, in the list's order.
 
+    Before an epoch's end and before one of them saves, all of them settle (see `Callback.settle`), wherever they stand.
+
     Args:
       callbacks: a callback, a list or tuple of them, or None.
       add_history: whether to append a `History`, if there is none.
@@ -75,6 +77,7 @@ class CallbackList(Callback):
             if type(callback) is History:
                 callback.reads_late = len(self.callbacks) == 1
         self._is_chief = jax.process_index() == 0
+        self._save_at: int | None = None  # the next batch of this epoch after which a callback saves
         if model is not None:
             self.set_model(model)
         if params:
@@ -114,7 +117,7 @@ class CallbackList(Callback):
                    for callback in self.callbacks)
 
     def next_look(self, phase, batch):
-        looks = []
+        looks, saves = [], []
         for callback in self._called:
             look = callback.next_look(phase, batch)
             if look is None:
@@ -123,6 +126,10 @@ class CallbackList(Callback):
                 raise ValueError(f"`{type(callback).__name__}.next_look` must return the number of a batch, {batch} or "
                                  f"a later one, or None. Received: {look!r}.")
             looks.append(int(look))
+            if callback.saves:
+                saves.append(int(look))
+        if phase == "train":
+            self._save_at = min(saves, default=None)
         return min(looks, default=None)
 
     def check_monitors(self, available: Iterable[str]) -> None:
@@ -188,10 +195,10 @@ class CallbackList(Callback):
         self._call("on_train_end", logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._call_numbered("on_epoch_begin", epoch, logs)
+        self._call_numbered("on_epoch_begin", epoch, logs, self._called)
 
     def on_epoch_end(self, epoch, logs=None):
-        self._call_numbered("on_epoch_end", epoch, logs)
+        self._call_numbered("on_epoch_end", epoch, logs, self._settled(self._called))
 
     def on_train_batch_begin(self, batch, logs=None):
         self._call_batch("on_train_batch_begin", batch, logs)
@@ -231,8 +238,24 @@ class CallbackList(Callback):
 
     def on_execution_end(self, phase, batch, logs=None):
         logs = {} if logs is None else logs
-        for callback in self._called:
+        called = self._called
+        if phase == "train" and batch == self._save_at:
+            # What puts its reading off has to know of this execution before another callback saves.
+            first = [callback for callback in called if _overrides(callback, "settle")]
+            for callback in first:
+                callback.on_execution_end(phase, batch, logs)
+            called = self._settled(callback for callback in called if callback not in first)
+        for callback in called:
             callback.on_execution_end(phase, batch, logs)
+
+    def settle(self):
+        answers = [callback.settle() for callback in self._called]
+        return any(answers)
+
+    def _settled(self, callbacks: Iterable[Callback]) -> list[Callback]:
+        """Settles all callbacks; returns those of `callbacks` that may act, without the savers of spoilt weights."""
+        is_spoilt = self.settle()
+        return [callback for callback in callbacks if not (is_spoilt and callback.saves)]
 
     def on_save_point(self, point):
         for callback in self._called:
@@ -246,9 +269,9 @@ class CallbackList(Callback):
         for callback in self._called:
             getattr(callback, hook)(logs)
 
-    def _call_numbered(self, hook: str, number: int, logs: Any) -> None:
+    def _call_numbered(self, hook: str, number: int, logs: Any, callbacks: Iterable[Callback]) -> None:
         logs = {} if logs is None else logs
-        for callback in self._called:
+        for callback in callbacks:
             getattr(callback, hook)(number, logs)
 
     def _call_batch(self, hook: str, batch: int, logs: Any) -> None:

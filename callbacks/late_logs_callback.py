@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.callbacks.callback import adds_logs
 from trainer.callbacks.train_batch_callback import TrainBatchCallback
 
 
 class LateLogsCallback(TrainBatchCallback):
     """Base of the callbacks that read the logs of each execution of `fit` when the next one has begun.
 
-    The device then has work while the host waits for the logs. Those of an epoch's last execution are read when the
-    epoch ends, before the callbacks behind this one act on it.
+    The device then has work while the host waits for the logs. What was not read is read before any callback acts on
+    the end of an epoch, and before the run or the model is saved (see `Callback.settle`).
 
-    A subclass overrides `_read_logs`. One that overrides `on_train_begin` or `on_epoch_end` calls that of this class.
+    A subclass overrides `_read_logs`. One that overrides `on_train_begin` or `settle` calls that of this class.
 
     Example:
 
@@ -26,8 +25,9 @@ class LateLogsCallback(TrainBatchCallback):
     >>> printer.on_execution_end("train", 3, {"loss": 0.5})
     >>> printer.on_execution_end("train", 7, {"loss": 0.4})
     0 to 3: 0.5
-    >>> printer.on_epoch_end(0, {"loss": 0.4})
+    >>> printer.settle()
     4 to 7: 0.4
+    False
     """
 
     _unread: tuple[int, int, Any] | None = None
@@ -51,17 +51,14 @@ class LateLogsCallback(TrainBatchCallback):
         begin_fetch = getattr(logs, "begin_fetch", None)
         if begin_fetch is not None:
             begin_fetch()
-        self._read_unread()
+        self.settle()
         self._unread = first, last, logs or {}
 
-    @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
-        self._read_unread()
-
-    def _read_unread(self) -> None:
+    def settle(self):
         unread, self._unread = self._unread, None
         if unread is not None:
             self._read_logs(*unread)
+        return False
 
     def _read_logs(self, first: int, last: int, logs: Any) -> None:
         """Called once for each execution, of the epoch's batches from `first` to `last`, counted from 0.

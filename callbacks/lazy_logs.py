@@ -1,12 +1,15 @@
 """Logs whose values stay on the device until somebody reads one.
 
-Owns `LazyLogs`, a dict. It knows nothing of devices: what fetching means is the loop's business.
+Owns `LazyLogs`, a dict and a JAX pytree. It knows nothing of devices: what fetching means is the loop's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import jax
+from jax.tree_util import DictKey
 
 _PENDING = object()  # stands in the dict for a value that has not been fetched
 
@@ -15,7 +18,8 @@ class LazyLogs(dict):
     """A dict with known keys, whose values are fetched, all at once, when the first one is read.
 
     Asking for keys (`in`, `len`, `keys()`, iteration) and assigning values fetch nothing. Values assigned before the
-    fetch are kept, and keys deleted before it stay away. Copies, and the results of `|`, are plain dicts.
+    fetch are kept, and keys deleted before it stay away. Copies, and the results of `|` and of `jax.tree.map`, are
+    plain dicts.
 
     Args:
       keys: the names of the logs.
@@ -111,6 +115,23 @@ class LazyLogs(dict):
     def __reduce__(self):
         # What copy.copy, copy.deepcopy and queues between processes use.
         return dict, (self.copy(),)
+
+
+def _flatten(logs: LazyLogs) -> tuple[list[Any], tuple[str, ...]]:
+    keys = tuple(sorted(logs))
+    return [logs[key] for key in keys], keys
+
+
+def _flatten_with_keys(logs: LazyLogs) -> tuple[list[tuple[DictKey, Any]], tuple[str, ...]]:
+    values, keys = _flatten(logs)
+    return list(zip(map(DictKey, keys), values, strict=True)), keys
+
+
+def _unflatten(keys: tuple[str, ...], values: Iterable[Any]) -> Any:
+    return dict(zip(keys, values, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(LazyLogs, _flatten_with_keys, _unflatten, _flatten)
 
 
 def _plain(other: Any) -> Any:

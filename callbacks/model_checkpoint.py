@@ -26,8 +26,9 @@ class ModelCheckpoint(MonitorCallback):
     """Saves the model, or its weights, after epochs or every so many batches.
 
     Of several processes all call the model's methods; the first one makes folders and deletes files. What is written is
-    in place before anything is deleted. `best`, the counts and the list of files resume with the run; as in Keras, they
-    go on in another `fit` with the same instance.
+    in place before anything is deleted. Nothing is written once `TerminateOnNaN` has found the loss to be no number.
+    `best`, the counts and the list of files resume with the run; as in Keras, they go on in another `fit` with the same
+    instance.
 
     Args:
       filepath: the path to save to, with any suffix. `{epoch}` and `{batch}`, counted from 1, and the names of logs are
@@ -71,6 +72,7 @@ class ModelCheckpoint(MonitorCallback):
     state_attributes = (
         "best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving", "_kept", "_number")
 
+    saves = True
     stops_alike = True
 
     def __init__(

@@ -61,7 +61,7 @@ class SavePoint(Protocol):
     batches: int
     """How many batches were trained on since the first epoch began, before interruptions too."""
 
-    def save(self, folder: str, keep: int, wait: bool = False) -> None:
+    def save(self, folder: str, keep: int, wait: bool = False) -> bool:
         """Begins to write a checkpoint of the run to a folder of them, in which the newest `keep` stay.
 
         During a validation that is the run as it was before it: the validation begins anew in a resumed run.
@@ -70,6 +70,9 @@ class SavePoint(Protocol):
           folder: where the checkpoints are; made if it is not there.
           keep: how many checkpoints to leave there.
           wait: whether to return only once it is written.
+
+        Returns:
+          Whether there is anything to write: not if a callback finds the weights spoilt (see `Callback.settle`).
 
         Raises:
           OSError: if it, or the last one that was begun, cannot be written.

@@ -121,6 +121,22 @@ def test_the_loop_makes_no_implicit_transfer(epochs):
         model.predict(x, verbose=0)
 
 
+def test_setting_weights_and_leaving_updates_out_make_no_implicit_transfer(tmp_path):
+    x, y, _ = classification(40)
+    path = tmp_path / "weights.safetensors"
+    model = make_model(ema_decay=0.9)
+    stopping = trainer.callbacks.EarlyStopping("loss", min_delta=100, patience=1, restore_best_weights=True)
+    saving = trainer.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
+    callbacks = [stopping, saving, trainer.callbacks.TerminateOnNaN()]
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+    with jax.transfer_guard("disallow"):
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+        model.set_weights(model.get_weights())
+        model.load_weights(path)
+        model.skip_non_finite = True
+    assert stopping.stopped_epoch == 1
+
+
 def test_predict_has_the_memory_of_few_groups_on_the_devices_however_many_there_are():
     def live_bytes():
         return sum(array.nbytes for array in jax.live_arrays())

@@ -7,6 +7,7 @@ import pickle
 import pprint
 import weakref
 
+import jax
 import pytest
 
 from trainer.callbacks import LazyLogs
@@ -95,6 +96,11 @@ READS = {
     "pop with a default": (lambda logs: logs.pop("other", 7), 7),
     "popitem": (lambda logs: logs.popitem(), ("accuracy", 0.25)),
     "setdefault of a known key": (lambda logs: logs.setdefault("loss", 1.0), 0.5),
+    "leaves of a tree": (jax.tree.leaves, jax.tree.leaves(VALUES)),
+    "paths in a tree": (lambda logs: jax.tree.leaves_with_path(logs), jax.tree.leaves_with_path(VALUES)),
+    "mapping a tree": (lambda logs: jax.tree.map(lambda value: 2 * value, logs), {"loss": 1.0, "accuracy": 0.5}),
+    "flattening and unflattening": (lambda logs: jax.tree.unflatten(*jax.tree.flatten(logs)[::-1]), VALUES),
+    "fetching a tree": (jax.device_get, VALUES),
 }
 
 

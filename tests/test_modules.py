@@ -9,7 +9,9 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+import trainer
 from tests.module_cases import NETS, X, close, key_maker, no_keys, plain_dicts_of_arrays
+from tests.networks import LinenMLP, logits_loss
 from trainer.modules import as_functional
 from trainer.modules.base import call_arguments
 
@@ -210,6 +212,45 @@ def test_linen_state_is_each_collection_that_keeps_its_structure():
     assert new_state["counters"]["calls"] == 1
     _, unchanged = functional.apply(params, new_state, X, training=False, make_key=no_keys)
     assert unchanged["counters"]["calls"] == 1
+
+
+class Promoting(nn.Module):
+    step: float = 1
+
+    @nn.compact
+    def __call__(self, x):
+        key = self.variable("keys", "key", lambda: jax.random.key(0))
+        count = self.variable("counters", "count", lambda: jnp.zeros((), jnp.int32))
+        total = self.variable("stats", "total", lambda: jnp.zeros((), jnp.float16))
+        if not self.is_initializing():
+            key.value, count.value, total.value = jax.random.key(1), count.value + self.step, total.value + x.sum()
+        return x
+
+
+def test_linen_state_keeps_the_dtypes_that_it_is_created_in():
+    functional = as_functional(Promoting())
+    params, model_state, _ = functional.init(jax.random.key(0), X)
+    _, new_state = functional.apply(params, model_state, X, training=True, make_key=no_keys)
+    dtypes = [jax.tree.map(lambda leaf: leaf.dtype, state) for state in (model_state, new_state)]
+    assert dtypes[0] == dtypes[1] and dtypes[0]["stats"] == {"total": jnp.float16}
+    close(new_state["stats"]["total"], X.sum().astype(np.float16))
+    assert jax.random.key_data(new_state["keys"]["key"])[-1] == new_state["counters"]["count"] == 1
+
+
+def test_a_count_that_becomes_a_fraction_is_no_state_that_could_be_kept():
+    assert set(as_functional(Promoting(0.5)).init(jax.random.key(0), X)[1]) == {"keys", "stats"}
+
+
+def test_running_averages_of_float64_data_stay_as_they_are_created():
+    x = np.random.default_rng(0).normal(3.0, size=(16, 6))
+    with jax.enable_x64(True):
+        model = trainer.Model(LinenMLP(batch_norm=True))
+        model.compile("sgd", logits_loss())
+        model.fit(x, np.zeros(16, np.int64), batch_size=8, verbose=0)
+        assert np.isfinite(model.evaluate(x, np.zeros(16, np.int64), verbose=0)["loss"])
+        assert model.predict(x, verbose=0).dtype == np.float64
+        averages = model.state.model_state["batch_stats"]["BatchNorm_0"]
+        assert averages["mean"].dtype == jnp.float32 and np.abs(averages["mean"]).max() > 0
 
 
 def test_metadata_boxes_of_linen_are_removed():

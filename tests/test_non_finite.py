@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import re
+import signal
 import types
 
 import jax
@@ -15,8 +18,17 @@ from flax import linen as nn
 import trainer
 from tests.networks import classification, compiled_mlp, logits_loss, mirrored
 from tests.strategy_cases import STRATEGIES
-from trainer.callbacks import Callback, CallbackList, LambdaCallback, LazyLogs, TerminateOnNaN
+from trainer.callbacks import (
+    BackupAndRestore,
+    Callback,
+    CallbackList,
+    LambdaCallback,
+    LazyLogs,
+    ModelCheckpoint,
+    TerminateOnNaN,
+)
 from trainer.callbacks.skip_non_finite import SkipNonFinite
+from trainer.checkpoint import CheckpointFolder, open_checkpoint
 
 ROWS, BATCH = 64, 8  # eight batches
 
@@ -52,6 +64,20 @@ def fake_model(params=None, model_state=None):
     return types.SimpleNamespace(
         stop_training=False, current_state=types.SimpleNamespace(params=params, model_state=model_state),
         get_weights=lambda: [np.asarray(leaf) for _, leaf in [*sorted(params.items()), *sorted(model_state.items())]])
+
+
+@pytest.fixture(scope="module")
+def compiled_once():
+    model = compiled_mlp(steps_per_execution=8)
+    model.build(classification(ROWS)[0])
+    return model, model.state
+
+
+@pytest.fixture
+def mlp_of_one(compiled_once):
+    """A model whose epochs are one execution unless a callback looks; its weights are those of the beginning."""
+    model, model.state = compiled_once
+    return model
 
 
 # --- TerminateOnNaN ---------------------------------------------------------------------------------------------------
@@ -127,8 +153,61 @@ def test_it_reads_no_execution_before_the_next_one_has_begun():
         happened.append(f"run {number}")
         callback.on_execution_end("train", number, logs_of(number))
     callback.on_execution_end("test", 0, logs_of("a validation"))
-    callback.on_epoch_end(0, {"loss": 0.5})
+    callback.settle()
     assert happened == ["run 0", "begin 0", "run 1", "begin 1", "read 0", "run 2", "begin 2", "read 1", "read 2"]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("save_freq", "saved"), [(2, ["2", "4"]), (3, ["3"]), ("epoch", [])])
+def test_no_weights_are_saved_from_the_bad_batch_on(tmp_path, mlp_of_one, save_freq, saved, is_first, raises):
+    name = "all" if save_freq == "epoch" else "{batch}"
+    callbacks = [TerminateOnNaN(raise_error=raises), ModelCheckpoint(
+        tmp_path / name, save_weights_only=True, save_freq=save_freq)]
+    with pytest.raises(RuntimeError, match="Loss value: nan") if raises else contextlib.nullcontext():
+        fit(mlp_of_one, *data_with(np.nan, 5), *callbacks[::-1 if is_first else 1], epochs=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == saved
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize(("save_freq", "bad", "steps"), [(4, 5, 4), (8, 7, None), ("epoch", 5, None),
+                                                         (datetime.timedelta(microseconds=1), 2, None)], ids=str)
+def test_no_run_is_saved_from_the_bad_batch_on(tmp_path, mlp_of_one, save_freq, bad, steps, raises):
+    callbacks = [BackupAndRestore(tmp_path, save_freq, delete_checkpoint=False), TerminateOnNaN(raise_error=raises)]
+    for _ in range(2):  # also not by the one that resumes
+        with pytest.raises(RuntimeError, match="Loss value: nan") if raises else contextlib.nullcontext():
+            fit(mlp_of_one, *data_with(np.nan, bad), *callbacks, epochs=2)
+        newest = CheckpointFolder(tmp_path).newest_whole()
+        assert steps == (newest and open_checkpoint(newest).document["batches"])
+
+
+def test_a_run_that_is_told_to_end_after_a_bad_batch_keeps_what_it_saved_before(tmp_path, mlp_of_one, capfd):
+    def tell(batch, logs):
+        if batch == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        fit(mlp_of_one, *data_with(np.nan, 5), BackupAndRestore(tmp_path, 2), TerminateOnNaN(),
+            LambdaCallback(on_train_batch_end=tell))
+    assert open_checkpoint(CheckpointFolder(tmp_path).newest_whole()).document["batches"] == 4
+    assert "SIGTERM: the weights are spoilt, and only what was before is saved" in capfd.readouterr().err
+
+
+def test_only_a_save_makes_it_read_the_logs_of_the_last_execution(tmp_path):
+    happened, model = [], fake_model()
+    model.save_weights = lambda path: happened.append("save")
+    checkpoint = ModelCheckpoint(tmp_path / "weights", save_freq=4, save_weights_only=True)
+    looks_often = Callback()
+    looks_often.next_look = lambda phase, batch: batch
+    callbacks = CallbackList([checkpoint, looks_often, TerminateOnNaN()], model=model)
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    for batch in range(4):
+        assert callbacks.next_look("train", batch) == batch
+        callbacks.on_execution_end("train", batch, LazyLogs(
+            ["loss"], lambda batch=batch: happened.append(f"read {batch}") or {"loss": 0.5}))
+        happened.append(f"end {batch}")
+    assert happened == ["end 0", "read 0", "end 1", "read 1", "end 2", "read 2", "read 3", "save", "end 3"]
 
 
 def test_it_keeps_no_batches_from_being_fused_and_reads_none_for_another_callback_that_does(capsys):

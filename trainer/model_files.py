@@ -19,7 +19,7 @@ from trainer.built_model import BuiltModel, first_rows
 from trainer.compiled_model import CompiledModel
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.batches import as_batch
-from trainer.distribute.placement import is_split_over_processes, to_host
+from trainer.distribute.placement import is_split_over_processes, to_devices, to_host
 from trainer.file_kinds import checked_path, open_arrays
 from trainer.state import TrainState
 from trainer.weights_file import MatchReport, match_arrays, save_arrays
@@ -296,8 +296,8 @@ def _cast(name: str, values: np.ndarray, dtype: Any) -> np.ndarray:
 
 def _placed_like(leaf: jax.Array, values: np.ndarray) -> jax.Array:
     """Returns host values placed as `leaf` is; each device gets its part only."""
-    placed = jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: np.asarray(values[index]))
-    return placed.block_until_ready()  # or copies of many arrays could wait in the host's memory
+    # At once, or copies of many arrays could wait in the host's memory.
+    return to_devices(values, leaf.sharding).block_until_ready()
 
 
 def _with_averages(state: TrainState, average: Callable[[str, jax.Array], jax.Array]) -> Any:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from trainer import errors
 
@@ -280,7 +281,7 @@ def no_skipped_updates() -> SkippedUpdates:
     >>> int(no_skipped_updates().total)
     0
     """
-    return SkippedUpdates(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+    return SkippedUpdates(*jax.device_put((np.int32(0), np.int32(0))))  # between steps, too: an explicit transfer
 
 
 def next_skipped_updates(skipped: SkippedUpdates, is_finite: jax.Array) -> SkippedUpdates:

@@ -159,7 +159,11 @@ class TrainingRun:
 
     # --- SavePoint -------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str, keep: int, wait: bool = False) -> None:
+    def save(self, folder: str, keep: int, wait: bool = False) -> bool:
+        if self._callbacks.settle():
+            if wait:
+                self.wait()
+            return False
         with self._timing.measure("checkpoint"):
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
@@ -171,6 +175,7 @@ class TrainingRun:
                               on_saved=checkpoints.prune)
             if wait:
                 self._writer.wait()
+        return True
 
     def restore(self, folder: str) -> str | None:
         with self._timing.measure("checkpoint"):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import DenyList, unfreeze
 from flax.errors import InvalidRngError
@@ -30,7 +31,8 @@ class LinenFunctional(FunctionalModule):
     """The functional form of a Linen module.
 
     The collection "params" is the parameters. Each other collection that `init` creates is state, except for
-    "intermediates" and those whose structure changes when the module is applied, as `sow` makes it.
+    "intermediates" and those whose structure changes when the module is applied, as `sow` makes it. State keeps the
+    dtypes that it is created in, as float32 averages do of float64 data.
 
     Args:
       module: an unbound Linen module.
@@ -66,7 +68,10 @@ class LinenFunctional(FunctionalModule):
 
         outputs, updates = (self._rematerialisation.run(outputs_and_updates, make_key, inputs)
                             if remat and training else outputs_and_updates(make_key))
-        return outputs, {**model_state, **_plain(updates)} if training else model_state
+        if not training:
+            return outputs, model_state
+        return outputs, {**model_state, **{name: _in_dtypes_of(model_state.get(name), values)
+                                           for name, values in _plain(updates).items()}}
 
     def absorb(self, params: dict, model_state: dict) -> None:
         """Does nothing: a Linen module holds no values."""
@@ -167,6 +172,20 @@ def _keys(streams: list[str], make_key: MakeKey) -> dict[str, jax.Array]:
 def _plain(variables: Any) -> dict[str, Any]:
     """Returns nested dicts of arrays, without Flax's boxes for metadata."""
     return unfreeze(nn.meta.unbox(variables))
+
+
+def _in_dtypes_of(stored: Any, updated: Any) -> Any:
+    """Returns `updated` in the dtypes of `stored`, in which a compiled step takes it; as it is if they do not fit."""
+    structure: jax.tree_util.PyTreeDef = jax.tree.structure(stored)
+    if structure != jax.tree.structure(updated):
+        return updated
+    return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype) if _same_kind(old, new) else new, stored, updated)
+
+
+def _same_kind(*arrays: Any) -> bool:
+    dtypes = [jnp.result_type(array) for array in arrays]
+    return any(all(jnp.issubdtype(dtype, kind) for dtype in dtypes)
+               for kind in (jnp.integer, jnp.floating, jnp.complexfloating))
 
 
 def _spec(tree: Any) -> tuple[Any, list[Any]]:
