@@ -158,7 +158,8 @@ def refused(compiled=(), fitted=(), prepare=lambda model: None, call="fit"):
         model = trainer.Model(LinenMLP(), seed=1)
         model.compile(**{"optimizer": trainer.optimizers.SGD(0.1), "loss": logits_loss(), **dict(compiled)})
     prepare(model)
-    fitted = {"x": X, "y": Y, "batch_size": BATCH_SIZE, "verbose": 0, **dict(fitted)}
+    given = {"x": X, "y": Y, "batch_size": BATCH_SIZE, "verbose": 0, **dict(fitted)}
+    fitted = {name: value for name, value in given.items() if value is not None}
     with pytest.raises(distribute.ClusterError) as caught:
         getattr(model, call)(**fitted)
     return str(caught.value)
@@ -205,6 +206,9 @@ def all_refused():
         "rows": refused(fitted={"x": X[is_other:], "y": Y[is_other:]}),
         "order": refused(fitted={"shuffle": is_other}),
         "validation": refused(fitted={"validation_data": (X, Y), "validation_freq": 1 + is_other}),
+        "rows of the validation": refused(fitted={"validation_data": (X + is_other, Y)}),
+        "evaluated rows": refused(call="evaluate", fitted={"x": X + is_other}),
+        "predicted rows": refused(call="predict", fitted={"x": X + is_other, "y": None}),
         "calls": refused(call="evaluate" if is_other else "fit"),
         "calls in a callback": refused(fitted={"callbacks": [Evaluates()]}),
         "sharing": refused(fitted={"x": shared("off" if is_other else "data"), "y": None, "batch_size": None}),
@@ -223,6 +227,9 @@ def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
         "batch": "batch: 2 arrays, 56 values (", "rows": "rows of the data: 48 in worker 0, 47 in worker 1",
         "order": "The training of worker 1 is not that of worker 0. first batch: ",
         "validation": "validation_freq: 1 in worker 0, 2 in worker 1",
+        "rows of the validation": "first batch (validation): ",
+        "evaluated rows": "The data for `evaluate` of worker 1 is not that of worker 0. first batch: ",
+        "predicted rows": "The data for `predict` of worker 1 is not that of worker 0. first batch: ",
         "calls": "worker 0 prepares its data for `fit`, worker 1 its data for `evaluate`",
         "calls in a callback": "worker 0 prepares its decision to stop, worker 1 its data for `evaluate`",
         "sharing": "auto_shard_policy of `x`: data in worker 0, off in worker 1. ",

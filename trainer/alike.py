@@ -58,16 +58,24 @@ def describe_step(state: TrainState, program: str | None) -> dict[str, str]:
     return described
 
 
-def describe_run(reader: Reader, callbacks: CallbackList, **arguments: Any) -> dict[str, str]:
-    """Returns what there is to compare of a run: its batches, its callbacks and other arguments.
+def describe_data(reader: Reader) -> dict[str, str]:
+    """Returns what there is to compare of data: how many batches an epoch has.
 
     Of arrays, which every process has whole, also the rows: their number, and those of the first batch.
     """
+    rows = {} if reader.arrays is None else {
+        "rows of the data": str(reader.arrays.rows), "first batch": reader.fingerprint()["first batch"][:8]}
+    return {"batches of an epoch": str(reader.num_batches), **rows}
+
+
+def describe_run(
+    reader: Reader, validation: Reader | None, callbacks: CallbackList, **arguments: Any
+) -> dict[str, str]:
+    """Returns what there is to compare of a run: its data, its callbacks and other arguments."""
     in_all = [type(callback).__name__ for callback in callbacks.callbacks if callback.runs_on == "all"]
     each_batch = [kind for kind in ("train", "test", "predict") if callbacks.wants_batch_hooks(kind)]
-    data = {} if reader.arrays is None else {
-        "rows of the data": str(reader.arrays.rows), "first batch": reader.fingerprint()["first batch"][:8]}
-    return {"batches of an epoch": str(reader.num_batches), **data,
+    validated = {} if validation is None else describe_data(validation)
+    return {**describe_data(reader), **{f"{name} (validation)": value for name, value in validated.items()},
             'callbacks that run on "all"': ", ".join(in_all) or "none",
             "phases of which a callback sees each batch": ", ".join(each_batch) or "none",
             **{name: str(value) for name, value in arguments.items()}}

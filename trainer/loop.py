@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from trainer.alike import describe_run
+from trainer.alike import describe_data, describe_run
 from trainer.callbacks import CallbackList
 from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.data import Reader
@@ -69,9 +69,8 @@ def fit(
         if model.strategy.spans_processes:
             with timing.measure("device"):  # or for other processes, which is the same to a watchdog
                 check_alike("training", lambda: describe_run(
-                    reader, callbacks, epochs=epochs, initial_epoch=initial_epoch,
-                    logs=", ".join(train.phase.log_names), validation_freq=validation_freq,
-                    validation=None if test is None else test.reader.num_batches))
+                    reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
+                    logs=", ".join(train.phase.log_names), validation_freq=validation_freq))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
         run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
         with run, _validator(model, test, callbacks):
@@ -105,7 +104,9 @@ def fit(
 def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
     """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
     with timed(model):
-        return _evaluate(model, begin(model, "test", reader, passes=1), callbacks)
+        feed = begin(model, "test", reader, passes=1)
+        _check_data(feed, "evaluate")
+        return _evaluate(model, feed, callbacks)
 
 
 @contextlib.contextmanager
@@ -139,6 +140,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     model.stop_predicting = False
     with timed(model) as timing:
         feed = begin(model, "predict", reader, passes=1)
+        _check_data(feed, "predict")
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
@@ -322,6 +324,12 @@ def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> It
 
 def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
+
+
+def _check_data(feed: Feed, call: str) -> None:
+    if feed.model.strategy.spans_processes:
+        with feed.timing.measure("device"):
+            check_alike(f"data for `{call}`", lambda: describe_data(feed.reader))
 
 
 def agree_on_data(model: Trainee, call: str, **data: Any) -> None:
