@@ -121,6 +121,18 @@ def test_the_loop_makes_no_implicit_transfer(epochs):
         model.predict(x, verbose=0)
 
 
+def test_a_first_fit_that_sets_the_learning_rate_makes_no_implicit_transfer():
+    x, y, _ = classification(40)
+    callbacks = [trainer.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
+                 trainer.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=100),
+                 trainer.callbacks.SkipNonFinite()]
+    with jax.transfer_guard("disallow"):
+        model = make_model(weighted_metrics=["accuracy"])
+        model.fit(x, y, batch_size=8, epochs=3, validation_data=(x, y), callbacks=callbacks, verbose=0)
+        model.predict(x, verbose=0)
+    assert float(model.optimizer.learning_rate) < 0.1 / 2**3
+
+
 def test_setting_weights_and_leaving_updates_out_make_no_implicit_transfer(tmp_path):
     x, y, _ = classification(40)
     path = tmp_path / "weights.safetensors"

@@ -102,7 +102,12 @@ def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args
     """
     shapes = jax.eval_shape(init, *_shapes(args))
     compiled_init = compiling(init, *args, out_shardings=shardings(shapes))
-    return shapes, lambda: compiled_init(*args)
+
+    def make() -> Any:
+        with jax.transfer_guard("allow"):  # of `args`, once: a guard is set to watch over loops
+            return compiled_init(*args)
+
+    return shapes, make
 
 
 def copy_buffers(tree: Any) -> Any:

@@ -73,7 +73,7 @@ class Variable:
             raise wrong_type("initializer", initializer, "a name or a function of (shape, dtype)")
         self.name = name
         # A metric may make its variables while it is traced; what it stores must outlive the trace.
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
             self._value = jnp.asarray(initializer(tuple(shape), dtype=jnp.dtype(dtype)))
 
     @property
