@@ -42,11 +42,11 @@ def compared(case: Case, outcome: Outcome) -> list[dict[str, Any]]:
 def write(name: str, case: Case, machine: Machine, outcome: Outcome) -> None:
     """Writes what a case gave into `RESULTS.md`, `results.json` and the chart."""
     entries = compared(case, outcome)
-    stored = _stored()
-    stored[name] = {"title": case.title, "machine": machine.text, "unit": case.unit, "comparisons": entries,
+    stored, where = _stored(), machine.described(case.workload.replicas)
+    stored[name] = {"title": case.title, "machine": where, "unit": case.unit, "comparisons": entries,
                     "rounds": outcome.rounds, "notes": outcome.notes}
     JSON.write_text(json.dumps(stored, indent=1) + "\n")
-    write_section(case.title, _section(name, case, outcome, entries), machine.text)
+    write_section(case.title, _section(name, case, outcome, entries), where)
     _draw(stored)
 
 

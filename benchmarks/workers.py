@@ -48,6 +48,12 @@ class Machine:
                               stdout=subprocess.PIPE, text=True)
         return cls(*json.loads(done.stdout.splitlines()[-1]))
 
+    def described(self, replicas: int) -> str:
+        """Returns the sentence for workers that see so many devices."""
+        if self.platform != "cpu" or replicas == 1:
+            return self.text
+        return self.text.replace("one device", f"{replicas} simulated devices")
+
     def environment(self, replicas: int) -> dict[str, str]:
         """Returns the environment of a worker that sees so many devices."""
         # Without huge pages, two processes of one program differ by the pages that they happened to get.

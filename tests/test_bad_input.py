@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -272,6 +274,8 @@ CASES = {
     "trainable in fit": (RuntimeError, ["trainable", "running"],
                          lambda: change_while_it_runs(lambda made: setattr(made, "trainable", False))),
     "without jit": (ValueError, ["disable_jit", "run_eagerly=True"], fit_without_jit),
+    "a copy": (TypeError, ["copied", "get_weights", "trainer.load"],
+               lambda: (made := model(), copy.deepcopy(made), made.build(X), copy.copy(made))),
     "another build": (ValueError, ["(4,)", "(3,)"], fit_after_a_build_on_other_rows),
     "gradients by name": (ValueError, ["generator", "dict of optimizers"],
                           lambda: fit_custom(lambda logs, state: (logs, state.apply_gradients(generator={})))),
@@ -336,3 +340,13 @@ def test_weights_survive_a_fit_that_fails():
         made.fit(breaks(), steps_per_epoch=3, verbose=0)
     assert all(np.isfinite(weight).all() for weight in made.get_weights())
     fit(compiled=made)
+
+
+def test_jaxs_own_watch_for_nan_names_the_batches_and_leaves_the_weights():
+    made = model()
+    fit(compiled=made)
+    before = made.get_weights()
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="train step from batch 0 on"):
+        fit(X * np.nan, compiled=made)
+    for mine, other in zip(made.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, other)

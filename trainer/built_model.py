@@ -111,6 +111,13 @@ class BuiltModel:
     def _build(self, batch: Any) -> None:
         self.build_on(self.sample_inputs(first_rows(batch)))
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.built:
+            raise TypeError("A model with weights cannot be copied or pickled, as its arrays and programs are on "
+                            "devices, and steps reuse the arrays. Make another model and give it `get_weights()`, or "
+                            "use `model.save` and `trainer.load`.")
+        return super().__reduce_ex__(protocol)
+
     @contextlib.contextmanager
     def _building(self, batch: Any) -> Iterator[TrainState]:
         """Begins to make the weights beside a block, which is given their shapes; who needs them after it waits."""
@@ -222,6 +229,9 @@ class BuiltModel:
     def take_state(self) -> TrainState:
         """Returns the state in buffers that nobody else holds, so that a step may donate them."""
         state = self._require_built()
+        config: Any = jax.config  # whose attributes JAX declares at run time
+        if config.jax_debug_nans or config.jax_debug_infs:
+            return copy_buffers(state)  # the step may raise when it has run
         if self._state_is_lent:
             state = self._state = copy_buffers(state)
             self._state_is_lent = False

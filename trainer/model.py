@@ -91,7 +91,8 @@ class Model(ModelFiles):
           callbacks: callbacks, or a list of them.
           validation_split: the fraction of the arrays, taken from their end before shuffling, to validate on.
           validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on.
-          shuffle: whether arrays are read in another order in each epoch, a function of the seed and the epoch.
+          shuffle: whether arrays are read in another order in each epoch, a function of the seed and the epoch. A loop
+            over `fit` that means other epochs says so: `fit(..., initial_epoch=epoch, epochs=epoch + 1)`.
           class_weight: weights of rows by their label.
           sample_weight: weights of rows, if `x` is arrays.
           initial_epoch: the number of the first epoch.

@@ -218,6 +218,7 @@ class CompiledPhase:
 
         Raises:
           RuntimeError: if it has to compile and the guard forbids it.
+          FloatingPointError: from the function, for what `jax_debug_nans` and `jax_debug_infs` make JAX look for.
         """
         place = self._strategy.place_number
         rest = group.data, group.mask, place(start), place(group.count if stop is None else stop)
@@ -231,7 +232,18 @@ class CompiledPhase:
                 execute = compile_lowered(
                     self._execution(fused).lower(self._placed_shapes(state), *running, *rest))
             self._executables[group.spec] = execute
-        return lambda state, *running: execute(state, *running, *rest)
+        return functools.partial(self._run, execute, rest, group.first + start)
+
+    def _run(self, execute: Callable[..., Any], rest: Any, first: int, state: Any, *running: Any) -> Any:
+        try:
+            return execute(state, *running, *rest)
+        except Exception as error:
+            if type(error).__name__ != "InternalFloatingPointError":  # it has no public name
+                raise
+            raise FloatingPointError(
+                f"A {self._kind} step from batch {first} on gave a value that is not finite, which JAX was told to "
+                "look for (`jax_debug_nans`, `jax_debug_infs`). `compile(run_eagerly=True)` shows in which operation; "
+                "without these options, `TerminateOnNaN` names the batches and the weights.") from error
 
     def text(self) -> str | None:
         """Returns the first program that was compiled, as XLA's text; None if there is none."""
