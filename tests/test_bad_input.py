@@ -182,6 +182,7 @@ CASES = {
     "loss reduction": (ValueError, ["reduction", "none"], lambda: model(loss=logits_loss(reduction="none"))),
     "loss_weights": (ValueError, ["loss_weights", "number of losses"],
                      lambda: model(loss=["mse", "mse"], loss_weights=[1.0])),
+    "loss_weights nan": (ValueError, ["loss_weights", "nan"], lambda: model(loss_weights=[float("nan")])),
     "loss_weights type": (TypeError, ["loss_weights", "str"], lambda: model(loss_weights="1")),
     "metrics as loss_weights": (TypeError, ["loss_weights", "str", "metrics="],
                                 lambda: model(loss_weights=["accuracy"])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -54,6 +55,8 @@ class CompiledLoss:
             if not isinstance(factor, numbers.Real):
                 raise TypeError("`loss_weights` must hold numbers. Received: a value of type "
                                 f"{type(factor).__name__}. Pass metrics by name: `metrics=[...]`.")
+            if not math.isfinite(factor):
+                raise ValueError(f"`loss_weights` must hold finite numbers. Received: {factor}.")
         self._choices = jax.tree.map(_resolve, loss, is_leaf=lambda leaf: not isinstance(leaf, (Mapping, list, tuple)))
         self._weights = loss_weights
         if isinstance(loss_weights, (Mapping, list, tuple)) and isinstance(loss, (Mapping, list, tuple)) \

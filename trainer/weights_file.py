@@ -81,9 +81,11 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a write does not say of what
+            error.filename = os.fspath(path)
         raise
     directory = os.open(folder, os.O_RDONLY)
     try:
