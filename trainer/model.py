@@ -96,7 +96,8 @@ class Model(ModelFiles):
           class_weight: weights of rows by their label.
           sample_weight: weights of rows, if `x` is arrays.
           initial_epoch: the number of the first epoch.
-          steps_per_epoch: batches of an epoch; without it, all that `x` has.
+          steps_per_epoch: batches of an epoch; without it, all that `x` has. With it, epochs follow each other in one
+            stream of batches, of which other data than arrays and generators are read up to `initial_epoch`.
           validation_steps: batches of a validation; without it, all there are. Each validation starts from the first
             batch, except that a generator continues where the last one stopped.
           validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
