@@ -28,7 +28,7 @@ CASES = {
         f"host memory, which all contestants hold. `fit` has a copy of these {_DATA_MB:.0f} MB on the device, which is "
         "host memory too, and is less them in the ratio; with data on the host (`data_on_device=False`) it has none.",
         "host_memory", Comparison("fit", "by hand", 1.05, less=_DATA_MB),
-        Comparison("fit, data on the host", "by hand", 1.05), unit="MB"),
+        Comparison("fit, data on the host", "by hand", 1.05), unit="MB", rounds=3),
     "device_memory": _case(
         "Device memory", "The most that was allocated on the device while 784-128-10 trained for two epochs on 60,000 "
         f"rows. In the ratio, ours is less the {_DATA_MB:.0f} MB of the data. Simulated devices do not tell.",
