@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer import checks, errors, paths
 from trainer.compile_options import CompileOptions
-from trainer.compiled_step import copy_buffers, init_placed
+from trainer.compiled_step import are_floats_debugged, copy_buffers, init_placed
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.batches import as_batch
 from trainer.distribute import get_strategy, has_strategy
@@ -229,8 +229,7 @@ class BuiltModel:
     def take_state(self) -> TrainState:
         """Returns the state in buffers that nobody else holds, so that a step may donate them."""
         state = self._require_built()
-        config: Any = jax.config  # whose attributes JAX declares at run time
-        if config.jax_debug_nans or config.jax_debug_infs:
+        if are_floats_debugged():
             return copy_buffers(state)  # the step may raise when it has run
         if self._state_is_lent:
             state = self._state = copy_buffers(state)

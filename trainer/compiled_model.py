@@ -404,10 +404,10 @@ class CompiledModel(BuiltModel):
         return None if phase is None else phase.text()
 
     def _check_outputs(self, batch: Any) -> None:
-        # Of named modules, only the user's own step knows which one gives the outputs.
         x, y, sample_weight = unpack_x_y_sample_weight(first_rows(batch))
         is_split = (self.strategy.num_replicas_in_sync > 1 or self._options.microbatches > 1
                     or sample_weight is not None)
+        # Of named modules, only the user's own step knows which one gives the outputs.
         if is_split in self._outputs_checked or self._functional.names:
             return
         if checks.need_outputs(self._loss, self._metrics, is_split):

@@ -121,10 +121,17 @@ def _copy_to(shardings: tuple[Any, ...]) -> Any:
     return jax.jit(lambda leaves: [jnp.copy(leaf) for leaf in leaves], out_shardings=list(shardings))
 
 
+_config: Any = jax.config  # whose attributes JAX declares at run time
+
+
 def is_jit_disabled() -> bool:
     """Returns whether JAX is to run everything operation by operation (`jax.disable_jit`)."""
-    config: Any = jax.config  # whose attributes JAX declares at run time
-    return bool(config.jax_disable_jit)
+    return bool(_config.jax_disable_jit)
+
+
+def are_floats_debugged() -> bool:
+    """Returns whether JAX is to raise for results that are not finite (`jax.debug_nans`, `jax.debug_infs`)."""
+    return bool(_config.jax_debug_nans or _config.jax_debug_infs)
 
 
 def run_once(function: Callable[..., Any], *args: Any, eager: bool) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -66,11 +66,9 @@ def fit(
         train = begin(model, "train", reader, passes=epochs, data_on_device=True)
         test = None if validation is None else begin(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
-        if model.strategy.spans_processes:
-            with timing.measure("device"):  # or for other processes, which is the same to a watchdog
-                check_alike("training", lambda: describe_run(
-                    reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
-                    logs=", ".join(train.phase.log_names), validation_freq=validation_freq))
+        _check_alike(model, "training", lambda: describe_run(
+            reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
+            logs=", ".join(train.phase.log_names), validation_freq=validation_freq))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
         run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
         with run, _validator(model, test, callbacks):
@@ -105,7 +103,7 @@ def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[st
     """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
     with timed(model):
         feed = begin(model, "test", reader, passes=1)
-        _check_data(feed, "evaluate")
+        _check_alike(model, "data for `evaluate`", lambda: describe_data(reader))
         return _evaluate(model, feed, callbacks)
 
 
@@ -140,7 +138,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
     model.stop_predicting = False
     with timed(model) as timing:
         feed = begin(model, "predict", reader, passes=1)
-        _check_data(feed, "predict")
+        _check_alike(model, "data for `predict`", lambda: describe_data(reader))
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
@@ -326,10 +324,10 @@ def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
 
 
-def _check_data(feed: Feed, call: str) -> None:
-    if feed.model.strategy.spans_processes:
-        with feed.timing.measure("device"):
-            check_alike(f"data for `{call}`", lambda: describe_data(feed.reader))
+def _check_alike(model: Trainee, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+    if model.strategy.spans_processes:
+        with model.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            check_alike(what, describe)
 
 
 def agree_on_data(model: Trainee, call: str, **data: Any) -> None:
@@ -343,8 +341,8 @@ def agree_on_data(model: Trainee, call: str, **data: Any) -> None:
       **data: the user's, by the argument's name.
     """
     if model.strategy.spans_processes:
-        with timed(model) as timing, timing.measure("device"):
-            check_alike(f"data for `{call}`", lambda: {
+        with timed(model):
+            _check_alike(model, f"data for `{call}`", lambda: {
                 f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
 
 

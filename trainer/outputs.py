@@ -71,8 +71,8 @@ def _matched(values: Any, outputs: Any, may_repeat: bool) -> list[Any] | None:
     leaves = jax.tree.leaves(values)
     if len(leaves) == 1 and (len(names) == 1 or (may_repeat and not is_nested(values))):
         return leaves * len(names)
-    children = _children(outputs)
     if isinstance(values, Mapping):
+        children = _children(outputs)
         if set(values) <= set(children):
             return _joined([(values.get(name), child) for name, child in children.items()], may_repeat)
         if set(values) <= set(names) and not any(map(is_nested, values.values())):

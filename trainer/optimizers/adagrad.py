@@ -92,7 +92,7 @@ class RMSprop(Optimizer):
         name: str | None = None,
     ):
         checks.require_decay_rate(rho=rho)
-        checks.require_momentum(momentum=momentum)
+        checks.require_share(momentum=momentum)
         checks.require_positive(epsilon=epsilon)
         scale = optax.scale_by_stddev if centered else optax.scale_by_rms
         accumulate = optax.trace(momentum) if momentum else optax.identity()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from trainer.losses.checks import as_number, require, require_positive
+from trainer.losses.checks import as_number, require, require_positive, require_share
 
-__all__ = ["as_number", "require_decay_rate", "require_momentum", "require_non_negative", "require_positive"]
+__all__ = ["as_number", "require_decay_rate", "require_non_negative", "require_positive", "require_share"]
 
 
 def require_non_negative(**arguments: Any) -> None:
@@ -18,8 +18,3 @@ def require_non_negative(**arguments: Any) -> None:
 def require_decay_rate(**arguments: Any) -> None:
     """Raises unless every argument is a number in [0, 1): the share of an average that survives an update."""
     require(arguments, "a number in [0, 1)", lambda number: 0 <= number < 1)
-
-
-def require_momentum(**arguments: Any) -> None:
-    """Raises unless every argument is a number in [0, 1]."""
-    require(arguments, "a number in [0, 1]", lambda number: 0 <= number <= 1)

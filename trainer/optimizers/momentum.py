@@ -48,7 +48,7 @@ class SGD(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_momentum(momentum=momentum)
+        checks.require_share(momentum=momentum)
         accumulate = optax.trace(momentum, nesterov) if momentum else optax.identity()
         transformation = with_common_arguments(
             transforms.descend(), accumulate, weight_decay=weight_decay,
