@@ -49,8 +49,8 @@ class LazyLogs(dict):
     def __init__(
         self, keys: Iterable[str], fetch: Callable[[], Mapping[str, Any]], begin: Callable[[], Any] | None = None
     ):
-        super().__init__(dict.fromkeys(keys, _PENDING))
-        self._announced = frozenset(self)
+        self._announced = tuple(keys)
+        super().__init__(dict.fromkeys(self._announced, _PENDING))
         self._fetch: Callable[[], Mapping[str, Any]] | None = fetch
         self._begin = begin
 
@@ -63,7 +63,7 @@ class LazyLogs(dict):
     def _fetched(self) -> LazyLogs:
         if self._fetch is not None:
             values = self._fetch()
-            if set(values) != self._announced:
+            if set(values) != set(self._announced):
                 raise ValueError(f"`fetch` returned the logs {sorted(values)}. Expected: {sorted(self._announced)}.")
             for key, value in values.items():
                 if super().get(key) is _PENDING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -136,13 +135,28 @@ class Feed:
 
     def lazy_logs(self, running: Any) -> LazyLogs:
         """Returns logs that are fetched when somebody reads them."""
-        begin = functools.cache(lambda: self.phase.begin_results(running))
+        results = _Results(self, running)
+        return LazyLogs(self.phase.log_names, results.fetch, results.begin)
 
-        def fetch() -> dict[str, Any]:
-            with self.timing.measure("device"):
-                return on_host(begin())
 
-        return LazyLogs(self.phase.log_names, fetch, begin)
+class _Results:
+    """What running logs amount to, computed once. Light, as there are new ones after each execution."""
+
+    __slots__ = ("_begun", "_feed", "_running")
+
+    def __init__(self, feed: Feed, running: Any):
+        self._feed = feed
+        self._running = running
+        self._begun: dict[str, jax.Array] | None = None
+
+    def begin(self) -> dict[str, jax.Array]:
+        if self._begun is None:
+            self._begun = self._feed.phase.begin_results(self._running)
+        return self._begun
+
+    def fetch(self) -> dict[str, Any]:
+        with self._feed.timing.measure("device"):
+            return on_host(self.begin())
 
 
 def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device: bool = False) -> Feed:
@@ -163,6 +177,8 @@ def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)
+        if reader.arrays is not None and arrays is None:
+            reader.group_size = phase.steps_of_arrays(batch)
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
         # Bad labels are told when their execution is due, and all rows of a group are looked at for them.
         at_once = reader.group_size if not is_checked else _batches_at_once(

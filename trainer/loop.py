@@ -1,7 +1,7 @@
 """The only host loop: fit, evaluate and predict are phases of it.
 
 It does not wait for the step that it has just begun: logs stay on the device until somebody reads them, and batches are
-placed ahead, by a thread where that takes time. At most `MAX_IN_FLIGHT` executions are queued, which bounds the memory
+placed ahead, by a thread where that takes time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the memory
 of their batches and outputs.
 """
 
@@ -27,7 +27,10 @@ from trainer.feed import Feed, Trainee, begin, timed
 from trainer.timing import Timing
 from trainer.training_run import TrainingRun
 
+# How many executions may not have ended when the next one begins.
 MAX_IN_FLIGHT = 2
+MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # they hold many batches each, and take much longer than a dispatch
+MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and the batches of all take no more memory than the group
 
 Running = Any  # the running logs of a phase
 Reached = Callable[[int, Running, Mark | None], None]  # told how far an epoch is after each execution
@@ -211,7 +214,7 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
             starts = sorted({0, reader.num_batches - 1})
             groups = [next(reader.read(0, start, feed.numbers_of)) for start in starts]
         else:
-            buffer = GroupBuffer(reader.group_size if is_sample else reader.room)
+            buffer = GroupBuffer(feed.phase.steps_per_execution if is_sample else reader.room)
             buffer.begin(reader.peek(), 0)
             groups = [buffer.take()]
         for group in groups:
@@ -231,7 +234,6 @@ def _run_epoch(
     """
     kind, timing = feed.kind, feed.timing
     running = feed.phase.empty_logs if running is None else running
-    in_flight = feed.in_flight  # of the epoch before, too
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
     one_by_one = per_batch or _stops(model, kind, agrees)  # asked before the epoch, it ends after one batch
@@ -242,10 +244,7 @@ def _run_epoch(
                 with timing.measure("callbacks"):
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
             running = _execute(model, feed, group, start, stop, running)
-            in_flight.extend(jax.tree.leaves(running)[:1])
-            if len(in_flight) > MAX_IN_FLIGHT:
-                with timing.measure("device"):
-                    in_flight.popleft().block_until_ready()
+            _queue(feed, group, stop - start, running)
             with timing.measure("callbacks"):
                 logs = feed.lazy_logs(running)
                 if per_batch:
@@ -301,6 +300,20 @@ def _execute(model: Trainee, feed: Feed, group: PlacedGroup, start: int, stop: i
         model.keep_state(state)
     feed.timing.rows += group.rows * (stop - start)
     return running
+
+
+def _queue(feed: Feed, group: PlacedGroup, steps: int, running: Running) -> None:
+    """Notes that an execution of some batches of `group` has begun, and waits until few enough are queued."""
+    most = MAX_IN_FLIGHT
+    if 1 < steps == group.count:
+        most = MAX_WHOLE_GROUPS_IN_FLIGHT
+    elif steps == 1 < group.count and feed.model.strategy.mesh.size == 1:  # simulated devices can lock each other
+        most = MAX_SINGLE_STEPS_IN_FLIGHT
+    in_flight = feed.in_flight  # of the epoch before, too
+    in_flight.append(running.sums["float32"])  # which are there even without logs
+    while len(in_flight) > most:
+        with feed.timing.measure("device"):
+            in_flight.popleft().block_until_ready()
 
 
 def _stops(model: Trainee, kind: str, agrees: bool) -> bool:

@@ -35,6 +35,11 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
 
 
+def _power_of_two(most: float) -> int:
+    """Returns the largest power of two that is at most `most`; 1 for less than that."""
+    return 2 ** (int(max(most, 1.0)).bit_length() - 1)
+
+
 class FusingLimits(NamedTuple):
     """How many steps of what cost go into one execution.
 
@@ -53,6 +58,9 @@ class FusingLimits(NamedTuple):
 _CPU_LIMITS = FusingLimits(step_flops=2e8, group_flops=4e9)
 _ACCELERATOR_LIMITS = FusingLimits(step_flops=2e11, group_flops=4e12)
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
+# Rows of arrays are gathered without Python, and fast: a few groups are on their way at once. A slow pipeline has one
+# at a time, and is held up by the little Python that each takes.
+FUSED_BYTES_OF_ARRAYS = 4 * 2**20
 MAX_FUSED_STEPS = 256
 
 _ONE_BATCH: dict[str, Callable[..., Any]] = {
@@ -157,8 +165,15 @@ class CompiledPhase:
         if flops is None or flops > limits.step_flops:
             return 1
         batch_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))
-        steps = min(limits.group_flops / max(flops, 1.0), FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS)
-        return 2 ** (int(max(steps, 1.0)).bit_length() - 1)
+        return _power_of_two(
+            min(limits.group_flops / max(flops, 1.0), FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS))
+
+    def steps_of_arrays(self, batch: Any) -> int:
+        """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
+        if self._requested != "auto":
+            return self.steps_per_execution
+        batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
+        return min(self.steps_per_execution, _power_of_two(FUSED_BYTES_OF_ARRAYS / max(batch_bytes, 1)))
 
     def lowered(self, state: Any, batch: Any) -> Any:
         """Returns an execution of one step, lowered for compilation: a `jax.stages.Lowered`.

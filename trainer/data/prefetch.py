@@ -5,7 +5,6 @@ Owns the thread, its order, its errors and its end. It must not know what a plac
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import queue
 import threading
@@ -28,6 +27,8 @@ _JOIN_TIMEOUT_SECS = 2.0
 class Demand:
     """Whether somebody waits for a value that is being made, written by one thread and read by another.
 
+    It is a context manager: somebody waits while its block runs.
+
     Args:
       patience_secs: how long they may wait before it is urgent.
     """
@@ -36,14 +37,11 @@ class Demand:
         self._patience_secs = patience_secs
         self._waits_since: float | None = None
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Notes that somebody waits while the block runs."""
+    def __enter__(self) -> None:
         self._waits_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self._waits_since = None
+
+    def __exit__(self, *exception: object) -> None:
+        self._waits_since = None
 
     def is_there(self) -> bool:
         """Returns whether somebody waits."""
@@ -111,7 +109,7 @@ class Prefetcher(Generic[T]):
     def __next__(self) -> T:
         if not self._stop.alive:
             raise StopIteration
-        with self._demand.waiting():
+        with self._demand:
             value, is_placed, error = self._channel.ready.get()
         try:
             if error is not None:
