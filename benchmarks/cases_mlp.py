@@ -12,7 +12,6 @@ def _contestants(epochs: int, slow: int) -> dict[str, Contestant]:
     few = PEERS.keys() - {"epoch in one call"}
     return {
         "fit": Contestant("loops_trainer:fit", epochs=epochs),
-        "fit, bar": Contestant("loops_trainer:fit", {"callbacks": ("bar",)}, epochs),
         "fit, new arrays": Contestant("loops_trainer:fit", {"new_arrays": True}, epochs),
         "fit, bar, new arrays": Contestant("loops_trainer:fit", {"callbacks": ("bar",), "new_arrays": True}, epochs),
         "fit, NNX": Contestant("loops_trainer:fit", {"module": "nnx"}, epochs),
@@ -23,9 +22,8 @@ def _ratios(bars: dict[str, float]) -> tuple[Comparison, ...]:
     """Returns what `fit` is compared with, with a bar for some of the peers."""
     limit = "epoch in one call"
     return (*(Comparison("fit", name, bars.get(name)) for name in PEERS),
-            *(Comparison(name, limit, bars.get(limit)) for name in ("fit, bar", "fit, new arrays",
-                                                                    "fit, bar, new arrays")),
-            Comparison("fit, bar", "fit"),
+            *(Comparison(name, limit, bars.get(limit)) for name in ("fit, new arrays", "fit, bar, new arrays")),
+            Comparison("fit, bar, new arrays", "fit, new arrays"),
             Comparison("fit, NNX", "NNX loop"), Comparison("fit, NNX", "fit", 1.05))
 
 
