@@ -58,8 +58,8 @@ class FusingLimits(NamedTuple):
 _CPU_LIMITS = FusingLimits(step_flops=2e8, group_flops=4e9)
 _ACCELERATOR_LIMITS = FusingLimits(step_flops=2e11, group_flops=4e12)
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
-# Rows of arrays are gathered without Python, and fast: a few groups are on their way at once. A slow pipeline has one
-# at a time, and is held up by the little Python that each takes.
+# Rows of arrays are gathered fast, so that several groups are on their way at once. A slow pipeline has one at a time,
+# and is held up by the Python code that each takes.
 FUSED_BYTES_OF_ARRAYS = 4 * 2**20
 MAX_FUSED_STEPS = 256
 
