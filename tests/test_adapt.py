@@ -1,5 +1,6 @@
 """`adapt` and what goes with it: arguments that are refused, packing, class weights, validation split."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -93,7 +94,9 @@ def test_arrays_are_batched_by_32_and_shuffle_batch_keeps_rows_together():
 LABELS = np.array([0, 2, 1, 2])
 
 
-@pytest.mark.parametrize("y", [LABELS, LABELS[:, None], np.eye(3)[LABELS], LABELS.astype(float)])
+@pytest.mark.parametrize("y", [
+    LABELS, LABELS[:, None], np.eye(3)[LABELS], LABELS.astype(float), np.eye(3, dtype=np.uint8)[LABELS],
+    np.eye(3, dtype=bool)[LABELS], (0.7 * np.eye(3) + 0.1)[LABELS].astype(np.float16)])
 @pytest.mark.parametrize("as_generator", [False, True])
 def test_class_weight_gives_every_row_the_weight_of_its_label(y, as_generator):
     class_weight = {2: 5.0, 0: 1, 1: 0.5}
@@ -115,6 +118,10 @@ def test_class_weight_gives_every_row_the_weight_of_its_label(y, as_generator):
         ({0: 1.0}, None, ["class_weight", "`y`", "NoneType"]),
         ({0: 1.0}, (np.zeros(3, int), np.zeros(3, int)), ["single array"]),
         ({0: 1.0}, np.zeros((3, 2, 2), int), ["(3, 2, 2)", "sample_weight"]),
+        ({0: 1.0}, np.array([[0, 2, 1], [0, 0, 1], [1, 1, 0]]), ["(3, 3)", "int64", "2 of 3 rows", "sample_weight"]),
+        ({0: 1.0}, np.array([[1, 0], [0, 0], [0, 1]], np.uint8), ["one-hot", "1 of 3 rows"]),
+        ({0: 1.0}, np.array([[True, True], [True, False], [False, True]]), ["one-hot", "1 of 3 rows"]),
+        ({0: 1.0}, np.array([[2.0, -1.0], [0.5, 0.5], [np.nan, 1.0]]), ["add up to 1", "2 of 3 rows"]),
     ],
 )
 def test_class_weights_that_do_not_fit_are_refused(class_weight, y, words):
@@ -167,3 +174,78 @@ def test_steps_without_a_batch_size_split_the_rows_as_keras_does():
 def test_a_numpy_matrix_is_an_array_like_any_other():
     batch = next(adapt(np.ones((2, 2)).view(np.matrix)).read(0))
     assert type(batch) is np.ndarray and batch.shape == (2, 2)
+
+
+WIDE = np.array([[1_700_000_000_000], [-3]])
+
+
+def by_items(batch):
+    class Items:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return batch
+
+    return Items()
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda: adapt(WIDE), ["`x`", "int64", "int32", "(2, 1)", "from -3 to 1700000000000", '.astype("float32")']),
+        (lambda: adapt({"a": X[:2], "b": WIDE.astype(np.uint64)}), ["`x['b']`", "uint64", "uint32", "jax_enable_x64"]),
+        (lambda: adapt(X[:2], [2**32 + 1, 0]), ["`y`", "from 0 to 4294967297"]),
+        (lambda: Dataset.from_arrays((X[:2], WIDE)), ["`y`", "offset"]),
+        (lambda: next(Reader(adapt(iter([(X[:2], WIDE)]))).read(0)), ["batch 0", "`y`", "from -3 to 1700000000000"]),
+        (lambda: next(Reader(adapt(by_items((WIDE, X[:2])))).read(0)), ["batch 0", "`x`", "int32"]),
+        (lambda: list(adapt(X).dataset.map(lambda x: WIDE)), ["`x`", "int32"]),
+    ],
+)
+def test_integers_that_would_wrap_around_are_refused(read, words):
+    with pytest.raises(ValueError) as caught:
+        read()
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_a_later_batch_of_integers_that_would_wrap_around_is_refused():
+    batches = [np.arange(2), np.arange(2), np.array([0, 2**31])]
+    with pytest.raises(ValueError, match=r"batch 2.*`x` must fit into int32.*from 0 to 2147483648"):
+        list(Reader(adapt(iter(batches)), group_size=4).read(0))
+
+
+@pytest.mark.parametrize("as_generator", [False, True])
+def test_wide_integers_whose_values_fit_are_narrowed(as_generator):
+    bounds = np.array([-2**31, 2**31 - 1]), np.array([0, 2**32 - 1], np.uint64), np.array([1e300, 1.0])
+    with np.errstate(over="ignore"):
+        batch = next(Reader(adapt(iter([bounds]) if as_generator else Dataset.from_arrays(bounds).batch(2))).read(0))
+    assert [leaf.dtype for leaf in batch.data] == [np.int32, np.uint32, np.float32]
+    assert [leaf[0].tolist() for leaf in batch.data[:2]] == [leaf.tolist() for leaf in bounds[:2]]
+
+
+def test_arrays_without_numbers_are_narrowed():
+    assert next(adapt(np.zeros((2, 0), np.int64)).read(0)).dtype == np.int32
+
+
+def test_integers_of_64_bits_stay_as_they_are_where_jax_has_them():
+    with jax.enable_x64(True):
+        assert next(adapt(WIDE).read(0)).tolist() == WIDE.tolist()
+        (group,) = Reader(adapt(iter([WIDE]))).read(0)
+        assert group.data[0].tolist() == WIDE.tolist()
+
+
+def test_arrays_are_looked_at_once_and_not_when_rows_are_read(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr("trainer.data.host_arrays.check_integers_fit", looked_at.append)
+    monkeypatch.setattr("trainer.data.batches.check_integers_fit", looked_at.append)
+    reader = Reader(adapt(np.arange(100), batch_size=4))
+    for epoch in range(3):
+        list(reader.read(epoch))
+    assert len(looked_at) == 1
+
+
+def test_batches_in_the_dtypes_of_jax_are_looked_at_once(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr("trainer.data.batches.check_integers_fit", looked_at.append)
+    list(Reader(adapt(iter([X, X, X])), group_size=3).read(0))
+    assert len(looked_at) == 1

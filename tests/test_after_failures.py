@@ -12,6 +12,7 @@ from flax import linen as nn
 
 import trainer
 from tests.networks import classification, logits_loss
+from trainer.interrupts import Interrupts
 
 
 def compiled(kind=trainer.Model, **options):
@@ -123,3 +124,23 @@ def test_steps_without_logs_are_not_queued_without_end():
     model = compiled(Silent)
     assert model.fit(x, y, epochs=2, verbose=0).history == {}
     assert model._phases["train"].empty_logs, "there is something to wait for"
+
+
+@pytest.mark.usefixtures("default_interrupts")
+def test_an_interrupt_while_the_handler_is_swapped_leaves_the_users_handler(monkeypatch):
+    swap = signal.signal
+
+    def interrupted(number, handler):
+        before = swap(number, handler)
+        signal.raise_signal(signal.SIGINT)
+        return before
+
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        monkeypatch.setattr(signal, "signal", interrupted)
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(signal, "signal", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Interrupts().__enter__()
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

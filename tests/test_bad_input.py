@@ -113,6 +113,22 @@ def fit_on_two_devices(loss):
     fit(np.arange(40.0).reshape(10, 4), compiled=made)
 
 
+class Joined(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(jnp.concatenate([x["age"], x["fare"]], -1))
+
+
+def squares(y_true, y_pred):
+    return ((jnp.asarray(y_true, jnp.float32).reshape(-1, 1) - y_pred) ** 2).reshape(len(y_true), -1)
+
+
+def predict_without_a_key():
+    made = model(Joined())
+    fit({"age": X, "fare": X}, compiled=made)
+    made.predict({"age": X, "fair": X}, verbose=0)
+
+
 def compile_in_another_scope():
     made = trainer.Model(nn.Dense(3))
     with mirrored(2).scope():
@@ -146,6 +162,17 @@ CASES = {
     "validation_data parts": (ValueError, ["validation_data", "4 parts"], lambda: fit(validation_data=(X, Y, Y, Y))),
     "validation_data rows": (ValueError, ["validation_data", "(9,)"], lambda: fit(validation_data=(X, Y[:9]))),
     "inputs of the module": (ValueError, ["module", "(8, 4)"], lambda: fit(x=[X, X])),
+    "inputs of rank one": (ValueError, ["`x`", "(10,)", "one number per row", "`x[:, None]`"], lambda: fit(x=X[:, 0])),
+    "inputs of rank one, as many as features": (
+        ValueError, ["`x`", "(8,)", "`x[:, None]`"],
+        lambda: fit(x=X[:8, 0], y=Y[:8], compiled=model([nn.Dense(4), nn.Dense(8)], loss="mse"))),
+    "inputs of rank one that the module cannot be initialized on": (
+        ValueError, ["`x`", "(10,)", "`x[:, None]`"],
+        lambda: model(nn.Conv(3, (2,))).predict(X[:, 0], verbose=0)),
+    "a dict of inputs of rank one": (
+        ValueError, ["`x['age']`", "`x['fare']`", "(10,)", "`x['age'][:, None]`"],
+        lambda: fit(x={"age": X[:, 0], "fare": X[:, 1]}, compiled=model(Joined()))),
+    "a missing key": (ValueError, ["`x`", "['fair']", "['fare']", "KeyError"], predict_without_a_key),
     "names of inputs": (ValueError, ["module", "'left'", "missing"],
                         lambda: fit(x={"left": X}, compiled=model(lambda left, right: left + right))),
     "inputs of named modules": (ValueError, ["sample_inputs", "(8, 4)"],
@@ -219,6 +246,12 @@ CASES = {
                              lambda: (m := model(), fit(compiled=m), m.evaluate(np.zeros((2, 5)), Y[:2], verbose=0))),
     "a loss that flattens rows": (ValueError, ["loss", "rows=10", "(30,)"], lambda: fit(
         y=np.zeros((10, 3)), compiled=model(loss=lambda y, y_pred: ((y - y_pred) ** 2).reshape(-1)))),
+    "outputs without rows": (
+        ValueError, ["outputs", "10 rows", "(1, 3)"],
+        lambda: fit(compiled=model([nn.Dense(3), lambda x: x.mean(0, keepdims=True)], loss=squares))),
+    "outputs without rows, to evaluate": (
+        ValueError, ["outputs", "10 rows", "(1, 3)"],
+        lambda: model([nn.Dense(3), lambda x: x.mean(0, keepdims=True)], loss=squares).evaluate(X, Y, verbose=0)),
     "outputs that flatten rows": (ValueError, ["outputs", "10 rows", "(20, 2)"],
                                   lambda: trainer.Model(lambda x: x.reshape(-1, 2)).predict(X, verbose=0)),
     "a shape for a sample": (ValueError, ["rows", "scalar"], lambda: model().build((None, 4))),
@@ -306,6 +339,23 @@ def test_bad_data_is_refused_before_the_train_step_compiles(name):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert not compiled
+
+
+@pytest.mark.parametrize("rows", [1, 8, 10])
+def test_tokens_of_rank_one_are_taken_as_they_are(rows):
+    assert np.isfinite(fit(x=Y[:rows], y=Y[:rows], compiled=model([nn.Embed(5, 4), nn.Dense(3)])).history["loss"]).all()
+
+
+def test_a_step_of_ones_own_may_give_the_module_other_inputs_than_those_of_rank_one():
+    class FromLabels(trainer.Model):
+        def train_step(self, state, batch):
+            labels = trainer.unpack_x_y_sample_weight(batch)[0]
+            return {"size": self.apply(state.params, state, jax.nn.one_hot(labels, 4))[0].mean()}, state
+
+    made = FromLabels(nn.Conv(3, (2,)))
+    made.compile("sgd")
+    made.build(X)
+    assert np.isfinite(fit(Y, None, compiled=made).history["size"]).all()
 
 
 def test_a_pipeline_that_raises_names_the_batch_and_keeps_the_cause():

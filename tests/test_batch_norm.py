@@ -7,9 +7,12 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+import trainer
+from tests.networks import mirrored
 from tests.simulated_replicas import run_replicas
 from trainer import replica
 from trainer.modules import as_functional
+from trainer.paths import matches
 from trainer.replica import get_replica_context
 
 TOLERANCE = 5e-7
@@ -81,7 +84,7 @@ MODULES = [pytest.param(make, id=f"{name}-{kind}") for name, makes in CASES.item
            for make, kind in zip(makes, ("linen", "nnx"), strict=False)]
 
 
-def train(functional, batch, number, real_rows=None, policy="global"):
+def train(functional, batch, number, real_rows=None, policy="global", is_frozen=None):
     """Returns the outputs per row, and (gradients, state) of the mean over real rows, as a step computes them."""
     params, model_state, _ = functional.init(jax.random.key(0), batch)
 
@@ -91,7 +94,7 @@ def train(functional, batch, number, real_rows=None, policy="global"):
 
         def loss(params):
             outputs, new_state = functional.apply(params, model_state, batch, training=True, make_key=no_keys,
-                                                  batch_norm=policy)
+                                                  batch_norm=policy, is_frozen=is_frozen)
             rows = jnp.sum(jnp.square(outputs) * WEIGHTS, axis=(1, 2, 3)) * context.row_mask
             return rows.sum() * context.num_replicas_in_sync / context.global_rows, (outputs, new_state)
 
@@ -197,6 +200,107 @@ def test_a_frozen_layer_keeps_its_averages(make):
     functional = as_functional(make())
     params, model_state, _ = functional.init(jax.random.key(0), IMAGES)
     assert_close(functional.apply(params, model_state, IMAGES, training=True, make_key=no_keys)[1], model_state)
+
+
+@pytest.mark.parametrize("policy", ["global", "per_replica"])
+@pytest.mark.parametrize("make", MODULES)
+def test_with_frozen_parameters_a_layer_normalizes_by_its_averages_and_keeps_them(make, policy):
+    functional = as_functional(make())
+    _, before, _ = functional.init(jax.random.key(0), IMAGES)
+    outputs, (_, after) = train(functional, padded(5), 4, 5, policy, is_frozen=lambda path: True)
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    doubled = train(functional, 2 * padded(5), 4, 5, policy, is_frozen=lambda path: True)[0]
+    assert_close(doubled[:5], 2 * outputs[:5])  # of its averages, 0 and 1; of a batch's it would be the same as before
+
+
+@pytest.mark.parametrize(("arguments", "pattern", "is_kept"), [
+    ({}, "norm", True), ({}, "norm/scale", False), ({}, "norm/.*", True), ({}, "other", False),
+    ({"use_bias": False}, "scale", True), ({"use_bias": False}, "bias", False),
+    ({"use_bias": False, "use_scale": False}, "part", True), ({"use_bias": False, "use_scale": False}, "scale", False),
+])
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_a_layer_is_frozen_if_all_its_parameters_are_or_else_its_path(kind, arguments, pattern, is_kept):
+    class NNXNormed(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(0), **arguments)
+
+        def __call__(self, x):
+            return self.norm(x)
+
+    part = [nn.BatchNorm(name="norm", **arguments)] if kind == "linen" else NNXNormed()
+    functional = as_functional({"part": part, "head": [nn.Dense(1)]})
+    params, before, _ = functional.init(jax.random.key(0), {"part": IMAGES, "head": IMAGES})
+    _, after = functional.apply(params["part"], before, IMAGES, module="part", training=True, make_key=no_keys,
+                                is_frozen=lambda path: matches(pattern, path))
+    kept = [np.array_equal(*leaves) for leaves in zip(*map(jax.tree.leaves, (before, after)), strict=True)]
+    assert kept == [is_kept] * 2
+
+
+class LinenTransfer(nn.Module):
+    @nn.compact
+    def __call__(self, x, training):
+        x = nn.BatchNorm(use_running_average=not training, name="norm")(nn.Dense(4, name="encoder")(x))
+        return nn.Dense(1, name="head")(x)
+
+
+class NNXTransfer(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.encoder, self.head = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.norm(self.encoder(x)))
+
+
+STATISTICS = [np.array([1, 0, -1, 2], np.float32), np.array([4, 1, 0.25, 2], np.float32)]
+
+
+def transfer_model(module, replicas=1):
+    with mirrored(replicas).scope():
+        model = trainer.Model(module())
+    rows = np.random.default_rng(0).normal(1, 2, (16, 3)).astype(np.float32)
+    model.build(rows)
+    model.set_weights([np.zeros(4), np.linspace(-1, 1, 12).reshape(3, 4), np.zeros(1),
+                       np.linspace(1, -1, 4).reshape(4, 1), np.zeros(4), np.ones(4), *STATISTICS])
+
+    def fit(epochs=1):
+        return model.fit(rows, rows.sum(1, keepdims=True), batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+    def evaluate():
+        return model.evaluate(rows, rows.sum(1, keepdims=True), batch_size=8, verbose=0)
+
+    return model, fit, evaluate
+
+
+@pytest.mark.parametrize(("replicas", "compile_options"), [
+    (1, {}), (3, {"remat": True, "ema_decay": 0.9}), (2, {"batch_norm": "per_replica", "microbatches": 2}),
+    (1, {"precision": "mixed_bfloat16"}), (1, {"run_eagerly": True}),
+])
+@pytest.mark.parametrize("module", [LinenTransfer, NNXTransfer])
+def test_a_frozen_encoder_trains_as_in_keras(module, replicas, compile_options):
+    model, fit, _ = transfer_model(module, replicas)
+    model.compile(trainer.optimizers.SGD(0.01), "mse", freeze=["encoder", "norm"], **compile_options)
+    rtol = 0.02 if "precision" in compile_options else 1e-5
+    losses = fit(epochs=2).history["loss"]
+    # Of Keras 3.15 on JAX, with `trainable = False` set on both layers and BatchNorm of Flax's momentum and epsilon.
+    np.testing.assert_allclose(losses, [43.32493591308594, 28.944259643554688], rtol=rtol)
+    for leaf, given in zip(model.get_weights()[-2:], STATISTICS, strict=True):
+        np.testing.assert_array_equal(leaf, given)
+
+
+@pytest.mark.parametrize("module", [LinenTransfer, NNXTransfer])
+def test_a_model_that_is_not_trainable_fits_what_it_evaluates_until_it_is_thawed(module):
+    model, fit, evaluate = transfer_model(module)
+    model.compile(trainer.optimizers.SGD(0.01), "mse")
+    for _ in range(2):
+        before = model.get_weights()
+        model.trainable = False
+        np.testing.assert_allclose(fit().history["loss"], evaluate()["loss"], rtol=1e-6)
+        jax.tree.map(np.testing.assert_array_equal, model.get_weights(), before)
+        model.trainable = True
+        assert fit().history["loss"][0] != pytest.approx(evaluate()["loss"], rel=1e-3)
+        assert not any(np.array_equal(*leaves) for leaves in zip(model.get_weights()[-2:], before[-2:], strict=True))
 
 
 @pytest.mark.parametrize("make", options(momentum=0.9))

@@ -39,6 +39,21 @@ WAYS = {
 }
 
 
+class Endless:
+    def __iter__(self):
+        while True:
+            yield x[:8], y[:8]
+
+
+@pytest.mark.parametrize("sample", [(x[:8], y[:8]), Dataset.from_arrays((x, y)).batch(8).repeat()])
+def test_an_epoch_of_few_steps_is_compiled_ahead_too(sample):
+    model = make_model()
+    model.compile_ahead(sample, epochs=1, steps_per_epoch=3)
+    with count_compilations() as compiled:
+        model.fit(Endless() if isinstance(sample, tuple) else sample, steps_per_epoch=3, verbose=0)
+    assert not compiled
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_fit_after_it_compiles_nothing_and_trains_alike(way):
     arguments, fit = WAYS[way]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -241,10 +245,10 @@ def test_bad_steps_and_values_are_refused(kind, text, call):
 
 
 def test_an_nnx_object_that_is_not_an_argument_cannot_be_changed():
-    net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    hidden = types.SimpleNamespace(away=types.SimpleNamespace(net=nnx.Linear(2, 1, rngs=nnx.Rngs(0))))
 
     def step(value):
-        net.bias[...] = value
+        hidden.away.net.bias[...] = value
         return value
 
     with pytest.raises(TypeError, match=r"`step` changes an NNX object.*Pass it as an argument"):
@@ -279,3 +283,146 @@ def test_a_train_step_that_keeps_an_array_is_refused():
     model.compile("sgd", "mse")
     with pytest.raises(TypeError, match=r"train_step` keeps a traced array in `self.last_loss`"):
         model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+
+
+outside = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+outsiders = {"critic": [outside]}
+
+
+def outputs(x):
+    return outside(x)
+
+
+@jax.jit
+def compiled_outputs(x):
+    return outside(x)
+
+
+def total(net, x):
+    return net(x).sum()
+
+
+class Evaluation:
+    def __init__(self, net):
+        self.net, self.unused = net, outside
+
+    def step(self, x):
+        return self.outputs(x).sum()
+
+    def outputs(self, x):
+        return self.net(x)
+
+    def step_of(self, net, x):
+        return net(x).sum()
+
+    __call__ = step
+
+
+def captures(net):
+    return lambda x: jax.value_and_grad(lambda x: net(x).sum())(x)[0]
+
+
+@pytest.mark.parametrize(("function", "name"), [
+    (captures(outside), "net"),
+    (lambda x: outside.kernel[...].sum(), "outside"),
+    (lambda x: outsiders["critic"][0](x), "outsiders"),
+    (lambda x: outputs(x).sum(), "outside"),
+    (lambda x: compiled_outputs(x).sum(), "outside"),
+    (lambda x: jax.lax.map(lambda row: outside(row).sum(), x), "outside"),
+    (jax.checkpoint(outputs), "outside"),
+    (Evaluation(outside).step, "self.net"),
+    (Evaluation(outside), "self.net"),
+    (functools.partial(total, outside), "args[0]"),
+    (outside, "self"),
+], ids=["closure", "global", "container", "helper", "compiled", "nested", "wrapped", "method", "callable", "partial",
+        "module"])
+def test_an_nnx_object_that_is_not_an_argument_cannot_be_read(function, name):
+    with pytest.raises(TypeError, match=rf"uses `{re.escape(name)}`, an NNX object \(Linear\).*Pass it as an argument"):
+        mirrored(1).run(function, args=(jnp.ones((3, 2)),))
+
+
+def test_nnx_objects_that_are_arguments_are_read_anew_in_each_call():
+    net, strategy, x = nnx.Linear(2, 1, rngs=nnx.Rngs(0)), mirrored(1), jnp.ones((3, 2))
+
+    def step(model, x):
+        return total(model, x) * net.out_features
+
+    def both_ways():
+        return [float(strategy.reduce("mean", strategy.run(function, args=(net, x))))
+                for function in (step, Evaluation(net).step_of)]
+
+    before = both_ways()
+    net.bias[...] += 2.0
+    np.testing.assert_allclose(both_ways(), np.add(before, 3 * 2.0), rtol=1e-5)
+
+
+def small_model():
+    model = trainer.Model(nn.Dense(1))
+    model.compile("sgd", "mse")
+    model.build(np.ones((4, 2), np.float32))
+    return model
+
+
+def test_the_state_of_a_model_is_an_argument_and_is_not_read_from_outside():
+    model, x = small_model(), jnp.ones((4, 2))
+
+    def score(x):
+        return model.apply(model.state.params, model.state, x)[0].sum()
+
+    for step in (score, lambda x: model(x), lambda x: x @ model.get_weights()[1]):
+        with pytest.raises(TypeError, match=r"reads the state of a model.*Pass `model.state` as an argument of `run`"):
+            mirrored(1).run(step, args=(x,))
+    model.state.replace(step=model.state.step)  # outside it can be read, also after an error inside
+
+
+def test_a_train_step_of_ones_own_may_read_another_models_state():
+    teacher = small_model()
+
+    class Student(trainer.Model):
+        def train_step(self, state, batch):
+            x, _, _ = trainer.unpack_x_y_sample_weight(batch)
+            return super().train_step(state, (x, teacher.apply(teacher.state.params, teacher.state, x)[0]))
+
+    model = Student(nn.Dense(1))
+    model.compile("sgd", "mse")
+    assert model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0).history["loss"]
+
+
+def test_a_state_that_is_assigned_inside_is_refused_and_the_model_keeps_its_own():
+    model = small_model()
+
+    def step(state, x):
+        model.state = state.replace(params=jax.tree.map(lambda leaf: 2 * leaf, state.params))
+        return x.sum()
+
+    before = model.get_weights()
+    with pytest.raises(TypeError, match=r"`state` was assigned.*Return the new state.*assign it outside"):
+        mirrored(1).run(step, args=(model.state, jnp.ones((4, 2))))
+    for kept_weight, weight in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(kept_weight, weight)
+
+
+def test_a_metric_that_is_updated_inside_is_named_and_works_again_once_reset():
+    metric = trainer.metrics.Mean()
+
+    def step(x):
+        metric.update_state(x)
+        return x.sum()
+
+    strategy, x = mirrored(1), jnp.ones(4)
+    with pytest.raises(TypeError, match=r"keeps a traced array in `metric\.\w+`.*Return the value"):
+        strategy.run(step, args=(x,))
+    metric.reset_state()
+    metric.update_state(strategy.gather(strategy.run(lambda x: 3 * x, args=(x,))))
+    assert float(metric.result()) == 3.0
+
+
+def test_a_value_kept_where_it_is_not_looked_for_is_told_from_a_host_value():
+    hidden = types.SimpleNamespace(away=types.SimpleNamespace(value=0.0))
+
+    def step(x):
+        hidden.away.value = hidden.away.value + x
+        return x
+
+    with pytest.raises(TypeError, match=r"`step` keeps a traced value in an object outside.*Return the value"):
+        mirrored(1).run(step, args=(jnp.ones(()),))

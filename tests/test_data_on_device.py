@@ -11,12 +11,14 @@ import pytest
 import trainer
 from tests.hlo import collectives
 from tests.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss, mirrored
-from trainer import feed
+from tests.test_compilation import count_compilations
+from trainer import feed, phase
 from trainer.data import Dataset, Group, HostArrays
 from trainer.data.arrays import aligned_empty, is_aligned
 from trainer.distribute import placed_arrays, placement, strategy
 
 ROWS, BATCH = 53, 8  # an uneven last batch of five rows
+PLACED = (64, 6)  # the shape of so many rows on a device
 
 
 def train(replicas=1, module=LinenMLP, steps_per_epoch=None, callbacks=None, under=None, **options):
@@ -126,11 +128,10 @@ def test_arrays_are_placed_once_for_all_fits_and_let_go_with_them(monkeypatch):
         model.fit(x, y, epochs=2, validation_data=(x[:8], y[:8]), verbose=0)
         model.fit(x[:], y[:], epochs=2, verbose=0)
     assert len(placed) == 2
-    shape = (ROWS, 6)
-    assert any(array.shape == shape for array in jax.live_arrays())
+    assert any(array.shape == PLACED for array in jax.live_arrays())
     del x
     gc.collect()
-    assert not any(array.shape == shape for array in jax.live_arrays())
+    assert not any(array.shape == PLACED for array in jax.live_arrays())
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
@@ -149,13 +150,13 @@ def test_arrays_that_were_written_to_are_placed_anew(monkeypatch, contiguous):
 
 def test_of_arrays_only_the_last_two_stay_placed():
     model, kept = compiled_mlp(2), []
-    for width in range(3):
-        x, y, _ = classification(ROWS + width)
+    for rows in (53, 65, 129):
+        x, y, _ = classification(rows)
         kept.append((x, y))
         model.fit(x, y, epochs=2, verbose=0)
     gc.collect()
-    rows = {array.shape[0] for array in jax.live_arrays() if array.shape[1:] == (6,)}
-    assert ROWS not in rows and {ROWS + 1, ROWS + 2} <= rows
+    placed = {array.shape[0] for array in jax.live_arrays() if array.shape[1:] == (6,)}
+    assert 64 not in placed and {128, 256} <= placed
 
 
 def test_checksums_tell_where_any_byte_differs():
@@ -178,11 +179,10 @@ def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
     history = model.fit(dataset, verbose=0)
     assert model.evaluate(dataset, verbose=0)["loss"] < history.history["loss"][0]
     assert len(placed) == 1
-    shape = (ROWS, 6)
-    assert any(array.shape == shape for array in jax.live_arrays())
+    assert any(array.shape == PLACED for array in jax.live_arrays())
     del dataset, x
     gc.collect()
-    assert not any(array.shape == shape for array in jax.live_arrays())
+    assert not any(array.shape == PLACED for array in jax.live_arrays())
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -202,7 +202,52 @@ def test_arrays_are_placed_in_the_dtypes_that_jax_gives_them():
     placed = mirrored(2).place_arrays(arrays)
     assert {name: leaf.dtype.name for name, leaf in placed.items()} == {
         "wide": "float32", "flags": "bool", "labels": "int32"}
-    assert arrays.nbytes == sum(leaf.nbytes for leaf in jax.tree.leaves(placed))
+    assert arrays.nbytes == sum(leaf[:3].nbytes for leaf in jax.tree.leaves(placed))
+
+
+def test_small_arrays_of_many_lengths_need_few_programs():
+    model, (x, y, _) = compiled_mlp(2), classification(64)
+    model.fit(x[:40], y[:40], batch_size=BATCH, epochs=2, verbose=0)
+    with count_compilations() as compiled:
+        model.fit(x[:48], y[:48], batch_size=BATCH, epochs=2, verbose=0)
+        model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    assert not compiled
+
+
+def test_large_arrays_are_placed_without_padding(monkeypatch):
+    monkeypatch.setattr(placement, "SMALL_BYTES", 1000)
+    x = np.ones((ROWS, 6), np.float32)
+    assert mirrored(2).place_arrays(HostArrays(x)).shape == x.shape
+
+
+def test_streamed_batches_of_any_size_are_stacked_as_elsewhere(monkeypatch):
+    x, y, _ = classification(ROWS)
+    weights = []
+    for on_device in (True, False):
+        model = compiled_mlp(data_on_device=on_device)
+        monkeypatch.setattr(phase, "FUSED_BYTES_OF_ARRAYS", 1)
+        model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        weights.append(model.get_weights())
+    # A stack of one has another program, which need not round alike.
+    rooms = {spec[1][0][0][0] for spec in model._phases["train"]._executables}
+    assert rooms == {2}
+    for placed, streamed in zip(*weights, strict=True):
+        np.testing.assert_array_equal(placed, streamed)
+
+
+def test_arrays_of_a_single_group_need_no_thread(monkeypatch):
+    model, (x, y, _) = compiled_mlp(), classification(16)
+    model.build(x)
+    monkeypatch.setattr(feed, "prefetch", lambda *arguments, **options: pytest.fail("nothing can be placed ahead"))
+    assert model.predict_on_batch(x).shape == (16, 3)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert model.evaluate(x, y, batch_size=BATCH, verbose=0)["loss"] > 0
+
+
+def test_the_devices_keep_few_numbers_of_batches():
+    batch = [np.zeros((1, 6), np.float32)]
+    assert feed._batches_at_once("train", 256, batch) == feed._BATCHES_AT_ONCE
+    assert feed._batches_at_once("train", 256, [np.zeros((2**14, 6), np.float32)]) == 256
 
 
 def test_gathering_from_whole_copies_needs_no_collective():

@@ -1,10 +1,13 @@
 """Which labels and predictions the losses accept, and what they say of those they refuse."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from trainer import losses
+from trainer.losses.base import FunctionLoss
 from trainer.losses.registry import CLASSES
 
 SPARSE = losses.SparseCategoricalCrossentropy
@@ -95,3 +98,52 @@ def test_functions_refuse_shapes_that_would_broadcast(cls):
     message = "must hold class indices" if cls.sparse_labels else "must have the same shape"
     with pytest.raises(ValueError, match=message):
         cls.function(np.zeros((8, 2), "int32"), np.zeros((8, 3)))
+
+
+LABELS, PROBABILITIES = np.array([[0], [1], [2]]), np.array([[0.25], [0.5], [0.75]], "float32")
+
+
+def crossentropy(y_true, y_pred):
+    return -y_true * jnp.log(y_pred) - (1 - y_true) * jnp.log(1 - y_pred)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int8", "int16", "int32", "int64"])
+def test_labels_do_not_wrap_around_in_a_function(dtype):
+    expected = FunctionLoss(crossentropy)(LABELS.astype("float32"), PROBABILITIES)
+    np.testing.assert_allclose(FunctionLoss(crossentropy)(LABELS.astype(dtype), PROBABILITIES), expected, rtol=1e-6)
+    assert float(FunctionLoss(lambda y_true, y_pred: y_true * 100)(LABELS.astype(dtype), PROBABILITIES)) == 100
+
+
+def test_labels_of_64_bits_keep_them_in_a_function():
+    seen = []
+    with jax.enable_x64(True):
+        for dtype in ("uint32", "int64", "uint64"):
+            labels = np.full((2, 1), 2**32 - 1, dtype)
+            FunctionLoss(lambda y_true, y_pred: seen.append(-y_true) or y_pred)(labels, PROBABILITIES[:2])
+    assert [(values.dtype, int(values[0, 0])) for values in seen] == [("int64", 1 - 2**32)] * 3
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64"])
+def test_class_indices_stay_integers_in_a_function(dtype):
+    logits = np.array([[1.0, 2.0, 3.0]] * 3, "float32")
+
+    def function(y_true, y_pred):
+        return optax.softmax_cross_entropy_with_integer_labels(y_pred, y_true[..., 0])
+
+    expected = SPARSE(from_logits=True)(LABELS, logits)
+    np.testing.assert_allclose(FunctionLoss(function)(LABELS.astype(dtype), logits), expected, rtol=1e-6)
+
+
+def test_yes_and_no_stay_so_in_a_function():
+    def function(y_true, y_pred):
+        return jnp.where(~y_true, y_pred, 0.0)
+
+    assert float(FunctionLoss(function, "sum")(LABELS > 0, PROBABILITIES)) == 0.25
+    with pytest.raises(TypeError, match="bool"):
+        FunctionLoss(crossentropy)(LABELS > 0, PROBABILITIES)
+
+
+def test_every_array_of_a_tree_of_labels_reaches_a_function_signed():
+    labels = {"a": LABELS.astype("uint8"), "b": LABELS.astype("float32")}
+    values = FunctionLoss(lambda y_true, y_pred: -y_true["a"] - y_true["b"] + 0 * y_pred, "sum")(labels, PROBABILITIES)
+    assert float(values) == -6

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
+import trainer
 from trainer import metrics
 
 
@@ -116,3 +118,41 @@ def test_a_function_whose_values_have_no_rows_is_refused():
     metric = metrics.MeanMetricWrapper(lambda y_true, y_pred: jnp.mean(jnp.abs(y_true - y_pred), axis=0))
     with pytest.raises(ValueError, match=r"must return values of shape \(rows, ...\) with rows=\(4,\)"):
         metric.update_state(np.zeros((4, 2)), np.zeros((4, 2)))
+
+
+def absolute_error(y_true, y_pred):
+    return jnp.mean(jnp.abs(y_true - y_pred), axis=-1)
+
+
+def mean_absolute_error(y_true, y_pred):
+    return jnp.mean(jnp.abs(y_true - y_pred))
+
+
+@pytest.mark.parametrize("function", [absolute_error, mean_absolute_error])
+@pytest.mark.parametrize(("true_shape", "pred_shape"), [((4,), (4, 1)), ((4, 1), (4,)), ((4, 1), (4, 1))])
+def test_labels_and_outputs_of_a_function_do_not_broadcast_over_rows(function, true_shape, pred_shape):
+    y_true, y_pred = np.arange(4.0).reshape(true_shape), np.array([0.0, 2.0, 4.0, 9.0]).reshape(pred_shape)
+    metric = metrics.get(function)
+    assert float(metric(y_true, y_pred)) == 9 / 4
+    assert type(metric).from_config(metric.get_config()).fn(y_true, y_pred).shape in ((), (4,))
+    assert metric.get_config()["fn"] is function
+
+
+@pytest.mark.parametrize("loss", [absolute_error, mean_absolute_error])
+def test_a_function_has_one_value_as_a_loss_and_as_a_metric_in_fit(loss):
+    model = trainer.Sequential([nn.Dense(1)])
+    model.compile("sgd", loss, metrics=[loss])
+    x, y = np.random.default_rng(0).normal(0, 9, (10, 3)).astype(np.float32), np.arange(10).astype(np.uint8)
+    history = model.fit(x, y, batch_size=4, verbose=0).history
+    np.testing.assert_allclose(history["loss"], history[loss.__name__], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int8"])
+def test_integers_do_not_wrap_around_in_a_function(dtype):
+    metric = metrics.MeanMetricWrapper(lambda y_true, y_pred, factor: y_true * 100 - factor * y_pred, factor=2)
+    assert float(metric(np.array([[1], [2]], dtype), np.array([[100], [100]], dtype))) == -50
+
+
+def test_scores_of_one_class_keep_their_axis():
+    metric = metrics.SparseTopKCategoricalAccuracy(k=1, from_sorted_ids=True)
+    assert float(metric(np.array([[0, 1], [1, 1]], "uint8"), np.array([[[0], [0]], [[1], [1]]], "int32"))) == 0.75

@@ -88,3 +88,20 @@ def test_a_module_may_return_fields(container):
     logs = model.evaluate(x, {"aux": x[:, 0] + 1, "main": x.sum(-1)}, verbose=0)
     assert logs == {"loss": 1.0, "main_loss": 0.0, "aux_loss": 1.0, "aux_mae": 1.0}
     assert jax.tree.map(np.shape, model.predict(x, verbose=0)) == container((4,), (4,))
+
+
+@pytest.mark.parametrize("shape", [(), (7,)])
+def test_an_output_that_no_loss_takes_needs_no_rows(shape):
+    class WithExtra(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return {"main": nn.Dense(1)(x), "extra": x.sum() * np.ones(shape, np.float32)}
+
+    class Penalized(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return super().compute_loss(x, y, y_pred, sample_weight) + y_pred["extra"].mean()
+
+    x = np.ones((4, 3), np.float32)
+    model = Penalized(WithExtra())
+    model.compile("sgd", {"main": "mse"}, metrics={"main": ["mae"]})
+    assert np.isfinite(model.fit(x, {"main": x[:, 0]}, verbose=0).history["loss"]).all()

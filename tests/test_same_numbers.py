@@ -76,6 +76,55 @@ def test_a_loss_that_returns_one_scalar_gives_one_devices_numbers():
     assert_same(fit(1), fit(4))
 
 
+class Plain(trainer.Model):
+    """A loss that is right for rows that all count."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return jnp.square(x - y_pred).mean()
+
+
+class ByCompiledLoss(trainer.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return super().compute_loss(x, x, y_pred, sample_weight)
+
+
+class ByRow(trainer.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        context = trainer.distribute.get_replica_context()
+        per_row = jnp.square(x - y_pred).mean(-1) * context.row_mask
+        return per_row.sum() * context.num_replicas_in_sync / context.global_rows
+
+
+def autoencoder(kind, replicas, **options):
+    with mirrored(replicas).scope():
+        model = kind(LinenMLP(classes=6), seed=3)
+        model.compile(optax.sgd(0.1), "mse", **options)
+    return model
+
+
+@pytest.mark.parametrize(("replicas", "options"), [(4, {}), (2, {"microbatches": 3})])
+@pytest.mark.parametrize("kind", [ByCompiledLoss, ByRow])
+def test_an_overridden_loss_that_leaves_padding_out_gives_one_devices_numbers(kind, replicas, options):
+    def fit(model):
+        x, _, _ = classification(13)
+        history = model.fit(x, x, batch_size=8, epochs=2, verbose=0).history
+        return model.get_weights(), history, model.evaluate(x, x, batch_size=8, verbose=0)
+
+    assert_same(fit(autoencoder(Plain, 1)), fit(autoencoder(kind, replicas, **options)))
+
+
+@pytest.mark.parametrize(("replicas", "options"), [(4, {}), (1, {"microbatches": 3}), (4, {"run_eagerly": True})])
+def test_an_overridden_loss_that_counts_padding_is_refused(replicas, options):
+    x, _, _ = classification(13)
+    model = autoencoder(Plain, replicas, **options)
+    with pytest.raises(ValueError, match=r"`compute_loss`.*pad.*super\(\).compute_loss.*row_mask"):
+        model.fit(x, x, verbose=0)
+    if "microbatches" not in options:
+        with pytest.raises(ValueError, match=r"`compute_loss`.*row_mask"):
+            model.evaluate(x, x, verbose=0)
+    model.fit(x[:12], x[:12], verbose=0)  # no row of these is padding
+
+
 class Recurrent(nn.Module):
     @nn.compact
     def __call__(self, x):

@@ -278,3 +278,12 @@ def test_arguments_that_cannot_be_meant_are_refused(arguments, error, message):
 
 def test_numpy_numbers_are_taken():
     assert (ValidateEvery(np.int64(3)).steps, ValidateEvery(minutes=np.float32(0.5)).minutes) == (3, 0.5)
+
+
+def test_a_generator_that_has_nothing_left_to_validate_on_is_an_error():
+    x, y, _ = classification(32)
+    callback = ValidateEvery(steps=1)
+    with pytest.raises(ValueError, match="The data ran out: the generator has no batch left after the 2 that were"):
+        make_model().fit(x, y, batch_size=8, validation_data=((x[:8], y[:8]) for _ in range(2)), validation_steps=1,
+                         validation_freq=[9], callbacks=[callback], verbose=0)
+    assert len(callback.history["val_loss"]) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer import checks, errors, paths
+from trainer import checks, errors, paths, side_effects
 from trainer.compile_options import CompileOptions
 from trainer.compiled_step import are_floats_debugged, copy_buffers, init_placed
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -71,6 +71,7 @@ class BuiltModel:
 
         Raises:
           RuntimeError: if the model is not built.
+          TypeError: in a function of `strategy.run`, which must be given the state as an argument.
         """
         state = self._require_built()
         self._state_is_lent = True
@@ -80,6 +81,10 @@ class BuiltModel:
     def state(self, value: TrainState) -> None:
         if not isinstance(value, TrainState):
             raise errors.wrong_type("state", value, "a TrainState, as `model.state` or a custom step returns it")
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+            raise TypeError("`state` was assigned in a function that is being compiled, where a state is no value yet. "
+                            "Return the new state from the step, and assign it outside: "
+                            "`model.state = strategy.run(step, ...)`.")
         structure: jax.tree_util.PyTreeDef = jax.tree.structure(self._require_built())
         if structure != jax.tree.structure(value):
             raise ValueError("`state` has another structure than the model's state. Change the present one with "
@@ -179,6 +184,8 @@ class BuiltModel:
         return jax.eval_shape(self._make_state, np.uint32(self._seed), inputs, self._functional.initial_values)
 
     def _require_built(self) -> TrainState:
+        side_effects.check_may_read("the state of a model",
+                                    "Pass `model.state` as an argument of `run`, and use that in the function.")
         if self._state is None:
             raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
         return self._state

@@ -1,4 +1,4 @@
-"""Checks of a run before its first step compiles: labels that fit the loss, probabilities where a loss expects them.
+"""Checks of a run before its first step compiles: inputs that fit the module, labels and outputs that fit the loss.
 
 Also of arguments that several methods take.
 """
@@ -13,12 +13,86 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer import errors, metrics
+from trainer import errors, metrics, replica
 from trainer.compiled_loss import CompiledLoss
 from trainer.compiled_metrics import CompiledMetrics
-from trainer.data import Source
+from trainer.data import Batch, Source, unpack_x_y_sample_weight
 from trainer.losses.base import BuiltinLoss, values_per_row
+from trainer.modules.base import FunctionalModule
 from trainer.outputs import match_arrays
+
+
+def check_inputs_of_rank_one(
+    module: FunctionalModule, sample_inputs: Callable[[Batch], Any], batch: Batch, rows: Batch, built_on: Any
+) -> None:
+    """Raises ValueError if some inputs have one number per row, and the module takes the rows for features.
+
+    Parameters are then made for one number of rows, and fit no other. A module that takes any number of rows may have
+    such inputs: tokens, for example.
+
+    Args:
+      module: the module.
+      sample_inputs: returns what the module takes, from a batch.
+      batch: a batch.
+      rows: its first rows, on which the module is initialized.
+      built_on: the inputs that it was initialized on, if it was.
+    """
+    x = unpack_x_y_sample_weight(batch)[0]
+    flat = [f"x{jax.tree_util.keystr(path)}" for path, leaf in jax.tree_util.tree_leaves_with_path(x) if leaf.ndim == 1]
+    # Only the user's own step knows what named modules are given, and one that was built on inputs of another kind.
+    if not flat or module.names or (built_on is not None and _ranks(built_on) != _ranks(sample_inputs(rows))):
+        return
+
+    def outputs_of_twice_the_rows() -> Any:
+        key = jax.random.key(0)
+        twice = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), rows)
+        params, model_state, _ = module.init(key, sample_inputs(rows), module.initial_values)
+        with replica.enter(replica.ReplicaContext(rows=jax.tree.leaves(twice)[0].shape[0])):
+            return module.apply(
+                params, model_state, sample_inputs(twice), training=False, make_key=lambda stream: key)[0]
+
+    try:
+        jax.eval_shape(outputs_of_twice_the_rows)
+    except Exception as error:
+        names, fixes = (", ".join(f"`{name}{suffix}`" for name in flat) for suffix in ("", "[:, None]"))
+        raise ValueError(
+            f"The module cannot take such `x`: a batch is {errors.describe(x)}, with one number per row in {names}. "
+            f"Pass {fixes} if the module takes features, or it takes the rows for them. It raised "
+            f"{type(error).__name__}: {error}") from error
+
+
+def _ranks(inputs: Any) -> list[tuple[str, int]]:
+    return [(jax.tree_util.keystr(path), len(leaf.shape))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(inputs)]
+
+
+def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
+    """Raises ValueError from `error` if inputs have other keys, or rows of another shape, than a model was built on."""
+    received, built = ([
+        f"{jax.tree_util.keystr(path)} {leaf.shape[1:]}".strip()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)] for tree in (inputs, built_on))
+    if received != built:
+        raise ValueError(
+            f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
+            f"{', '.join(built)}, and cannot take others: {type(error).__name__}: {error}") from error
+
+
+def loss_of_real_rows(compute_loss: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns `compute_loss(*arguments)` inside of a step.
+
+    Raises:
+      ValueError: if some rows are padding, and `compute_loss` did not ask which: it counts them.
+    """
+    context = replica.get_replica_context()
+    reads = context.mask_reads
+    loss = compute_loss(*arguments)
+    if context.is_padded and context.mask_reads == reads:
+        raise ValueError(
+            "The overridden `compute_loss` counts rows that only pad a batch, whose rows do not divide by the replicas "
+            "(or microbatches). Compile with a loss and return `super().compute_loss(...)`, with other arguments where "
+            "needed, or sum one value per row times `get_replica_context().row_mask`, and multiply by "
+            "`num_replicas_in_sync / global_rows` of this context.")
+    return loss
 
 
 def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
@@ -46,14 +120,28 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
                 "0, or give `ignore_class`.")
 
 
-def need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
-    """Returns whether one of the checks below has to look at the model's outputs.
+def check_outputs(
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, is_split: bool, compute: Callable[[], Any]
+) -> None:
+    """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be.
 
     Args:
       compiled_loss: the losses, matched to the model's outputs.
       compiled_metrics: the metrics, likewise.
+      y: targets of some rows.
       is_split: whether rows of a batch count apart: in replicas, in microbatches, or with weights.
+      compute: returns the model's outputs for these rows; called if one of the checks has to look at them.
     """
+    if not _need_outputs(compiled_loss, compiled_metrics, is_split):
+        return
+    outputs = compute()
+    check_probabilities(compiled_loss, compiled_metrics, outputs)
+    if is_split:
+        check_means_over_rows(compiled_loss, y, outputs)
+    check_metrics(compiled_metrics, y, outputs)
+
+
+def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
     return (compiled_loss.expects_probabilities or (is_split and compiled_loss.has_custom)
             or any(_takes_probabilities(metric) or _is_custom_sum(metric) or _own_function(metric)
                    for metric in compiled_metrics.metrics))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from trainer import errors, losses
 from trainer.losses.base import BuiltinLoss, divide_sum, values_per_row, weighted_sum
-from trainer.outputs import match_arrays, match_choices, output_names
+from trainer.outputs import match_arrays, match_choices, output_names, without_rows
 from trainer.replica import get_replica_context
 
 
@@ -88,13 +88,14 @@ class CompiledLoss:
         mean over the replicas is the loss of the whole batch.
 
         Raises:
-          ValueError: if targets, weights and outputs do not fit each other, or there is no loss.
+          ValueError: if targets, weights and outputs do not fit each other, an output that has a loss has other rows
+            than the batch, or there is no loss.
         """
         if not self.is_given:
             raise ValueError("No loss to compute. Give one to `compile(loss=...)`, or override `compute_loss`.")
         if y is None:
             raise ValueError("The loss needs targets, but `y` was not given. Pass `fit(x, y)`, or batches `(x, y)`.")
-        outputs_list = jax.tree.leaves(outputs)
+        outputs_list, rows = jax.tree.leaves(outputs), get_replica_context().rows
         targets = match_arrays("y", y, outputs)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
         if not self.per_output:
@@ -106,6 +107,9 @@ class CompiledLoss:
                 continue
             if target is None:
                 raise ValueError(f"Output {entry.name!r} has a loss, but `y` has no targets for it.")
+            if rows is not None and output.shape[:1] not in ((), (rows,)):
+                # A loss of the user's own may broadcast it against the targets, and be of no row.
+                raise without_rows(output, rows, "Reshape it to (rows, ...), or override `compute_loss`.")
             values[entry.name] = _mean_over_replicas(entry.loss, target, output, weight)
         return values
 

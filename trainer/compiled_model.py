@@ -101,7 +101,8 @@ class CompiledModel(BuiltModel):
           ema_decay: the decay, such as 0.999, of a moving average of the weights, with which `evaluate` and `predict`
             then compute. As in Keras, the first update sets it.
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
-            regular expressions over whole segments of paths such as "encoder/Dense_0/kernel".
+            regular expressions over whole segments of paths such as "encoder/Dense_0/kernel". As in Keras, BatchNorm
+            with no other parameters normalizes by its running averages in training too, and does not move them.
           data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
             batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
             of a device's memory: each device holds all of them, or else its share of them if that fits. Each dataset
@@ -177,7 +178,7 @@ class CompiledModel(BuiltModel):
 
     @property
     def trainable(self) -> bool:
-        """Whether the default `train_step` updates parameters. Setting it compiles the train step anew."""
+        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles anew."""
         return self._trainable
 
     @trainable.setter
@@ -209,7 +210,15 @@ class CompiledModel(BuiltModel):
         """Returns this replica's share of the batch's loss, a scalar whose mean over replicas is the loss.
 
         Override it to add terms, or to compute a loss of one's own. It is called inside the step, on one replica's
-        rows.
+        rows. Some of them may be repeats that pad the last batch, which the losses of `compile` leave out:
+
+            return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
+
+        A mean of one's own is over the real rows of all replicas. Their numbers differ, so it is no mean of means:
+
+            context = trainer.distribute.get_replica_context()
+            per_row = jnp.square(x - y_pred).mean(-1) * context.row_mask
+            return per_row.sum() * context.num_replicas_in_sync / context.global_rows
         """
         return self._loss.total(self._loss.values(y, y_pred, sample_weight))
 
@@ -240,7 +249,8 @@ class CompiledModel(BuiltModel):
 
             def loss_and_outputs(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
                 y_pred, model_state = self.apply(params, state, x, training=True)
-                return self.compute_loss(x, y, y_pred, sample_weight), (y_pred, model_state)
+                loss = checks.loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+                return loss, (y_pred, model_state)
 
             gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
             (loss, (y_pred, model_state)), grads = gradient(state.params)
@@ -256,7 +266,7 @@ class CompiledModel(BuiltModel):
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
         y_pred, _ = self.apply(state.params, state, x, training=False)
-        loss = self.compute_loss(x, y, y_pred, sample_weight)
+        loss = checks.loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
         return {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
 
     def predict_step(self, state: TrainState, batch: Any) -> Any:
@@ -274,13 +284,14 @@ class CompiledModel(BuiltModel):
           state: what the model state, the seed and the step are taken from.
           x: the inputs.
           module: which module of a dict of modules.
-          training: whether dropout drops, and BatchNorm takes the batch's statistics.
+          training: whether dropout drops, and BatchNorm takes the batch's statistics, unless it is frozen.
         """
         names: dict[str, Any] = {} if module is None else {"module": module}
         options = self._options
         apply: Callable[..., Any] = functools.partial(
             self._functional.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
+            is_frozen=options.is_frozen if self.trainable else lambda path: True,
             make_key=lambda stream: self.make_rng(state, stream), **names)
         context = get_replica_context()
         # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
@@ -307,6 +318,9 @@ class CompiledModel(BuiltModel):
             raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
                              "to see what a step computes, with `disable_jit` or without.")
         is_new, is_trained = kind not in self._phases, "train" in self._phases
+        if is_new:
+            checks.check_inputs_of_rank_one(self._functional, self.sample_inputs, batch, first_rows(batch),
+                                            self._sample_spec if self.built else None)
         if self._options.eager and not self.built:
             self._build(batch)  # an eager step needs weights, and not only their shapes
         if self.built:
@@ -333,7 +347,7 @@ class CompiledModel(BuiltModel):
         try:
             self._phases[kind].prepare(state, batch)
         except Exception as error:
-            self._explain_other_inputs(batch, error)
+            checks.explain_other_inputs(self.sample_inputs(batch), self._sample_spec, error)
             raise
         return self._phases[kind]
 
@@ -410,25 +424,14 @@ class CompiledModel(BuiltModel):
         # Of named modules, only the user's own step knows which one gives the outputs.
         if is_split in self._outputs_checked or self._functional.names:
             return
-        if checks.need_outputs(self._loss, self._metrics, is_split):
 
-            def apply(state: TrainState) -> Any:
-                state = self.strategy.on_devices(state)
-                return self.apply(state.params, state, x)[0]
+        def apply(state: TrainState) -> Any:
+            state = self.strategy.on_devices(state)
+            return self.apply(state.params, state, x)[0]
 
-            outputs = run_once(apply, self._state, eager=self.run_eagerly)
-            checks.check_probabilities(self._loss, self._metrics, outputs)
-            if is_split:
-                checks.check_means_over_rows(self._loss, y, outputs)
-            checks.check_metrics(self._metrics, y, outputs)
+        checks.check_outputs(self._loss, self._metrics, y, is_split,
+                             lambda: run_once(apply, self._state, eager=self.run_eagerly))
         self._outputs_checked.add(is_split)
-
-    def _explain_other_inputs(self, batch: Any, error: Exception) -> None:
-        received = [leaf.shape[1:] for leaf in jax.tree.leaves(self.sample_inputs(batch))]
-        built = [leaf.shape[1:] for leaf in jax.tree.leaves(self._sample_spec)]
-        if received != built:
-            raise ValueError(f"`x` has rows of shape {', '.join(map(str, received))}, but the model was built on rows "
-                             f"of shape {', '.join(map(str, built))}, and cannot take others: {error}") from error
 
     def build_on(self, inputs: Any) -> None:
         before = self._sample_spec

@@ -24,6 +24,7 @@ from trainer.phase import CompiledPhase, on_host
 from trainer.timing import Timing
 
 _NUMBERS_AT_ONCE = 2**18
+_BATCHES_AT_ONCE = 2**13  # the devices keep the number of each, where callbacks have them run one by one
 
 
 class Trainee(Protocol):
@@ -122,8 +123,10 @@ class Feed:
                 self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
             return self.model.strategy.place_group(group, self.arrays)
 
-        if self.arrays is not None:
-            # Row numbers are placed in no time: a thread would only compete for the interpreter.
+        batches = None if self.reader.arrays is None else self.reader.num_batches
+        if self.arrays is not None or (batches is not None and batches <= self.reader.group_size):
+            # Row numbers are placed in no time, and of a single group nothing can be placed ahead: a thread would only
+            # compete for the interpreter.
             with contextlib.closing(self.reader.read(epoch, batch, self.numbers_of)) as groups:
                 yield map(place, groups)
             return
@@ -191,7 +194,8 @@ def _batches_at_once(kind: str, steps_per_execution: int, batch: list[np.ndarray
     """Returns of how many batches the row numbers are placed at once: it takes as long as many small steps."""
     if kind == "predict" or steps_per_execution == 1:  # an execution is of a whole group, or compiled for one batch
         return steps_per_execution
-    executions = _NUMBERS_AT_ONCE // (batch[0].shape[0] * steps_per_execution)
+    batches = min(_NUMBERS_AT_ONCE // batch[0].shape[0], _BATCHES_AT_ONCE)
+    executions = batches // steps_per_execution
     return max(executions, 1) * steps_per_execution
 
 

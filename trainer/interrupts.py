@@ -32,12 +32,21 @@ class Interrupts:
         # Python calls handlers in the main thread only, and only there may they be set.
         if threading.current_thread() is threading.main_thread() and callable(handler):
             self.deferred.handler = handler
-            signal.signal(signal.SIGINT, self.deferred.handle)
+            try:
+                with self.deferred:
+                    signal.signal(signal.SIGINT, self.deferred.handle)
+            except BaseException:
+                self._put_back()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        with self.deferred:
+            self._put_back()
+
+    def _put_back(self) -> None:
         # Somebody may have set another handler in the meantime, which is then theirs to keep.
         if self.deferred.handler is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
             signal.signal(signal.SIGINT, self.deferred.handler)

@@ -1,8 +1,8 @@
 """The only host loop: fit, evaluate and predict are phases of it.
 
 It does not wait for the step that it has just begun: logs stay on the device until somebody reads them, and batches are
-placed ahead, by a thread where that takes time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the memory
-of their batches and outputs.
+placed ahead, by a thread where that takes time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the
+memory of their batches and outputs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ def fit(
                     _run_epoch(model, train, callbacks, epoch, run.batch, run.running, run.trained)
                 logs = train.lazy_logs(run.running)
                 if test is not None and _is_due(epoch, validation_freq):
-                    test.reader.peek()  # a generator may have nothing left
                     run.validation_begins()
                     for name, value in _evaluate(model, test, callbacks, run.validated).items():
                         logs[f"val_{name}"] = value
@@ -125,6 +124,7 @@ def _evaluate(
     model: Trainee, feed: Feed, callbacks: CallbackList, reached: Reached | None = None
 ) -> dict[str, Any]:
     model.stop_evaluating = False
+    feed.reader.peek()  # a generator may have nothing left
     with feed.timing.measure("callbacks"):
         callbacks.on_test_begin()
     logs = feed.lazy_logs(_run_epoch(model, feed, callbacks, epoch=0, reached=reached))
@@ -214,7 +214,9 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
             starts = sorted({0, reader.num_batches - 1})
             groups = [next(reader.read(0, start, feed.numbers_of)) for start in starts]
         else:
-            buffer = GroupBuffer(feed.phase.steps_per_execution if is_sample else reader.room)
+            if is_sample:  # of what a pipeline yields, though it is an array
+                reader.group_size = feed.phase.steps_per_execution
+            buffer = GroupBuffer(reader.room)
             buffer.begin(reader.peek(), 0)
             groups = [buffer.take()]
         for group in groups:

@@ -146,7 +146,12 @@ class Model(ModelFiles):
         return history
 
     def compile_ahead(
-        self, sample: Any, batch_size: int | None = None, epochs: int | None = None, phases: Sequence[str] = ("train",)
+        self,
+        sample: Any,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        phases: Sequence[str] = ("train",),
+        steps_per_epoch: int | None = None,
     ) -> float:
         """Compiles the steps of a later `fit`, `evaluate` or `predict`, which then start at once; builds the model.
 
@@ -160,6 +165,8 @@ class Model(ModelFiles):
             on the devices, for which steps compile differently; see `data_on_device` of `compile`. `predict`, and
             `evaluate` outside of `fit`, read data once. None compiles for both.
           phases: which steps: "train", "test" and "predict".
+          steps_per_epoch: as it will be given to `fit`, or as `validation_steps` or `steps`: an epoch of few batches
+            compiles differently. Of a batch that stands for data with a length, that length.
 
         Returns:
           The seconds that it took.
@@ -171,6 +178,7 @@ class Model(ModelFiles):
           >>> model.compile_ahead((x, y), batch_size=64)  # doctest: +SKIP
         """
         checks.check_count("epochs", epochs, 1, optional=True)
+        checks.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
         phases = (phases,) if isinstance(phases, str) else phases
         if not isinstance(phases, (tuple, list)):
             raise errors.wrong_type("phases", phases, "a list of phases, such as ['train', 'test']")
@@ -193,8 +201,9 @@ class Model(ModelFiles):
             if source.is_one_shot:
                 raise ValueError("`sample` must be data that can be read anew. Received: a generator, whose first "
                                  "batches `fit` would miss. Pass a batch of it.")
-            # Of endless data any number of steps will do that fills a group.
-            with Reader(source, MAX_FUSED_STEPS if source.num_batches == math.inf else None) as reader:
+            # Of endless data any number of steps will do that fills a group, and a batch stands for so many.
+            many = MAX_FUSED_STEPS if source.num_batches == math.inf or is_sample else None
+            with Reader(source, steps_per_epoch or many) as reader:
                 once = is_sample or kind == "predict"
                 for passes in (1,) if once else (1, 2) if epochs is None else (epochs,):
                     loop.compile_ahead(self, kind, reader, passes, is_sample)

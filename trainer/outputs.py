@@ -42,6 +42,18 @@ def _children(container: Any) -> dict[Any, Any]:
     return {_key(path[0]): child for path, child in entries if path}
 
 
+def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
+    """Returns the error for outputs of which one does not have the batch's rows as its first axis.
+
+    Args:
+      outputs: one output, or a tree of them.
+      rows: how many rows the batch has, or this replica's part of it.
+      fix: what to do about it.
+    """
+    return ValueError("The outputs of the model must have the rows of the batch as their first axis. "
+                      f"Received: {errors.describe(outputs)} for {rows} rows. {fix}")
+
+
 def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = False) -> list[Any]:
     """Returns the leaf of `values` that belongs to each output, None where there is none.
 

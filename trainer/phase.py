@@ -20,6 +20,7 @@ from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup, to_devices
+from trainer.flops import repeated_flops
 from trainer.replica import ReplicaContext
 from trainer.timing import Timing
 
@@ -33,6 +34,12 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     """Returns what `CompiledPhase.begin_results` began, as floats, or numpy arrays where there are several values."""
     fetched = jax.device_get(values)
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
+
+
+def _flops_of(traced: Any) -> float | None:
+    """Returns the floating-point operations of a `jax.stages.Traced`; None if XLA does not know."""
+    flops = (traced.lower().cost_analysis() or {}).get("flops")
+    return None if flops is None else flops + repeated_flops(traced.jaxpr)
 
 
 def _power_of_two(most: float) -> int:
@@ -103,7 +110,7 @@ class CompiledPhase:
         self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
-        self._cost: Callable[[], Any] | None = None  # returns XLA's analysis of a step
+        self._cost: Callable[[], float | None] | None = None  # returns the floating-point operations of a step
         self._program: Callable[[], str] | None = None  # returns the text of a step
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
@@ -127,7 +134,7 @@ class CompiledPhase:
                 shapes, cost = self._one_step(state, group.data, group.mask), None
             else:
                 traced = compiled(self._one_step).trace(state, group.data, group.mask)
-                shapes, cost = traced.out_info, functools.cache(lambda: traced.lower().cost_analysis() or {})
+                shapes, cost = traced.out_info, functools.cache(lambda: _flops_of(traced))
                 self._program = self._program or (lambda: traced.lower().as_text())
             self._cost = self._cost or cost
             if self._state_shardings is None:
@@ -140,7 +147,7 @@ class CompiledPhase:
     @property
     def step_flops(self) -> float | None:
         """How many floating-point operations a replica has in one step; None if XLA does not know, or it is eager."""
-        return None if self._cost is None else self._cost().get("flops")
+        return None if self._cost is None else self._cost()
 
     def program(self) -> str | None:
         """Returns the text of the step for the first batch that `prepare` has seen, before XLA compiles it.
@@ -157,11 +164,11 @@ class CompiledPhase:
             self.log_names = tuple(jax.eval_shape(logs.results, empty))
             self._results = compiling(logs.results, _of_one_device(self.empty_logs))
 
-    def _affordable_steps(self, cost: Callable[[], Any] | None, stacked: Any) -> int:
+    def _affordable_steps(self, cost: Callable[[], float | None] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
         on_cpu = self._strategy.mesh.devices.flat[0].platform == "cpu"
         limits = _CPU_LIMITS if on_cpu else _ACCELERATOR_LIMITS
-        flops = cost().get("flops")
+        flops = cost()
         if flops is None or flops > limits.step_flops:
             return 1
         batch_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))
@@ -173,7 +180,8 @@ class CompiledPhase:
         if self._requested != "auto":
             return self.steps_per_execution
         batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
-        return min(self.steps_per_execution, _power_of_two(FUSED_BYTES_OF_ARRAYS / max(batch_bytes, 1)))
+        # Two at least of what is fused elsewhere: a step on its own may round differently.
+        return min(self.steps_per_execution, max(_power_of_two(FUSED_BYTES_OF_ARRAYS / max(batch_bytes, 1)), 2))
 
     def lowered(self, state: Any, batch: Any) -> Any:
         """Returns an execution of one step, lowered for compilation: a `jax.stages.Lowered`.

@@ -39,13 +39,26 @@ class ReplicaContext:
 
     Attributes:
       num_replicas_in_sync: how many replicas run this step together.
+      mask_reads: how often code has asked which rows are padding, so that code which did not can be told.
     """
 
     num_replicas_in_sync: int = 1
 
     def __init__(self, rows: int | None = None, row_mask: jax.Array | None = None):
         self.rows = rows
-        self.padding_mask = row_mask
+        self.mask_reads = 0
+        self._row_mask = row_mask
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some rows, of any replica, pad the batch."""
+        return self._row_mask is not None
+
+    @property
+    def padding_mask(self) -> jax.Array | None:
+        """`row_mask`, or None in a batch without padding, where nothing has to be left out."""
+        self.mask_reads += 1
+        return self._row_mask
 
     @property
     def replica_id_in_sync_group(self) -> int | jax.Array:
@@ -55,8 +68,9 @@ class ReplicaContext:
     @property
     def row_mask(self) -> jax.Array:
         """1.0 for this replica's real rows and 0.0 for rows that pad the last batch; float32, shape `(rows,)`."""
-        if self.padding_mask is not None:
-            return self.padding_mask
+        mask = self.padding_mask
+        if mask is not None:
+            return mask
         if self.rows is None:
             raise RuntimeError("`row_mask` is only known inside a step: read it in the function given to "
                                "`strategy.run`, or in `train_step`, `test_step`, `predict_step` or `compute_loss`.")
@@ -65,8 +79,8 @@ class ReplicaContext:
     @property
     def global_rows(self) -> int | jax.Array:
         """How many real rows the batch has over all replicas: an int, or a float32 scalar in a padded batch."""
-        if self.padding_mask is not None:
-            return self.sum(self.padding_mask.sum())
+        if self._row_mask is not None:  # no read of the mask: a number alone leaves no row out
+            return self.sum(self._row_mask.sum())
         if self.rows is None:
             raise RuntimeError("`global_rows` is only known inside a step.")
         return self.rows * self.num_replicas_in_sync

@@ -1,19 +1,31 @@
-"""What a compiled function must not do: keep a traced array in something that outlives it.
+"""What a compiled function must not do: keep a traced array in something that outlives it, or use what changes outside.
 
 A compiled function runs once, to be traced; later calls run the program only. An array that it appended to a list of
-the code around it is a placeholder, of which JAX complains long after, where it is used.
+the code around it is a placeholder, of which JAX complains long after, where it is used. An array that it read from
+the code around it is a constant of the program: what becomes of it later is not seen, in silence.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import inspect
+import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 _CONTAINERS = (list, tuple, set, dict)
+
+
+class _Tracing(threading.local):
+    function: Callable[..., Any] | None = None  # what `strategy.run` traces on this thread
+
+
+_tracing = _Tracing()
 
 
 @contextlib.contextmanager
@@ -27,41 +39,146 @@ def refused(function: Callable[..., Any]) -> Iterator[None]:
     yield
     new = [name for identity, name in _kept(function).items() if identity not in before]
     if new:
-        own = getattr(function, "__qualname__", type(function).__name__)
-        raise TypeError(f"`{own}` keeps a traced array in `{new[0]}`, which outlives the step. The function is "
-                        "compiled: it runs once, to be traced, and its side effects are not repeated. Return the value "
-                        "instead.")
+        raise TypeError(f"`{_name(function)}` keeps a traced array in `{new[0]}`, which outlives the step. The "
+                        "function is compiled: it runs once, to be traced, and its side effects are not repeated. "
+                        "Return the value instead.")
+
+
+@contextlib.contextmanager
+def given_its_state(function: Callable[..., Any]) -> Iterator[None]:
+    """Makes `check_may_read` refuse in the block, which traces `function`, whose arguments are all that may change."""
+    outer, _tracing.function = _tracing.function, function
+    try:
+        yield
+    finally:
+        _tracing.function = outer
+
+
+def check_may_read(what: str, fix: str) -> None:
+    """Raises TypeError while a function is traced that must be given what it reads.
+
+    Args:
+      what: what the caller is about to read, as a message names it.
+      fix: what to pass instead.
+    """
+    if _tracing.function is not None:
+        raise TypeError(f"`{_name(_tracing.function)}` reads {what} from outside. A function that runs on replicas "
+                        "is compiled, and what it does not get as an argument is a constant of the program: later "
+                        f"training would not be seen. {fix}")
+
+
+def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yields what the code of `function` uses from outside and `is_wanted`, with the name that it has there.
+
+    That is a captured or global variable, an item of a container in one, an attribute of one or of the method's own
+    object, and an argument that a `functools.partial` has. Functions that it uses are looked into, if they are of the
+    same file.
+    """
+    waiting, file = [_as_method(function)], _file(_as_method(function))
+    visited: set[Any] = set()
+    while waiting:
+        user = waiting.pop()
+        names = {name for code in _codes(user) for name in code.co_names}
+        for name, value in _seen(user):
+            items = [(name, value)]
+            if not is_wanted(value) and _has_state(value):
+                found = {each: inspect.getattr_static(value, each, None) for each in names}
+                items += [(f"{name}.{each}", types.MethodType(item, value) if inspect.isfunction(item) else item)
+                          for each, item in found.items()]
+            for path, item in items:
+                yield from ((path, each) for each in _within(item, is_wanted))
+                key = _plain(item), id(getattr(item, "__self__", item))  # a method is another object each time
+                if not is_wanted(item) and file is not None and _file(item) is file and key not in visited:
+                    visited.add(key)
+                    waiting.append(item)
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _kept(function: Any) -> dict[int, str]:
     """Returns the name under which each traced array is kept, by the array's identity."""
     kept: dict[int, str] = {}
-    for name, value in _seen(function):
+    for name, value in _seen(_as_method(function)):
         kept.update(dict.fromkeys(map(id, _tracers(value)), name))
-        if not (inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value)):
+        if _has_state(value):
             for attribute, item in list(getattr(value, "__dict__", {}).items()):
                 kept.update(dict.fromkeys(map(id, _tracers(item)), f"{name}.{attribute}"))
     return kept
 
 
+def _has_state(value: Any) -> bool:
+    """Returns whether a value's attributes are its own, and not those of a file, a class or a function."""
+    return not (inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value))
+
+
 def _seen(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the variables that a function sees from outside, by name."""
+    if isinstance(function, functools.partial):
+        yield from ((f"args[{index}]", value) for index, value in enumerate(function.args))
+        yield from function.keywords.items()
+        yield from _seen(function.func)
+        return
+    plain = _plain(function)
     if getattr(function, "__self__", None) is not None:
         yield "self", function.__self__
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
+    if plain is None:
         return
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+    if hasattr(plain, "__wrapped__"):
+        yield "__wrapped__", plain.__wrapped__
+    for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not assigned yet
             yield name, cell.cell_contents
-    for name in code.co_names:
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+    # Not `co_names` alone, which has the names of attributes too.
+    named = {each.argval for code in _codes(function) for each in dis.get_instructions(code)
+             if each.opname.endswith("_GLOBAL")}
+    for name in sorted(named & plain.__globals__.keys()):
+        yield name, plain.__globals__[name]
 
 
-def _tracers(value: Any, depth: int = 2) -> Iterator[Any]:
-    if isinstance(value, jax.core.Tracer):
+def _as_method(function: Any) -> Any:
+    """Returns the method that a call of `function` runs, where that is an object of one's own."""
+    call = inspect.getattr_static(type(function), "__call__", None)
+    return types.MethodType(call, function) if _plain(function) is None and inspect.isfunction(call) else function
+
+
+def _plain(function: Any) -> types.FunctionType | None:
+    """Returns the Python function in a method, a partial or a compiled function; None where there is none."""
+    if isinstance(function, functools.partial):
+        return _plain(function.func)
+    function = getattr(function, "__func__", function)
+    if not inspect.isfunction(function) and not inspect.isclass(function):
+        function = inspect.getattr_static(function, "__wrapped__", None)
+    return function if inspect.isfunction(function) else None
+
+
+def _file(function: Any) -> dict[str, Any] | None:
+    """Returns the globals of the file that a function is written in, also if a library wraps it."""
+    plain = _plain(function)
+    return None if plain is None else getattr(inspect.unwrap(plain), "__globals__", None)
+
+
+def _codes(function: Any) -> Iterator[types.CodeType]:
+    """Yields the code of a function, and of those that are defined in it."""
+    plain = _plain(function)
+    waiting = [] if plain is None else [plain.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting.extend(each for each in code.co_consts if inspect.iscode(each))
+        yield code
+
+
+def _tracers(value: Any) -> Iterator[Any]:
+    return _within(value, lambda item: isinstance(item, jax.core.Tracer))
+
+
+def _within(value: Any, is_wanted: Callable[[Any], bool], depth: int = 2) -> Iterator[Any]:
+    """Yields a value, or what containers in it hold, where it is wanted."""
+    if callable(getattr(type(value), "__jax_array__", None)):  # it stands for an array, as a metric's variables do
+        value = value.__jax_array__()
+    if is_wanted(value):
         yield value
     elif depth and isinstance(value, _CONTAINERS):
         for item in list(value.values() if isinstance(value, Mapping) else value):
-            yield from _tracers(item, depth - 1)
+            yield from _within(item, is_wanted, depth - 1)

@@ -20,6 +20,7 @@ from trainer import errors, replica, side_effects
 from trainer.data.resident import batch_at, stack_length
 from trainer.logs import MetricValue, RunningLogs, add_step, check_logs, merge_over_replicas
 from trainer.metrics import Metric, Sum
+from trainer.outputs import without_rows
 from trainer.precision import where_finite
 from trainer.replica import ReplicaContext
 from trainer.state import TrainState, check_same_structure
@@ -135,9 +136,7 @@ def predict_one_batch(
         outputs = _without_state(predict_step(context.open_state(state), batch))
         for leaf in jax.tree.leaves(outputs):
             if jnp.shape(leaf)[:1] != (rows,):
-                raise ValueError("The outputs of the model must have the rows of the batch as their first axis. "
-                                 f"Received: {errors.describe(outputs)} for {rows} rows. Reshape them to "
-                                 "(rows, ...), or override `predict_step`.")
+                raise without_rows(outputs, rows, "Reshape them to (rows, ...), or override `predict_step`.")
         return outputs
 
 

@@ -86,6 +86,27 @@ def as_arrays(tree: Any) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
+def check_integers_fit(tree: Any) -> None:
+    """Raises DataError where integers of `tree`, a tree of numpy arrays, would wrap around in their canonical dtype.
+
+    Looks at the values only of arrays that JAX would give 32 bits for 64.
+    """
+    for position, array in enumerate(jax.tree.leaves(tree)):
+        if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size:
+            continue
+        dtype = canonical_dtype(array.dtype)
+        if dtype.itemsize == array.dtype.itemsize:
+            continue
+        bounds, low, high = np.iinfo(dtype), int(array.min()), int(array.max())
+        if low < bounds.min or high > bounds.max:
+            name = leaf_names(tree)[position]
+            raise DataError(f"`{name}` must fit into {dtype}, the dtype that JAX gives to {array.dtype} unless "
+                            f"`jax_enable_x64` is set: {bounds.min} to {bounds.max}. Received: {describe(array)} with "
+                            f"values from {low} to {high}, which would wrap around. Subtract an offset, use "
+                            "`.astype(\"float32\")` where its 24 bits of precision will do, or set `jax_enable_x64` "
+                            "before the data are passed.")
+
+
 def check_rows(tree: Any) -> int:
     """Returns the number of rows that all leaves of `tree`, a tree of numpy arrays, agree on.
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import DataError, as_arrays, canonical_dtype, check_rows, leaf_names
+from trainer.data.arrays import DataError, as_arrays, canonical_dtype, check_integers_fit, check_rows, leaf_names
 from trainer.data.buffers import POOL
 from trainer.errors import describe
 
@@ -66,9 +66,11 @@ def as_batch(element: Any) -> Batch:
     Arrays that need no conversion are not copied, so the batch may share memory with the pipeline's.
 
     Raises:
-      DataError: a leaf cannot be used, the rows differ between leaves, or there are none.
+      DataError: a leaf cannot be used, integers would wrap around, the rows differ between leaves, or there are none.
     """
-    batch = jax.tree.map(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), as_arrays(element))
+    arrays = as_arrays(element)
+    check_integers_fit(arrays)
+    batch = jax.tree.map(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
     check_rows(batch)
     return batch
 

@@ -11,6 +11,8 @@ import numpy as np
 from trainer.data.arrays import DataError
 from trainer.errors import describe
 
+_SUM_TOLERANCE = 0.01  # of distributions whose numbers have 8 bits of precision
+
 
 class ClassWeights:
     """Turns labels into row weights.
@@ -41,16 +43,27 @@ class ClassWeights:
         """Returns the weight of each row; float32, shape `(rows,)`.
 
         Args:
-          y: labels of shape `(rows,)` or `(rows, 1)`, or one-hot rows of shape `(rows, classes)`; a numpy array.
+          y: labels of shape `(rows,)` or `(rows, 1)`; or of shape `(rows, classes)`, each row one-hot or another
+            distribution, such as a smoothed label, of which the likeliest class counts. A numpy array.
 
         Raises:
-          DataError: `y` is not one array of such a shape.
+          DataError: `y` is not one array of such a shape, or a row with several numbers is no distribution.
         """
         if not isinstance(y, np.ndarray):
             raise DataError(f"`class_weight` needs `y` to be a single array of labels. Received: {describe(y)}.")
         if y.ndim > 2:
             raise DataError("`class_weight` needs `y` of shape (rows,), (rows, 1) or (rows, classes). "
                             f"Received: {describe(y)}. Pass `sample_weight` instead.")
-        labels = y.argmax(axis=-1) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1)
+        labels = _likeliest_classes(y) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1)
         slots = np.searchsorted(self._labels, labels).clip(max=len(self._labels) - 1)
         return np.where(self._labels[slots] == labels, self._weights[slots], np.float32(1.0))
+
+
+def _likeliest_classes(y: np.ndarray) -> np.ndarray:
+    # The largest of several labels of one row, as in a sequence or with several classes at once, is no class.
+    is_distribution = (y.min(axis=-1) >= 0) & (abs(y.sum(axis=-1, dtype=np.float64) - 1) <= _SUM_TOLERANCE)
+    if not is_distribution.all():
+        raise DataError("`class_weight` needs one class for each row: with `y` of shape (rows, classes), rows that are "
+                        f"one-hot or add up to 1. Received: {describe(y)}, of which {np.sum(~is_distribution)} of "
+                        f"{len(y)} rows do not. Where rows hold several labels, pass `sample_weight` instead.")
+    return y.argmax(axis=-1)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import canonical_dtype, gather_rows
+from trainer.data.arrays import canonical_dtype, check_integers_fit, gather_rows
 from trainer.data.buffers import BufferPool
 
 
@@ -25,9 +25,13 @@ class HostArrays:
       tree: see above.
       rows: their first dimension.
       nbytes: how many bytes they take in the dtypes that JAX gives them.
+
+    Raises:
+      DataError: integers would wrap around in these dtypes. Looked at here, once, and not when rows are gathered.
     """
 
     def __init__(self, tree: Any):
+        check_integers_fit(tree)
         leaves = jax.tree.leaves(tree)
         self.tree = tree
         self.rows: int = leaves[0].shape[0]

@@ -15,6 +15,7 @@ from trainer.data.arrays import aligned_empty, canonical_dtype, is_aligned
 from trainer.data.batches import Mark
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
+SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too
 REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
 
 
@@ -149,13 +150,16 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
     Args:
       arrays: the arrays.
       sharding: where each goes.
-      multiple: what their rows are padded to a multiple of; the padding is never read.
+      multiple: what their rows are padded to a multiple of. Small arrays are padded if it is 1. Padding is never read.
     """
     devices: list[jax.Device] = list(sharding.device_set)
     on_cpu = devices[0].platform == "cpu"
+    # A power of two, so that arrays of many lengths, such as a replay buffer that grows, need few programs.
+    is_small = multiple == 1 and arrays.nbytes <= SMALL_BYTES
+    enough = 2 ** (arrays.rows - 1).bit_length() if is_small else arrays.rows
 
     def placed(array: np.ndarray) -> jax.Array:
-        rows, dtype = -(-array.shape[0] // multiple) * multiple, canonical_dtype(array.dtype)
+        rows, dtype = -(-enough // multiple) * multiple, canonical_dtype(array.dtype)
         # A CPU device would use aligned memory as it is, and several devices copy what is not once for each of them.
         jax_copies = not on_cpu or (len(devices) == 1 and not is_aligned(array))
         if jax_copies and (rows, dtype) == (array.shape[0], array.dtype):

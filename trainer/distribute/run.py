@@ -101,12 +101,19 @@ class ReplicaRunner:
             raise TypeError("Arguments of a function that runs on replicas are arrays, PerReplica values, state "
                             f"objects, or hashable constants. Received: a value of type {received}.") from None
         if program is None:
+            _check_captured(function, objects.values())
             program = self._programs[key] = self._make_program(function, treedef, object_structure, constants)
         try:
             state_outputs, split_outputs, new_object_values = program.execute(*dynamic)
         except nnx_errors.TraceContextError as error:
             raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
                             "only NNX objects among the arguments are updated.") from error
+        except jax.errors.UnexpectedTracerError as error:
+            raise TypeError(f"`{_name(function)}` keeps a traced value in an object outside of it, or uses one that a "
+                            "function kept there before. A function that runs on replicas is compiled: it runs once, "
+                            "to be traced, and what it keeps is no value. Return the value instead, and keep what "
+                            "`run` returns; give the object a value again, a metric by `reset_state()`. JAX says: "
+                            f"{error}") from error
         except jax.errors.JAXTypeError as error:
             raise TypeError(f"`{_name(function)}` turns a traced array into a Python value, with float(), int(), "
                             "bool(), `if` or numpy. A function that runs on replicas is compiled: use jax.numpy, "
@@ -133,7 +140,7 @@ class ReplicaRunner:
             remaining = iter(objects)
             arguments = [values[index] if index in values else next(remaining) for index in range(treedef.num_leaves)]
             args, kwargs = jax.tree.unflatten(treedef, arguments)
-            with replica.enter(context), side_effects.refused(function):
+            with replica.enter(context), side_effects.given_its_state(function), side_effects.refused(function):
                 returned = function(*args, **kwargs)
             leaves, structure = jax.tree.flatten(returned, is_leaf=_is_state)
             origins = [_origin(leaf, mirrored) if _is_state(leaf) else None for leaf in leaves]
@@ -171,6 +178,21 @@ def _split(objects: Collection[Any]) -> tuple[Any, Any]:
     from trainer.distribute.nnx_objects import split_objects
 
     return split_objects(objects)
+
+
+def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> None:
+    """Raises TypeError if a function uses NNX objects from outside, whose values would be constants of the program.
+
+    An object that is an argument too is one that the caller knows to be needed, often under the same name.
+    """
+    known = set(map(id, given))
+    for name, value in side_effects.captured(function, is_nnx_object):
+        if id(value) not in known and jax.tree.leaves(_split([value])[1]):
+            raise TypeError(f"`{_name(function)}` uses `{name}`, an NNX object ({type(value).__name__}), from outside. "
+                            "A function that runs on replicas is compiled, and an object that is not among its "
+                            "arguments is a constant of the program: later training would not be seen. Pass it as an "
+                            "argument of `run`: NNX objects among the arguments are read anew in each call, and "
+                            "updated.")
 
 
 def _rows(values: Mapping[int, PerReplica]) -> tuple[int | None, jax.Array | None]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from trainer.losses.shapes import as_arrays, check_arrays, check_same_shape, match_ranks
+from trainer.losses.shapes import as_arguments, as_arrays, as_signed, check_arrays, check_same_shape, match_ranks
 
 #: Keras's epsilon: how near to 0 and 1 a probability may be, and what replaces a divisor of 0.
 EPSILON = 1e-7
@@ -141,9 +141,9 @@ class Loss:
     1.0
     """
 
-    #: Whether `y_true` holds class indices, which keep their integer dtype.
+    #: Whether `y_true` holds class indices, which stay integers.
     sparse_labels: ClassVar[bool] = False
-    #: Whether `call` gets labels as floats, as in Keras; otherwise with their own dtype.
+    #: Whether `call` gets labels as floats, as in Keras; otherwise as they are, but integers as int32 or wider.
     casts_labels: ClassVar[bool] = True
 
     def __init__(self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: Any = None):
@@ -197,7 +197,8 @@ class Loss:
           ValueError: where `validate` finds that the shapes or dtypes cannot work.
         """
         compute_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        y_true = as_arrays(y_true, compute_dtype if self.casts_labels and not self.sparse_labels else None)
+        casts_labels = self.casts_labels and not self.sparse_labels
+        y_true = as_arrays(y_true, compute_dtype) if casts_labels else as_signed(as_arrays(y_true))
         y_pred = as_arrays(y_pred, compute_dtype)
         self.validate(y_true, y_pred)
         return jnp.asarray(self.call(y_true, y_pred), self.dtype)
@@ -251,8 +252,9 @@ def values_per_row(function: Callable[..., Any], y_true: Any, y_pred: Any, **arg
 class FunctionLoss(Loss):
     """A user's function `(y_true, y_pred) -> values` as a `Loss`.
 
-    Predictions reach it as floats, labels with their own dtype, so that optax's losses of integer labels work. Where
-    both are single arrays, their ranks are matched as Keras does.
+    Predictions reach it as floats. Integer labels stay integers, so that optax's losses of class indices work, but as
+    int32, in which arithmetic does not wrap around as in uint8; bools stay bools. Where both are single arrays, their
+    ranks are matched as Keras does.
 
     Args:
       function: returns one value per sample, rows first, or a scalar.
@@ -274,9 +276,7 @@ class FunctionLoss(Loss):
         self.function = function
 
     def call(self, y_true: Any, y_pred: Any) -> jax.Array:
-        if isinstance(y_true, jax.Array) and isinstance(y_pred, jax.Array):
-            y_true, y_pred = match_ranks(y_true, y_pred)
-        return self.function(y_true, y_pred)
+        return self.function(*as_arguments(y_true, y_pred))
 
     def get_config(self) -> dict[str, Any]:
         return {"function": self.function, **super().get_config()}

@@ -35,6 +35,41 @@ def as_float(values: Any) -> jax.Array:
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
+def as_signed(values: Any) -> Any:
+    """Returns `values` with integers as int32, or as int64 where JAX has it and their dtype needs or is it.
+
+    Labels are often uint8, in which `1 - label` and `-label` wrap around in silence. Class indices stay integers. Bools
+    stay bools, for `jnp.where` and `~`: to negate or subtract them is an error in JAX, not a wrong number.
+
+    Args:
+      values: an array, or a tree of arrays.
+
+    >>> (1 - as_signed(jnp.array([0, 2], "uint8"))).tolist()
+    [1, -1]
+    """
+    def signed(leaf: jax.Array) -> jax.Array:
+        dtype = leaf.dtype
+        if not jnp.issubdtype(dtype, jnp.integer):
+            return leaf
+        is_wide = dtype.itemsize == 8 or dtype == jnp.uint32
+        return leaf.astype(jax.dtypes.canonicalize_dtype("int64") if is_wide else "int32")
+
+    return jax.tree.map(signed, values)
+
+
+def as_arguments(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Returns labels and predictions as a user's function of both gets them: signed, and their ranks matched.
+
+    Args:
+      y_true: labels; see `as_arrays`.
+      y_pred: predictions, likewise. Ranks are matched where both are single arrays.
+    """
+    y_true, y_pred = as_signed(as_arrays(y_true)), as_signed(as_arrays(y_pred))
+    if isinstance(y_true, jax.Array) and isinstance(y_pred, jax.Array):
+        return match_ranks(y_true, y_pred)
+    return y_true, y_pred
+
+
 def matched_shapes(true_shape: Shape, pred_shape: Shape) -> tuple[Shape, Shape]:
     """Returns the shapes of labels and predictions once a last axis of size 1 is added or removed, as Keras does.
 

@@ -177,6 +177,7 @@ class IndexAccuracy(MeanMetricWrapper):
     """What the accuracies of class indices share: their check of shapes."""
 
     direction = "max"
+    matches_arguments = False  # a last axis of size 1 is that of classes
 
     def validate(self, y_true: Any, y_pred: Any) -> None:
         if not y_pred.shape:

@@ -6,16 +6,17 @@ accumulators of parts of the data add up to those of the whole.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from trainer.losses import Loss
 from trainer.losses.base import values_per_row
-from trainer.losses.shapes import as_arrays, as_float
+from trainer.losses.shapes import as_arguments, as_arrays, as_float
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 
@@ -100,6 +101,9 @@ class Mean(WeightedMean):
 class MeanMetricWrapper(WeightedMean):
     """The mean of a function of labels and predictions.
 
+    As in a loss, these reach the function with their ranks matched, so that labels of shape `(n,)` and predictions of
+    `(n, 1)` do not broadcast to `(n, n)`, and integers as int32 or wider.
+
     Args:
       fn: a function of `(y_true, y_pred, **kwargs)` that returns one value per row, or several: `(n, ...)`. One that
         returns the mean over the rows is called with each row as a batch of its own.
@@ -113,10 +117,18 @@ class MeanMetricWrapper(WeightedMean):
     1.0
     """
 
+    #: Whether labels and predictions are brought to matching ranks and signed integers before the function gets them.
+    matches_arguments: ClassVar[bool] = True
+
     def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: Any = None, **kwargs: Any):
         super().__init__(name, dtype)
-        self.fn = fn
+        self._function = fn
         self.fn_kwargs = kwargs
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The function as it is called: with labels and predictions as they come."""
+        return functools.partial(_call_matched, self._function) if self.matches_arguments else self._function
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the function's values.
@@ -141,7 +153,12 @@ class MeanMetricWrapper(WeightedMean):
         self.add_values(values, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self.fn_kwargs}
+        config = {**super().get_config(), **self.fn_kwargs}
+        return {**config, "fn": self._function} if "fn" in config else config
+
+
+def _call_matched(function: Callable[..., Any], y_true: Any, y_pred: Any, **arguments: Any) -> Any:
+    return function(*as_arguments(y_true, y_pred), **arguments)
 
 
 class LossMetric(WeightedMean):

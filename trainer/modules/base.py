@@ -18,6 +18,9 @@ from trainer.modules.summary import LayerRow
 MakeKey = Callable[[str], jax.Array]
 """Gives the PRNG key of a random stream in this step on this replica."""
 
+IsFrozen = Callable[[str], bool]
+"""Tells by its path, such as "encoder/Dense_0/kernel", whether a parameter stays as it is."""
+
 FLAGS = {"training": True, "train": True, "is_training": True, "deterministic": False, "use_running_average": False}
 """The parameter names that tell a module whether it is being trained, with the value that each has in training."""
 
@@ -58,7 +61,8 @@ class FunctionalModule(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """Returns the outputs and the new state.
 
         Args:
@@ -72,6 +76,8 @@ class FunctionalModule(abc.ABC):
           remat: in training, whether gradients are computed with less memory and a second forward pass; see `remat.py`
             for which layers. Outputs, state and gradients are the same.
           compute_dtype: the dtype of layers that have none of their own; None to leave it to the values they meet.
+          is_frozen: which parameters stay as they are. BatchNorm layers with no others normalize by their running
+            averages in training too, and leave them as they are. None if all parameters are trained.
 
         Returns:
           `(outputs, model_state)`; when not training, the state is the one that was given.

@@ -1,8 +1,8 @@
 """Batch normalization over the real rows of the whole global batch.
 
-Owns the statistics, and how they get into Linen's layers; `nnx_batch_norm.py` has NNX's. One replica and many take the
-same path, so that the layer computes the same numbers on any number of devices. The layers' own `axis_name` is ignored:
-the replica context knows which replicas there are. It must not know NNX.
+Owns the statistics, which layers take them, and how they get into Linen's layers; `nnx_batch_norm.py` has NNX's. One
+replica and many take the same path, so that the layer computes the same numbers on any number of devices. The layers'
+own `axis_name` is ignored: the replica context knows which replicas there are. It must not know NNX.
 
 Statistics follow Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, as Flax computes them.
 """
@@ -10,7 +10,7 @@ Statistics follow Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, as Flax c
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.errors import unknown_name
+from trainer.modules.base import IsFrozen
 from trainer.replica import get_replica_context
 
 STATISTICS_NAME = "batch_statistics"
@@ -93,6 +94,20 @@ def _counted(x: jax.Array, features: set[int], mask: jax.Array | None, policy: s
     return counted if mask is None else counted & mask
 
 
+def is_layer_frozen(path: str, params: Iterable[str], is_frozen: IsFrozen | None) -> bool:
+    """Returns whether a layer is frozen: all of its parameters are; without parameters, whatever has its path would be.
+
+    Args:
+      path: the path of the layer, such as "encoder/BatchNorm_0".
+      params: the paths of its parameters.
+      is_frozen: which parameters are frozen; None if none is.
+
+    >>> is_layer_frozen("norm", ["norm/bias", "norm/scale"], lambda path: path.endswith("bias"))
+    False
+    """
+    return is_frozen is not None and all(map(is_frozen, list(params) or [path]))
+
+
 def is_linen_batch_norm(context: nn.module.InterceptorContext) -> bool:
     """Returns whether a Linen interceptor sees the call that normalizes, also when a subclass makes it."""
     return getattr(context.orig_method, "func", None) is _LINEN_CALL
@@ -115,17 +130,22 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
     running: dict[str, jax.Array] = {name: layer.get_variable("batch_stats", name) for name in ("mean", "var")}
     layer.put_variable("batch_stats", "mean", mean)
     layer.put_variable("batch_stats", "var", var)
+    outputs = call_with_running_averages(layer, call, x)
+    layer.put_variable("batch_stats", "mean", moved_average(running["mean"], mean, layer.momentum))
+    layer.put_variable("batch_stats", "var", moved_average(running["var"], var, layer.momentum))
+    return outputs
+
+
+def call_with_running_averages(layer: nn.BatchNorm, call: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    """Normalizes `x` by the running averages of a bound layer, whatever its flags say; `call` is its `__call__`."""
     # The flag goes by the attribute, as Flax refuses it as an argument if the attribute is set. This is the clone that
     # Flax bound for this call, never the user's object.
     given = layer.use_running_average
     object.__setattr__(layer, "use_running_average", True)
     try:
-        outputs = call(x)
+        return call(x)
     finally:
         object.__setattr__(layer, "use_running_average", given)
-    layer.put_variable("batch_stats", "mean", moved_average(running["mean"], mean, layer.momentum))
-    layer.put_variable("batch_stats", "var", moved_average(running["var"], var, layer.momentum))
-    return outputs
 
 
 def moved_average(average: jax.Array, value: jax.Array, momentum: float) -> jax.Array:

@@ -18,11 +18,17 @@ from flax import linen as nn
 from flax.core import DenyList, unfreeze
 from flax.errors import InvalidRngError
 
-from trainer.modules.base import FLAGS, FunctionalModule, MakeKey, call_arguments, key_for
-from trainer.modules.batch_norm import call_linen_batch_norm, is_linen_batch_norm
+from trainer.modules.base import FLAGS, FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
+from trainer.modules.batch_norm import (
+    call_linen_batch_norm,
+    call_with_running_averages,
+    is_layer_frozen,
+    is_linen_batch_norm,
+)
 from trainer.modules.compute_dtype import call_linen_layer
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
+from trainer.paths import SEPARATOR, named_leaves
 
 _NESTED_FLAGS = ("deterministic", "use_running_average")
 
@@ -33,6 +39,9 @@ class LinenFunctional(FunctionalModule):
     The collection "params" is the parameters. Each other collection that `init` creates is state, except for
     "intermediates" and those whose structure changes when the module is applied, as `sow` makes it. State keeps the
     dtypes that it is created in, as float32 averages do of float64 data.
+
+    What `nn.jit` has traced before, in the same process, stays as it was traced: it does not see other options of
+    `apply`, such as `is_frozen`.
 
     Args:
       module: an unbound Linen module.
@@ -56,13 +65,14 @@ class LinenFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class."""
         call = nn.apply(self._call(inputs, training), self._module, mutable=list(model_state))
         variables = {"params": params, **model_state}
 
         def outputs_and_updates(make_key: MakeKey) -> tuple[Any, Any]:
-            with nn.intercept_methods(_interceptor(training, batch_norm, compute_dtype)):
+            with nn.intercept_methods(_interceptor(training, batch_norm, compute_dtype, is_frozen)):
                 return _with_streams(self._streams[training],
                                      lambda streams: call(variables, rngs=_keys(streams, make_key)))
 
@@ -107,7 +117,8 @@ class LinenFunctional(FunctionalModule):
         return lambda module: module(*args, **kwargs)
 
 
-def _interceptor(training: bool, batch_norm: str, compute_dtype: Any = None) -> Callable[..., Any]:
+def _interceptor(training: bool, batch_norm: str, compute_dtype: Any = None,
+                 is_frozen: IsFrozen | None = None) -> Callable[..., Any]:
     def intercept(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         call = functools.partial(call_or_rematerialise, next_call, context)
         return call_linen_layer(context.module, call, args, kwargs, compute_dtype)
@@ -131,11 +142,19 @@ def _interceptor(training: bool, batch_norm: str, compute_dtype: Any = None) -> 
         if training and isinstance(module, nn.BatchNorm) and is_linen_batch_norm(context):
             given = bound.arguments.get("use_running_average")
             if not (module.use_running_average if given is None else given):
+                if _is_frozen(module, is_frozen):
+                    return call_with_running_averages(module, next_call, bound.arguments["x"])
                 return call_linen_batch_norm(module, next_call, bound.arguments["x"], bound.arguments.get("mask"),
                                              batch_norm)
         return next_call(*bound.args, **bound.kwargs)
 
     return intercept
+
+
+def _is_frozen(layer: nn.Module, is_frozen: IsFrozen | None) -> bool:
+    path = SEPARATOR.join(layer.path)
+    params = named_leaves(layer.variables.get("params", {}))
+    return is_layer_frozen(path, [SEPARATOR.join((*layer.path, name)) for name in params], is_frozen)
 
 
 def _rematerialised(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:

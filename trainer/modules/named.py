@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 from trainer.errors import describe, unknown_name, wrong_type
-from trainer.modules.base import FunctionalModule, MakeKey, key_for
+from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, key_for
 from trainer.modules.summary import LayerRow
+from trainer.paths import SEPARATOR
 
 
 class NamedFunctional(FunctionalModule):
@@ -68,7 +69,7 @@ class NamedFunctional(FunctionalModule):
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
-              module: str | None = None) -> tuple[Any, dict]:
+              is_frozen: IsFrozen | None = None, module: str | None = None) -> tuple[Any, dict]:
         """Returns one module's outputs, and the state of all modules.
 
         Args:
@@ -80,6 +81,7 @@ class NamedFunctional(FunctionalModule):
           batch_norm: as in the base class.
           remat: as in the base class.
           compute_dtype: as in the base class.
+          is_frozen: as in the base class; paths begin with the module's name.
           module: the name of the module to apply.
 
         Raises:
@@ -91,7 +93,8 @@ class NamedFunctional(FunctionalModule):
             raise unknown_name("module", module, self.parts)
         outputs, new_state = self.parts[module].apply(
             params, model_state[module], inputs, training=training, batch_norm=batch_norm, remat=remat,
-            compute_dtype=compute_dtype, make_key=lambda stream: make_key(f"{module}/{stream}"))
+            compute_dtype=compute_dtype, make_key=lambda stream: make_key(f"{module}/{stream}"),
+            is_frozen=is_frozen and (lambda path: is_frozen(SEPARATOR.join(filter(None, (module, path))))))
         return outputs, {**model_state, module: new_state} if training else model_state
 
     def absorb(self, params: dict, model_state: dict) -> None:

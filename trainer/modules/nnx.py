@@ -10,20 +10,31 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
-from trainer.modules.base import FunctionalModule, MakeKey, call_arguments, key_for
-from trainer.modules.nnx_batch_norm import replace_nnx_batch_norms, set_nnx_policy
+from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
+from trainer.modules.batch_norm import is_layer_frozen
+from trainer.modules.nnx_batch_norm import nnx_batch_norm_paths, replace_nnx_batch_norms, set_nnx_policy
 from trainer.modules.nnx_compute_dtype import set_nnx_compute_dtype
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
+from trainer.paths import SEPARATOR
 
 Path = tuple[Any, ...]
+
+
+class _Variant(NamedTuple):
+    """What the layers of a private clone are told; `frozen` has the paths of the BatchNorm layers that are."""
+
+    training: bool
+    batch_norm: str = "global"
+    compute_dtype: Any = None
+    frozen: frozenset[Path] = frozenset()
 
 
 class NNXFunctional(FunctionalModule):
@@ -47,8 +58,11 @@ class NNXFunctional(FunctionalModule):
         self._random = {path: value for path, value in variables.items() if isinstance(value, nnx.RngState)}
         self._param_paths = [path for path, value in variables.items() if isinstance(value, nnx.Param)]
         self._state_paths = [path for path in variables if path not in self._random and path not in self._param_paths]
+        self._params_of_batch_norms = {
+            layer: [_joined(path) for path in self._param_paths if path[:len(layer)] == layer]
+            for layer in nnx_batch_norm_paths(self._template)}
         self._rematerialisation = Rematerialisation()
-        self._graphdefs: dict[tuple[bool, str, Any], nnx.GraphDef] = {}
+        self._graphdefs: dict[_Variant, nnx.GraphDef] = {}
 
     @property
     def initial_values(self) -> tuple[dict, dict]:
@@ -62,12 +76,14 @@ class NNXFunctional(FunctionalModule):
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
-              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None) -> tuple[Any, dict]:
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class; a stream's name is its path, such as "dropout/rngs"."""
         remat = remat and training
+        variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
 
         def outputs_and_state(make_key: MakeKey) -> tuple[Any, dict]:
-            module = self._merge(params, model_state, training, make_key, batch_norm, compute_dtype)
+            module = self._merge(params, model_state, make_key, variant)
             if remat:
                 _hook_calls(module, _call_or_rematerialise)
             args, kwargs = call_arguments(module, inputs, training)
@@ -98,7 +114,7 @@ class NNXFunctional(FunctionalModule):
             return outputs
 
         def record(params: dict, model_state: dict, batch: Any) -> None:
-            module = self._merge(params, model_state, False, lambda _: jax.random.key(0), "global")
+            module = self._merge(params, model_state, lambda _: jax.random.key(0), _Variant(training=False))
             _hook_calls(module, record_call)
             args, kwargs = call_arguments(module, batch, training=False)
             module(*args, **kwargs)
@@ -107,24 +123,27 @@ class NNXFunctional(FunctionalModule):
         jax.eval_shape(record, params, model_state, inputs)
         return recorder.rows(params, [model_state])
 
-    def _merge(self, params: dict, model_state: dict, training: bool, make_key: MakeKey,
-               batch_norm: str, compute_dtype: Any = None) -> nnx.Module:
+    def _frozen(self, is_frozen: IsFrozen | None) -> frozenset[Path]:
+        """Returns the paths of the BatchNorm layers that are frozen."""
+        return frozenset(layer for layer, params in self._params_of_batch_norms.items()
+                         if is_layer_frozen(_joined(layer), params, is_frozen))
+
+    def _merge(self, params: dict, model_state: dict, make_key: MakeKey, variant: _Variant) -> nnx.Module:
         values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths),
                   **{path: _fresh(path, variable, make_key) for path, variable in self._random.items()}}
-        return nnx.merge(self._graphdef(training, batch_norm, compute_dtype), nnx.from_flat_state(values))
+        return nnx.merge(self._graphdef(variant), nnx.from_flat_state(values))
 
-    def _graphdef(self, training: bool, batch_norm: str, compute_dtype: Any) -> nnx.GraphDef:
-        variant = training, batch_norm, compute_dtype
+    def _graphdef(self, variant: _Variant) -> nnx.GraphDef:
         if variant not in self._graphdefs:
             # NNX only lets objects be changed at the trace level where they were made, and this may run in any.
             module = nnx.clone(self._template)
-            if training:
+            if variant.training:
                 module.train()
             else:
                 module.eval()
-            set_nnx_policy(module, batch_norm)
-            if compute_dtype is not None:
-                set_nnx_compute_dtype(module, compute_dtype)
+            set_nnx_policy(module, variant.batch_norm, variant.frozen)
+            if variant.compute_dtype is not None:
+                set_nnx_compute_dtype(module, variant.compute_dtype)
             self._graphdefs[variant] = nnx.graphdef(module)
         return self._graphdefs[variant]
 
@@ -160,6 +179,10 @@ def _pick(tree: Mapping[str, Any], paths: Iterable[Path]) -> dict[Path, Any]:
 
 def _names(path: Path) -> tuple[str, ...]:
     return tuple(map(str, path))
+
+
+def _joined(path: Path) -> str:
+    return SEPARATOR.join(_names(path))
 
 
 def _value(leaf: Any) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Container
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,14 @@ from trainer.modules.batch_norm import batch_statistics, feature_axes, moved_ave
 
 
 class _ReplicaBatchNorm(nnx.BatchNorm):
-    """Takes the place of `nnx.BatchNorm` in private clones; `policy` is set on each instance."""
+    """Takes the place of `nnx.BatchNorm` in private clones; the attributes are set on each instance."""
 
     policy: str
+    is_frozen: bool
 
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *,
                  mask: jax.Array | None = None) -> jax.Array:
-        if self.use_running_average if use_running_average is None else use_running_average:
+        if self.is_frozen or (self.use_running_average if use_running_average is None else use_running_average):
             return super().__call__(x, use_running_average=True)
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
@@ -54,11 +57,22 @@ def replace_nnx_batch_norms(module: nnx.Module) -> None:
             object.__setattr__(layer, "__class__", _replica_class(type(layer)))
 
 
-def set_nnx_policy(module: nnx.Module, policy: str) -> None:
-    """Sets whose rows the layers replaced by `replace_nnx_batch_norms` take their statistics over."""
-    for _, layer in list(nnx.iter_modules(module)):
+def nnx_batch_norm_paths(module: nnx.Module) -> list[tuple[Any, ...]]:
+    """Returns the paths of the layers replaced by `replace_nnx_batch_norms`."""
+    return [path for path, layer in nnx.iter_modules(module) if isinstance(layer, _ReplicaBatchNorm)]
+
+
+def set_nnx_policy(module: nnx.Module, policy: str, frozen: Container[tuple[Any, ...]]) -> None:
+    """Sets what the layers replaced by `replace_nnx_batch_norms` normalize by in training.
+
+    Args:
+      module: a private clone.
+      policy: whose rows they take their statistics over.
+      frozen: the paths of those that use their running averages instead, and leave them as they are.
+    """
+    for path, layer in list(nnx.iter_modules(module)):
         if isinstance(layer, _ReplicaBatchNorm):
-            layer.policy = policy
+            layer.policy, layer.is_frozen = policy, path in frozen
 
 
 @functools.cache

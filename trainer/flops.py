@@ -1,0 +1,76 @@
+"""What XLA's count of floating-point operations leaves out: all but the first turn of a loop.
+
+Owns the arithmetic of a traced program's loops of known length, such as those of recurrent layers, of layers that are
+scanned over, and of microbatches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+_LOOP = "scan"
+
+
+def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:
+    """Returns the floating-point operations of all turns of a program's loops after the first ones.
+
+    Of each loop whose length is known (`jax.lax.scan`, and what is built on it): products and convolutions count two
+    for each multiplication, all else one for each element that it yields.
+
+    Args:
+      program: traced, such as `jax.jit(function).trace(...).jaxpr`.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> def power(matrix):
+      ...     return jax.lax.scan(lambda product, _: (product @ matrix, None), matrix, length=10)[0]
+      >>> repeated_flops(jax.jit(power).trace(jnp.eye(4)).jaxpr) == 9 * 2 * 4**3
+      True
+    """
+    total = 0.0
+    for equation in _plain(program).eqns:
+        for inner in _inner(equation):
+            total += _turns(equation) * repeated_flops(inner)
+            total += (_turns(equation) - 1) * _flops(inner)
+    return total
+
+
+def _flops(program: ClosedJaxpr | Jaxpr) -> float:
+    """Returns the operations of a program in which each loop turns once."""
+    total = 0.0
+    for equation in _plain(program).eqns:
+        inner = list(_inner(equation))
+        total += sum(map(_flops, inner)) if inner else _operations_per_output(equation) * sum(
+            math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars)
+    return total
+
+
+def _operations_per_output(equation: Any) -> float:
+    left = equation.invars[0].aval.shape if equation.invars else ()
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2.0 * math.prod(left[axis] for axis in contracted)
+    if equation.primitive.name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        return 2.0 * math.prod(kernel) / kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    return 1.0
+
+
+def _turns(equation: Any) -> int:
+    return equation.params["length"] if equation.primitive.name == _LOOP else 1
+
+
+def _inner(equation: Any) -> Iterator[ClosedJaxpr | Jaxpr]:
+    for value in equation.params.values():
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(part, (ClosedJaxpr, Jaxpr)):
+                yield part
+
+
+def _plain(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
+    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
