@@ -124,9 +124,10 @@ def _evaluate(
     model: Trainee, feed: Feed, callbacks: CallbackList, reached: Reached | None = None
 ) -> dict[str, Any]:
     model.stop_evaluating = False
-    feed.reader.peek()  # a generator may have nothing left
     with feed.timing.measure("callbacks"):
         callbacks.on_test_begin()
+    with feed.timing.measure("data"):
+        feed.reader.peek()  # a generator may have nothing left
     logs = feed.lazy_logs(_run_epoch(model, feed, callbacks, epoch=0, reached=reached))
     with feed.timing.measure("callbacks"):
         callbacks.on_test_end(logs)
