@@ -135,10 +135,10 @@ def check_outputs(
     if not _need_outputs(compiled_loss, compiled_metrics, is_split):
         return
     outputs = compute()
-    check_probabilities(compiled_loss, compiled_metrics, outputs)
+    _check_probabilities(compiled_loss, compiled_metrics, outputs)
     if is_split:
-        check_means_over_rows(compiled_loss, y, outputs)
-    check_metrics(compiled_metrics, y, outputs)
+        _check_means_over_rows(compiled_loss, y, outputs)
+    _check_metrics(compiled_metrics, y, outputs)
 
 
 def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
@@ -147,7 +147,7 @@ def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics
                    for metric in compiled_metrics.metrics))
 
 
-def check_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
+def _check_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
     """Raises ValueError if outputs that a loss or a metric takes for probabilities lie outside of [0, 1].
 
     Args:
@@ -169,7 +169,7 @@ def check_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledM
                 "from_logits=True, or end the model with a softmax or sigmoid.")
 
 
-def check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> None:
+def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> None:
     """Raises ValueError for a user's loss that returns one scalar which is not the mean over the rows.
 
     Rows that count apart cannot be given to such a loss together.
@@ -192,7 +192,7 @@ def check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> 
                 "weights for a loss of the batch as a whole.")
 
 
-def check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
+def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
     """Raises ValueError for a metric of the user's own that cannot be accumulated over steps and replicas.
 
     That is one whose variables do not add up, or a function whose one scalar is not the mean over the rows.

@@ -32,21 +32,18 @@ def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:
       >>> repeated_flops(jax.jit(power).trace(jnp.eye(4)).jaxpr) == 9 * 2 * 4**3
       True
     """
-    total = 0.0
-    for equation in _plain(program).eqns:
-        for inner in _inner(equation):
-            total += _turns(equation) * repeated_flops(inner)
-            total += (_turns(equation) - 1) * _flops(inner)
-    return total
+    return _flops(program, all_turns=True) - _flops(program, all_turns=False)
 
 
-def _flops(program: ClosedJaxpr | Jaxpr) -> float:
-    """Returns the operations of a program in which each loop turns once."""
+def _flops(program: ClosedJaxpr | Jaxpr, all_turns: bool) -> float:
+    """Returns the operations of a program, with all turns of each loop or with one."""
     total = 0.0
     for equation in _plain(program).eqns:
         inner = list(_inner(equation))
-        total += sum(map(_flops, inner)) if inner else _operations_per_output(equation) * sum(
-            math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars)
+        turns = equation.params["length"] if all_turns and equation.primitive.name == _LOOP else 1
+        total += turns * sum(_flops(part, all_turns) for part in inner) if inner else (
+            _operations_per_output(equation) * sum(
+                math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars))
     return total
 
 
@@ -59,10 +56,6 @@ def _operations_per_output(equation: Any) -> float:
         kernel = equation.invars[1].aval.shape
         return 2.0 * math.prod(kernel) / kernel[equation.params["dimension_numbers"].rhs_spec[0]]
     return 1.0
-
-
-def _turns(equation: Any) -> int:
-    return equation.params["length"] if equation.primitive.name == _LOOP else 1
 
 
 def _inner(equation: Any) -> Iterator[ClosedJaxpr | Jaxpr]:

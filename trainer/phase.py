@@ -42,6 +42,11 @@ def _flops_of(traced: Any) -> float | None:
     return None if flops is None else flops + repeated_flops(traced.jaxpr)
 
 
+def _nbytes(tree: Any) -> int:
+    """Returns how many bytes the leaves of a tree of arrays or shapes take, one at least."""
+    return max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)), 1)
+
+
 def _power_of_two(most: float) -> int:
     """Returns the largest power of two that is at most `most`; 1 for less than that."""
     return 2 ** (int(max(most, 1.0)).bit_length() - 1)
@@ -171,17 +176,15 @@ class CompiledPhase:
         flops = cost()
         if flops is None or flops > limits.step_flops:
             return 1
-        batch_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))
         return _power_of_two(
-            min(limits.group_flops / max(flops, 1.0), FUSED_BYTES / max(batch_bytes, 1.0), MAX_FUSED_STEPS))
+            min(limits.group_flops / max(flops, 1.0), FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
 
     def steps_of_arrays(self, batch: Any) -> int:
         """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
         if self._requested != "auto":
             return self.steps_per_execution
-        batch_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(batch))
         # Two at least of what is fused elsewhere: a step on its own may round differently.
-        return min(self.steps_per_execution, max(_power_of_two(FUSED_BYTES_OF_ARRAYS / max(batch_bytes, 1)), 2))
+        return min(self.steps_per_execution, max(_power_of_two(FUSED_BYTES_OF_ARRAYS / _nbytes(batch)), 2))
 
     def lowered(self, state: Any, batch: Any) -> Any:
         """Returns an execution of one step, lowered for compilation: a `jax.stages.Lowered`.
