@@ -98,6 +98,8 @@ class Case:
       title: of its section.
       text: what is measured.
       unit: of a figure: "us" and "ms" per step, "s" or "MB".
+      rounds: how many.
+      processes: how many a contestant has, one after another, which share the rounds.
       scale: of the epochs of a round where the devices are accelerators.
       wakes: whether an epoch that does not count goes before each turn, as a process that has slept is slow at first.
     """
@@ -109,6 +111,7 @@ class Case:
     comparisons: tuple[Comparison, ...]
     unit: str = "us"
     rounds: int = 5
+    processes: int = 1
     scale: int = 1
     wakes: bool = False
 

@@ -45,7 +45,7 @@ CASES = {
             "fit, data on the host": Contestant("loops_trainer:fit", {"data_on_device": False}, 2)},
         (*_ratios({"epoch in one call": 1.1, "by hand": round(1 / 1.4, 2), "Keras, as it comes": round(1 / 1.9, 2)}),
          Comparison("fit, callback", "by hand", 1.1), Comparison("fit, loggers", "fit", 1.03),
-         Comparison("fit, data on the host", "by hand")), rounds=4),
+         Comparison("fit, data on the host", "by hand")), rounds=6, processes=2),
     "small_mlp": Case(
         "Steps of 8-8-3", _TEXT.format(epochs=5, rows=32_000, slow=1) + " Before each turn there is an epoch that does "
         "not count.", Workload("small_mlp", 32_000, 32), _contestants(epochs=5, slow=1),

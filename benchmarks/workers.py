@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import select
 import subprocess
 import sys
@@ -142,7 +143,8 @@ class Outcome:
 def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: int | None, outcome: Outcome) -> None:
     """Runs the rounds of a case.
 
-    A contestant that fails is dropped, with a note, and the others go on.
+    They are split over sets of processes that follow each other, as two processes of one program can differ by the
+    memory that they happened to get. A contestant that fails is dropped, with a note, and the others go on.
 
     Args:
       name: the case's.
@@ -152,6 +154,16 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: i
       most_epochs: of a round; None for the contestants' own numbers.
       outcome: filled round by round, so that an interruption loses none.
     """
+    sets, left = min(case.processes, rounds), dict(case.contestants)
+    for number in range(sets):
+        share = rounds // sets + (number < rounds % sets)
+        _measure_in_new_processes(name, case, left, machine, share, most_epochs, random.Random(number), outcome)
+
+
+def _measure_in_new_processes(
+    name: str, case: Case, left: dict[str, Contestant], machine: Machine, rounds: int, most_epochs: int | None,
+    rng: random.Random, outcome: Outcome,
+) -> None:
     environment = machine.environment(case.workload.replicas)
     scale = 1 if machine.platform == "cpu" else case.scale
     workers: dict[str, Worker] = {}
@@ -163,11 +175,11 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: i
             except WorkerError as error:
                 outcome.notes[who] = str(error)
                 outcome.rounds.pop(who, None)
-                del workers[who]
+                del workers[who], left[who]
                 return None
 
         waiting: list[str] = []
-        for who, contestant in case.contestants.items():
+        for who, contestant in list(left.items()):
             if len(waiting) == _MAX_STARTING:
                 answer(waiting.pop(0))
             epochs = min(scale * contestant.epochs, most_epochs or math.inf)
@@ -181,11 +193,10 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: i
             chosen = answer(who)
             if chosen and chosen["chosen"]:
                 outcome.notes[who] = chosen["chosen"]
-        for number in range(rounds):
-            names = list(workers)
-            first = number % max(len(names), 1)
-            done = {}
-            for who in names[first:] + names[:first]:
+        for _ in range(rounds):
+            names, done = list(workers), {}
+            rng.shuffle(names)  # so that none always follows the same one
+            for who in names:
                 workers[who].ask("run")
                 if figures := answer(who):
                     done[who] = figures

@@ -116,17 +116,14 @@ class Feed:
 
     @contextlib.contextmanager
     def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
-        """Gives an epoch's groups on the devices, from a batch on; where batches are sent there, a thread is ahead."""
+        """Gives an epoch's groups on the devices, from a batch on; a thread is ahead where that saves time."""
         def place(group: Group) -> PlacedGroup:
             if not self.labels_are_checked:
                 rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
                 self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
             return self.model.strategy.place_group(group, self.arrays)
 
-        batches = None if self.reader.arrays is None else self.reader.num_batches
-        if self.arrays is not None or (batches is not None and batches <= self.reader.group_size):
-            # Row numbers are placed in no time, and of a single group nothing can be placed ahead: a thread would only
-            # compete for the interpreter.
+        if not self._reads_ahead:
             with contextlib.closing(self.reader.read(epoch, batch, self.numbers_of)) as groups:
                 yield map(place, groups)
             return
@@ -135,6 +132,17 @@ class Feed:
         is_urgent = (lambda: False) if self.model.strategy.spans_processes else demand.is_urgent
         with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
             yield placed
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether groups are read and placed by a thread, beside the loop."""
+        if self.reader.arrays is None:
+            return True
+        # Row numbers are placed in no time, and of a single group nothing can be placed ahead. CPU devices compute while
+        # the loop gathers the next rows, on the same cores: a thread would only compete for the interpreter.
+        batches = self.reader.num_batches
+        is_single = batches is not None and batches <= self.reader.group_size
+        return self.arrays is None and not is_single and not self.model.strategy.is_on_cpu
 
     def lazy_logs(self, running: Any) -> LazyLogs:
         """Returns logs that are fetched when somebody reads them."""

@@ -70,9 +70,9 @@ class FusingLimits(NamedTuple):
 _CPU_LIMITS = FusingLimits(step_flops=2e8, group_flops=4e9)
 _ACCELERATOR_LIMITS = FusingLimits(step_flops=2e11, group_flops=4e12)
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
-# Rows of arrays are gathered fast, so that several groups are on their way at once. A slow pipeline has one at a time,
-# and is held up by the Python code that each takes.
-FUSED_BYTES_OF_ARRAYS = 4 * 2**20
+# Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
+# held up by the Python code that each takes.
+FUSED_BYTES_OF_ARRAYS = 8 * 2**20
 MAX_FUSED_STEPS = 256
 
 _ONE_BATCH: dict[str, Callable[..., Any]] = {
@@ -171,8 +171,7 @@ class CompiledPhase:
 
     def _affordable_steps(self, cost: Callable[[], float | None] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
-        on_cpu = self._strategy.mesh.devices.flat[0].platform == "cpu"
-        limits = _CPU_LIMITS if on_cpu else _ACCELERATOR_LIMITS
+        limits = _CPU_LIMITS if self._strategy.is_on_cpu else _ACCELERATOR_LIMITS
         flops = cost()
         if flops is None or flops > limits.step_flops:
             return 1

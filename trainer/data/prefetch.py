@@ -33,7 +33,7 @@ class Demand:
       patience_secs: how long they may wait before it is urgent.
     """
 
-    def __init__(self, patience_secs: float = 0.1):
+    def __init__(self, patience_secs: float = 0.3):
         self._patience_secs = patience_secs
         self._waits_since: float | None = None
 

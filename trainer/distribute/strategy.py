@@ -92,6 +92,11 @@ class Strategy:
         return self.mesh.shape[REPLICA_AXIS]
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether the devices are CPUs, which compute on the cores that the host's own work needs too."""
+        return self.mesh.devices.flat[0].platform == "cpu"
+
+    @property
     def spans_processes(self) -> bool:
         """Whether the replicas are on devices of several processes, all of which must then make the same calls."""
         return self._processes.count > 1
@@ -177,7 +182,7 @@ class Strategy:
 
     def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
         # To pack arrays that are split over other axes would gather them.
-        packs = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size == self.num_replicas_in_sync
+        packs = self.is_on_cpu and self.mesh.devices.size == self.num_replicas_in_sync
         return REPLICA_AXIS, self.num_replicas_in_sync, packs, rows, row_mask, self._cross_device_ops
 
     def place_state(self, state: TrainState) -> TrainState:
