@@ -138,8 +138,8 @@ class Feed:
         """Whether groups are read and placed by a thread, beside the loop."""
         if self.reader.arrays is None:
             return True
-        # Row numbers are placed in no time, and of a single group nothing can be placed ahead. CPU devices compute while
-        # the loop gathers the next rows, on the same cores: a thread would only compete for the interpreter.
+        # Row numbers are placed in no time, and of a single group nothing can be placed ahead. CPU devices compute on
+        # the same cores while the loop gathers the next rows: a thread would only compete for the interpreter.
         batches = self.reader.num_batches
         is_single = batches is not None and batches <= self.reader.group_size
         return self.arrays is None and not is_single and not self.model.strategy.is_on_cpu

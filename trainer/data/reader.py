@@ -25,6 +25,8 @@ from trainer.data.order import clip, is_finite
 from trainer.data.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, all_passes, rest_of_passes
 
+_NUMBERS_AT_ONCE = 2**15  # of rows
+
 
 class Reader:
     """Reads epochs of a source as groups of batches.
@@ -257,16 +259,20 @@ class Reader:
             stop = first + self._steps
         position, group_size = first + start, numbers_of or self.group_size
         room = self._room(group_size)
+        # Those of several groups at once, where groups are small: to find them takes longer than to read a few rows.
+        at_once = group_size * max(_NUMBERS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)
         while position < stop:
-            index = dataset.index_block(pass_index, position, clip(position + group_size, stop))
-            count, rows = index.shape
-            if numbers_of:
-                data = np.zeros((room, rows), np.int32)
-                data[:count] = index
-            else:
-                data = dataset.arrays.gather(index, room, POOL)
-            yield Group(data, count, rows, position - first)
-            position += count
+            numbers = dataset.index_block(pass_index, position, clip(position + at_once, stop))
+            for begin in range(0, len(numbers), group_size):
+                index = numbers[begin:begin + group_size]
+                count, rows = index.shape
+                if numbers_of:
+                    data = np.zeros((room, rows), np.int32)
+                    data[:count] = index
+                else:
+                    data = dataset.arrays.gather(index, room, POOL)
+                yield Group(data, count, rows, position - first)
+                position += count
 
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)

@@ -30,6 +30,7 @@ from trainer.distribute.placement import (
     DATA_FRACTION,
     REPLICA_AXIS,
     PlacedGroup,
+    batches_to_devices,
     pad_stack,
     place_arrays,
     replicas_here,
@@ -263,7 +264,7 @@ class Strategy:
         else:
             if rows != group.rows:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
-            data = to_devices(data, self._batch_sharding)
+            data = batches_to_devices(data, self._batch_sharding)
         return PlacedGroup(
             data=data if arrays is None else ResidentBatches(arrays, data),
             mask=mask,
