@@ -58,6 +58,38 @@ def test_a_contestant_that_is_not_installed_says_so():
     assert "tensorflow is not installed" in ast.literal_eval(done.stdout)["unavailable"]
 
 
+ROUNDS = """
+import json, cases, workers
+class Fake:
+    made = []
+    def __init__(self, case, name, contestant, epochs, environment):
+        self.name, self.order = name, ""
+        Fake.made.append(name)
+    def ask(self, line):
+        self.order = line
+    def answer(self):
+        if self.name == "broken" and self.order == "run":
+            raise workers.WorkerError("failed: it is broken")
+        return {"chosen": ""} if self.order == "choose" else {"seconds": 1.0, "steps": 2}
+    def close(self):
+        pass
+workers.Worker = Fake
+contestants = {name: cases.Contestant("module:function") for name in ("fit", "by hand", "broken")}
+case = cases.Case("A case", "", cases.Workload("mlp", 32, 32), contestants, (), processes=3)
+outcome = workers.Outcome({}, {})
+workers.measure("case", case, workers.Machine("cpu", 1, ""), 7, None, outcome)
+print(json.dumps([Fake.made, {who: len(rounds) for who, rounds in outcome.rounds.items()}, outcome.notes]))
+"""
+
+
+def test_rounds_are_shared_by_sets_of_processes_and_who_fails_once_has_no_other():
+    done = subprocess.run([sys.executable, "-c", ROUNDS], cwd=FOLDER, check=True, capture_output=True, text=True)
+    made, rounds, notes = json.loads(done.stdout)
+    assert made == ["fit", "by hand", "broken", "fit", "by hand", "fit", "by hand"]
+    assert rounds == {"fit": 7, "by hand": 7}
+    assert notes == {"broken": "failed: it is broken"}
+
+
 def test_a_worker_of_the_scaling_benchmark_stays_on_its_core():
     core = max(os.sched_getaffinity(0))
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}

@@ -254,6 +254,23 @@ def test_arrays_of_a_single_group_need_no_thread(monkeypatch):
     assert model.evaluate(x, y, batch_size=BATCH, verbose=0)["loss"] > 0
 
 
+def test_on_cpu_devices_no_thread_gathers_rows_and_elsewhere_one_does(monkeypatch):
+    x, y, _ = classification(ROWS)
+    threads, results = [], []
+    real = feed.prefetch
+    monkeypatch.setattr(
+        feed, "prefetch", lambda *arguments, **options: threads.append(1) or real(*arguments, **options))
+    for is_on_cpu in (True, False):
+        monkeypatch.setattr(trainer.distribute.Strategy, "is_on_cpu", is_on_cpu)
+        model = compiled_mlp(data_on_device=False, steps_per_execution=2)
+        model.fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y), verbose=0)
+        results.append([*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0),
+                        *model.history.history["val_loss"]])
+        assert len(threads) == (0 if is_on_cpu else 2 + 2 + 1)
+    for gathered, prefetched in zip(*results, strict=True):
+        np.testing.assert_array_equal(gathered, prefetched)
+
+
 def test_the_devices_keep_few_numbers_of_batches():
     batch = [np.zeros((1, 6), np.float32)]
     assert feed._batches_at_once("train", 256, batch) == feed._BATCHES_AT_ONCE
