@@ -150,17 +150,17 @@ def step(workload: Workload, source: str) -> Callable[[int], int]:
 
 
 def _run_steps(model: str, batch_size: int) -> None:
-    """Runs `GROUP` steps for each line of standard input, on the same batch; says when it has compiled them."""
-    workload = Workload(model, batch_size, batch_size)
-    batch = workload.data()
-    step, state = new_step(workload, batch[0])
-    jitted = jax.jit(lambda state, batch: jax.lax.scan(
-        lambda state, _: (step(state, *batch)[0], None), state, length=GROUP)[0], donate_argnums=0)
-    batch = jax.device_put(batch)
-    state = jax.block_until_ready(jitted(state, batch))
+    """Runs `GROUP` steps for each line of standard input, each on another batch; says when it has compiled them."""
+    workload = Workload(model, GROUP * batch_size, batch_size)
+    rows = workload.data()
+    step, state = new_step(workload, rows[0][:batch_size])
+    jitted = jax.jit(lambda state, batches: jax.lax.scan(
+        lambda state, batch: (step(state, *batch)[0], None), state, batches)[0], donate_argnums=0)
+    batches = jax.device_put([array.reshape(GROUP, batch_size, *array.shape[1:]) for array in rows])
+    state = jax.block_until_ready(jitted(state, batches))
     print("ready", flush=True)
     for _ in sys.stdin:
-        state = jax.block_until_ready(jitted(state, batch))
+        state = jax.block_until_ready(jitted(state, batches))
 
 
 if __name__ == "__main__":
