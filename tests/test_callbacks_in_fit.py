@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -191,6 +194,34 @@ def test_a_callback_that_raises_leaves_no_thread_and_a_model_that_goes_on():
     with pytest.raises(RuntimeError, match="from a callback"):
         model.fit(x, y, batch_size=8, callbacks=[cb.LambdaCallback(on_train_batch_end=fail)], verbose=0)
     assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+
+
+@pytest.mark.parametrize("how", ["stop_training", "an exception"])
+def test_a_run_that_ends_early_leaves_a_slow_generator_to_its_owner(how):
+    x, y, _ = classification(8)
+    model = make_model()
+    model.fit(x, y, batch_size=8, verbose=0)
+    count = 0
+
+    def batches():
+        nonlocal count
+        while True:
+            time.sleep(0.05)
+            count += 1
+            yield x, y
+
+    def end(batch, logs):
+        if how == "an exception":
+            raise RuntimeError("from a callback")
+        model.stop_training = True
+
+    generator = batches()
+    with contextlib.suppress(RuntimeError):
+        model.fit(generator, steps_per_epoch=300, verbose=0, callbacks=[cb.LambdaCallback(on_train_batch_end=end)])
+    assert not [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]
+    assert count < 100, "it is not read until a group of 256 is full"
+    model.fit(generator, steps_per_epoch=2, verbose=0)
+    generator.close()
 
 
 def test_predict_ends_with_the_batch_at_which_a_callback_stops_it():

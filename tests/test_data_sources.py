@@ -105,6 +105,18 @@ def test_a_group_that_somebody_waits_for_ends_with_the_next_batch():
     assert [rows for group in groups for rows in rows_of(group)] == [column(batch) for batch in pairs(7)]
 
 
+@pytest.mark.parametrize(("rows", "group_size"), [(33, 1), (33, 64), (3200, 1)])
+def test_few_row_numbers_are_found_in_vain(monkeypatch, rows, group_size):
+    found, real = [], Dataset.index_block
+    monkeypatch.setattr(Dataset, "index_block", lambda self, pass_index, start, stop: (
+        found.append(stop - start) or real(self, pass_index, start, stop)))
+    reader = Reader(adapt(np.arange(rows), batch_size=32), steps_per_epoch=400, group_size=group_size)
+    groups = list(reader.read(0))
+    assert sum(group.count for group in groups) == 400
+    assert sum(found) <= 2 * 400 + len(groups) * (group_size - 1)
+    assert len(found) <= (15 if rows == 3200 else 400), "numbers of several small groups are found at once"
+
+
 def test_all_groups_of_a_run_have_the_same_room_whatever_their_count():
     for length, room in ((1, 2), (3, 4), (10, 8), (40, 8)):
         groups = list(Reader(adapt(np.zeros((length, 1)), batch_size=1), group_size=8).read(0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import trainer
+from tests import project_files
 from tests.networks import LinenMLP, classification, logits_loss, mirrored
 
 
@@ -123,3 +126,18 @@ def test_an_endless_validation_generator_needs_validation_steps():
     history = model.fit(x, y, epochs=2, verbose=0, validation_data=((x, y) for _ in itertools.count()),
                         validation_steps=2).history
     assert len(history["val_loss"]) == 2
+
+
+def test_a_script_may_end_with_predictions_that_nobody_took():
+    script = """
+import numpy as np
+import trainer
+from tests.networks import LinenMLP
+
+model = trainer.Model(LinenMLP())
+model.build(np.zeros((1, 6), np.float32))
+predictions = model.predict_iter(np.zeros((80, 6), np.float32), batch_size=16)
+next(predictions)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=project_files.ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -17,6 +17,7 @@ import numpy as np
 from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.compile_guard import CompileGuard
 from trainer.data import Demand, Group, Reader, prefetch
+from trainer.data.prefetch import is_abandoned
 from trainer.distribute import Strategy, join_cluster
 from trainer.distribute.placement import PlacedGroup
 from trainer.interrupts import Interrupts
@@ -127,9 +128,13 @@ class Feed:
             with contextlib.closing(self.reader.read(epoch, batch, self.numbers_of)) as groups:
                 yield map(place, groups)
             return
-        demand = Demand()
-        # Several processes must run the same executions, so none of them may end a group for having waited.
-        is_urgent = (lambda: False) if self.model.strategy.spans_processes else demand.is_urgent
+        demand, spans_processes = Demand(), self.model.strategy.spans_processes
+
+        def is_urgent() -> bool:
+            # Several processes must run the same executions, so none of them may end a group for having waited. A group
+            # that nobody will get ends at once, so that no thread goes on with the user's pipeline.
+            return is_abandoned() or (not spans_processes and demand.is_urgent())
+
         with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
             yield placed
 

@@ -1,7 +1,7 @@
 """The only host loop: fit, evaluate and predict are phases of it.
 
 It does not wait for the step that it has just begun: logs stay on the device until somebody reads them, and batches are
-placed ahead, by a thread where that takes time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the
+placed ahead, by a thread where that saves time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the
 memory of their batches and outputs.
 """
 

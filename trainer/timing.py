@@ -35,11 +35,12 @@ class Timing:
     """
 
     def __init__(self) -> None:
+        self._now = time.perf_counter  # an iterator of predictions that is left open ends after this module
         self.rows = self.steps = 0
         self.on_phase: Callable[[str], None] | None = None
         self.inner_secs = 0.0
         self._secs = dict.fromkeys(CATEGORIES, 0.0)
-        self._begin = time.perf_counter()
+        self._begin = self._now()
         self._measurements = {name: _Measurement(self, name) for name in CATEGORIES}
         self._open: list[str] = []
         self._since = self._begin
@@ -61,14 +62,14 @@ class Timing:
     def end(self) -> None:
         """Stops the clock: the run is over, and nobody is told of what is measured later, such as logs read then."""
         self.on_phase = None
-        self._end = time.perf_counter()
+        self._end = self._now()
 
     def report(self) -> dict[str, float]:
         """Returns the seconds so far by category, with "host" and "total", and the rate "rows_per_sec".
 
         The rate is of training rows, over the total without what compiling took.
         """
-        now = self._end or time.perf_counter()
+        now = self._end or self._now()
         total = now - self._begin
         secs = dict(self._secs)
         if self._open:
@@ -79,7 +80,7 @@ class Timing:
 
     def enter(self, category: str) -> None:
         """Begins a measurement; see `measure`."""
-        now = time.perf_counter()
+        now = self._now()
         if self._open:
             self._secs[self._open[-1]] += now - self._since
         self._open.append(category)
@@ -89,7 +90,7 @@ class Timing:
 
     def leave(self) -> None:
         """Ends the measurement that began last."""
-        now = time.perf_counter()
+        now = self._now()
         self._secs[self._open.pop()] += now - self._since
         self._since = now
         if self.on_phase is not None:

@@ -25,7 +25,7 @@ from trainer.data.order import clip, is_finite
 from trainer.data.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, all_passes, rest_of_passes
 
-_NUMBERS_AT_ONCE = 2**15  # of rows
+_ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed
 
 
 class Reader:
@@ -259,10 +259,13 @@ class Reader:
             stop = first + self._steps
         position, group_size = first + start, numbers_of or self.group_size
         room = self._room(group_size)
-        # Those of several groups at once, where groups are small: to find them takes longer than to read a few rows.
-        at_once = group_size * max(_NUMBERS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)
+        # Row numbers of several small groups are found at once, as it takes longer than to read a few rows. Of more and
+        # more groups, as all that comes after a shorter batch, at the end of a pass, is found in vain.
+        most = group_size * max(_ROWS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)
+        ahead = group_size
         while position < stop:
-            numbers = dataset.index_block(pass_index, position, clip(position + at_once, stop))
+            numbers = dataset.index_block(pass_index, position, clip(position + ahead, stop))
+            ahead = min(2 * ahead, most) if len(numbers) == ahead else group_size
             for begin in range(0, len(numbers), group_size):
                 index = numbers[begin:begin + group_size]
                 count, rows = index.shape

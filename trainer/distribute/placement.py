@@ -63,7 +63,7 @@ def to_devices(tree: Any, shardings: Any) -> Any:
 
 
 def batches_to_devices(batches: Any, sharding: Sharding) -> Any:
-    """Returns host arrays placed on devices as `to_devices` does, in half the time: the loop does it in each turn."""
+    """Returns host arrays placed as `to_devices` places them, in half the time, as every turn of the loop begins so."""
     # JAX takes this transfer for an implicit one, but it is the trainer that asks for it.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.tree.map(
