@@ -68,9 +68,10 @@ def _section(name: str, case: Case, outcome: Outcome, entries: list[dict[str, An
                {None: "", True: "yes", False: "**no**"}[entry["met"]]] for entry in entries]
     absent = [f"{who}: {note}" for who, note in outcome.notes.items() if who not in medians]
     rounds = max((len(entries) for entries in outcome.rounds.values()), default=0)
-    processes = f", over {case.processes} processes of each" if case.processes > 1 else ""
+    processes = min(case.processes, rounds)
+    shared = f", over {processes} processes of each" if processes > 1 else ""
     parts = [
-        f"{case.text} {rounds} rounds in turn after a warm-up{processes}: `python benchmarks/run.py {name}`.\n",
+        f"{case.text} {rounds} rounds in turn after a warm-up{shared}: `python benchmarks/run.py {name}`.\n",
         table(["contestant", f"{unit}, median (least to most)", "note"],
               [[who, median, outcome.notes.get(who, "")] for who, median in medians.items()]),
         table(["ratio", "median (least to most)", "bar", "met"], ratios) if ratios else "",
