@@ -38,13 +38,18 @@ class LanguageModel(keras.Model):
 def new_model(workload: Workload, steps_per_execution: int) -> keras.Model:
     """Returns the model of a workload, compiled."""
     classes = workload.classes
+
+    def cnn(width):
+        return keras.Sequential([
+            layers.Conv2D(width, 3, padding="same", activation="relu"), layers.MaxPool2D(),
+            layers.Conv2D(2 * width, 3, padding="same", activation="relu"), layers.MaxPool2D(), layers.Flatten(),
+            layers.Dense(4 * width, "relu"), layers.Dense(classes)])
+
     model = {
         "mlp": lambda: keras.Sequential([layers.Dense(128, "relu"), layers.Dense(classes)]),
         "small_mlp": lambda: keras.Sequential([layers.Dense(8, "relu"), layers.Dense(classes)]),
-        "cnn": lambda: keras.Sequential([
-            layers.Conv2D(32, 3, padding="same", activation="relu"), layers.MaxPool2D(),
-            layers.Conv2D(64, 3, padding="same", activation="relu"), layers.MaxPool2D(), layers.Flatten(),
-            layers.Dense(128, "relu"), layers.Dense(classes)]),
+        "cnn": lambda: cnn(32),
+        "small_cnn": lambda: cnn(16),
         "mobilenet": lambda: keras.applications.MobileNetV2(
             weights=None, input_shape=(96, 96, 3), classes=classes, classifier_activation=None),
         "lm": lambda: LanguageModel(classes, tokens=64),

@@ -78,11 +78,12 @@ class NNXMLP(nnx.Module):
 def linen(workload: Workload) -> nn.Module:
     """Returns the Linen module of a workload; all give logits."""
     classes = workload.classes
-    if workload.model == "cnn":
+    if workload.model in ("cnn", "small_cnn"):
         # Here, so that no other loop by hand has the trainer in its process.
         from trainer.models import CNN
 
-        return CNN(classes, classifier_activation=None)
+        width = 16 if workload.model == "small_cnn" else 32
+        return CNN(classes, features=(width, 2 * width), hidden=4 * width, classifier_activation=None)
     return {
         "mlp": lambda: MLP(128, classes),
         "small_mlp": lambda: MLP(8, classes),

@@ -86,17 +86,24 @@ def test_groups_of_any_length_share_one_executable():
     assert not compiled
 
 
-def test_small_steps_are_fused_by_default_and_large_ones_are_not():
-    x, y, _ = classification(16)
-    model = make_model()
-    model.fit(x, y, verbose=0)
-    assert model._phases["train"].steps_per_execution == 256
-    wide = np.zeros((512, 1024), np.float32)
+def steps_fused_for(module, shape):
     with mirrored(1).scope():
-        large = trainer.Sequential([trainer.models.MLP(num_classes=1000, hidden=(1024,), classifier_activation=None)])
-        large.compile("sgd", logits_loss())
-    large.fit(wide, np.zeros(512, np.int32), batch_size=512, verbose=0)
-    assert large._phases["train"].steps_per_execution == 1
+        model = trainer.Model(module)
+        model.compile("sgd", logits_loss())
+    phase = model.prepared_phase("train", (np.zeros(shape, np.float32), np.zeros(shape[0], np.int32)))
+    return phase.steps_per_execution
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(2, 128), (128, 4), (512, 1)])  # 2.5e7, 1.6e9 and 6.3e9 operations
+def test_many_small_steps_are_fused_by_default_some_larger_ones_and_no_large_ones(rows, steps):
+    module = trainer.models.MLP(num_classes=1000, hidden=(1024,), classifier_activation=None)
+    assert steps_fused_for(module, (rows, 1024)) == steps
+
+
+@pytest.mark.parametrize(("channels", "fused"), [(4, True), (16, False)])
+def test_gradients_of_convolutions_are_fused_only_if_they_are_small(channels, fused):
+    module = trainer.models.CNN(10, features=(channels, channels), hidden=8, classifier_activation=None)
+    assert (steps_fused_for(module, (16, 8, 8, 1)) > 1) == fused
 
 
 def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):

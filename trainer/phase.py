@@ -7,6 +7,7 @@ batch, compiles once more. How many steps are fused into one execution is decide
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement import PlacedGroup, to_devices
-from trainer.flops import repeated_flops
+from trainer.flops import Cost, cost_of
 from trainer.replica import ReplicaContext
 from trainer.timing import Timing
 
@@ -36,12 +37,6 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
 
 
-def _flops_of(traced: Any) -> float | None:
-    """Returns the floating-point operations of a `jax.stages.Traced`; None if XLA does not know."""
-    flops = (traced.lower().cost_analysis() or {}).get("flops")
-    return None if flops is None else flops + repeated_flops(traced.jaxpr)
-
-
 def _nbytes(tree: Any) -> int:
     """Returns how many bytes the leaves of a tree of arrays or shapes take, one at least."""
     return max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)), 1)
@@ -55,20 +50,23 @@ def _power_of_two(most: float) -> int:
 class FusingLimits(NamedTuple):
     """How many steps of what cost go into one execution.
 
-    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second. A step that takes
-    much longer than its dispatch is left alone: inside of a loop XLA compiles it no better, on CPU for one core only.
+    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second. On CPU a few steps
+    that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from the
+    system anew for each execution, is theirs together.
 
     Attributes:
-      step_flops: a step of more floating-point operations runs on its own.
-      group_flops: about as many go into one execution at most.
+      step: a step that has more of any of these runs on its own. Turns of loops take a time of their own.
+      group_flops: about as many floating-point operations go into one execution, or `MIN_FUSED_STEPS` of the steps.
     """
 
-    step_flops: float
+    step: Cost
     group_flops: float
 
 
-_CPU_LIMITS = FusingLimits(step_flops=2e8, group_flops=4e9)
-_ACCELERATOR_LIMITS = FusingLimits(step_flops=2e11, group_flops=4e12)
+_CPU_LIMITS = FusingLimits(Cost(4e9, repeated_flops=2e8, transposed_convolution_flops=8e5), group_flops=4e9)
+_ACCELERATOR_LIMITS = FusingLimits(
+    Cost(2e11, repeated_flops=2e11, transposed_convolution_flops=math.inf), group_flops=4e12)
+MIN_FUSED_STEPS = 4
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
 # Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
 # held up by the Python code that each takes.
@@ -115,7 +113,7 @@ class CompiledPhase:
         self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
-        self._cost: Callable[[], float | None] | None = None  # returns the floating-point operations of a step
+        self._cost: Callable[[], Cost | None] | None = None  # of a step
         self._program: Callable[[], str] | None = None  # returns the text of a step
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
@@ -139,7 +137,7 @@ class CompiledPhase:
                 shapes, cost = self._one_step(state, group.data, group.mask), None
             else:
                 traced = compiled(self._one_step).trace(state, group.data, group.mask)
-                shapes, cost = traced.out_info, functools.cache(lambda: _flops_of(traced))
+                shapes, cost = traced.out_info, functools.cache(lambda: cost_of(traced))
                 self._program = self._program or (lambda: traced.lower().as_text())
             self._cost = self._cost or cost
             if self._state_shardings is None:
@@ -152,7 +150,8 @@ class CompiledPhase:
     @property
     def step_flops(self) -> float | None:
         """How many floating-point operations a replica has in one step; None if XLA does not know, or it is eager."""
-        return None if self._cost is None else self._cost()
+        cost = None if self._cost is None else self._cost()
+        return None if cost is None else cost.flops
 
     def program(self) -> str | None:
         """Returns the text of the step for the first batch that `prepare` has seen, before XLA compiles it.
@@ -169,14 +168,14 @@ class CompiledPhase:
             self.log_names = tuple(jax.eval_shape(logs.results, empty))
             self._results = compiling(logs.results, _of_one_device(self.empty_logs))
 
-    def _affordable_steps(self, cost: Callable[[], float | None] | None, stacked: Any) -> int:
+    def _affordable_steps(self, cost: Callable[[], Cost | None] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
         limits = _CPU_LIMITS if self._strategy.is_on_cpu else _ACCELERATOR_LIMITS
-        flops = cost()
-        if flops is None or flops > limits.step_flops:
+        step = cost()
+        if step is None or any(value > most for value, most in zip(step, limits.step, strict=True)):
             return 1
-        return _power_of_two(
-            min(limits.group_flops / max(flops, 1.0), FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
+        wanted = max(limits.group_flops / max(step.flops, 1.0), MIN_FUSED_STEPS)
+        return _power_of_two(min(wanted, FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
 
     def steps_of_arrays(self, batch: Any) -> int:
         """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
