@@ -19,7 +19,7 @@ from tests import project_files
 # Lowest first: a module imports only from entries before its own, and from its own package.
 LAYERS = ("errors", "timing", "interrupts", "compilation_cache", "side_effects", "paths",
           "weights_file", "replica", "rng", "state",
-          "compiled_step", "flops", "modules", "precision",
+          "compiled_step", "convolutions", "flops", "modules", "precision",
           "losses", "metrics", "optimizers", "data", "distribute", "logs", "outputs", "compiled_loss",
           "compiled_metrics", "checks", "compile_guard", "alike", "compile_options", "update_rules", "step", "phase",
           "attached_optimizer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 
 import jax
 import numpy as np
@@ -100,10 +101,14 @@ def test_many_small_steps_are_fused_by_default_some_larger_ones_and_no_large_one
     assert steps_fused_for(module, (rows, 1024)) == steps
 
 
-@pytest.mark.parametrize(("channels", "fused"), [(4, True), (16, False)])
-def test_gradients_of_convolutions_are_fused_only_if_they_are_small(channels, fused):
-    module = trainer.models.CNN(10, features=(channels, channels), hidden=8, classifier_activation=None)
-    assert (steps_fused_for(module, (16, 8, 8, 1)) > 1) == fused
+def test_convolutions_of_fused_steps_have_the_layout_that_is_fast_on_cpus():
+    with mirrored(2).scope():
+        model = trainer.Model(trainer.models.CNN(10, features=(4, 4), hidden=8, classifier_activation=None))
+        model.compile("sgd", logits_loss())
+    model.fit(np.ones((16, 8, 8, 1), np.float32), np.zeros(16, np.int32), batch_size=8, verbose=0)
+    program = model.train_step_text()
+    assert "while" in program
+    assert set(re.findall(r"dim_labels=(\S+?),? ", program)) == {"b01f_01io->b01f"}
 
 
 def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):

@@ -85,9 +85,8 @@ class CompiledModel(BuiltModel):
           metrics: names, metrics of `trainer.metrics`, or functions like `loss`: a list, or a dict by output name.
           weighted_metrics: the same, for metrics that use sample weights.
           run_eagerly: run steps uncompiled, as one replica, to debug with prints and breakpoints.
-          steps_per_execution: how many steps go into one execution. "auto" decides by the cost of a step; on CPU, a
-            number makes the gradients of convolutions several times slower. Callbacks that override per-batch hooks
-            see every batch all the same.
+          steps_per_execution: how many steps go into one execution. "auto" decides by the cost of a step. Callbacks
+            that override per-batch hooks see every batch all the same.
           jit_compile: False is the same as `run_eagerly`.
           batch_norm: "global" takes BatchNorm's statistics over the whole batch, as one device would; "per_replica"
             over each replica's rows, and averages the running averages over the replicas.

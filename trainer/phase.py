@@ -7,7 +7,6 @@ batch, compiles once more. How many steps are fused into one execution is decide
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 from trainer import logs, step
 from trainer.compile_guard import CompileGuard
 from trainer.compiled_step import compile_lowered, compiled, compiling
+from trainer.convolutions import with_fast_convolutions
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
@@ -55,7 +55,7 @@ class FusingLimits(NamedTuple):
     system anew for each execution, is theirs together.
 
     Attributes:
-      step: a step that has more of any of these runs on its own. Turns of loops take a time of their own.
+      step: a step with more of either runs on its own. Turns of loops take long for their arithmetic.
       group_flops: about as many floating-point operations go into one execution, or `MIN_FUSED_STEPS` of the steps.
     """
 
@@ -63,9 +63,8 @@ class FusingLimits(NamedTuple):
     group_flops: float
 
 
-_CPU_LIMITS = FusingLimits(Cost(4e9, repeated_flops=2e8, transposed_convolution_flops=8e5), group_flops=4e9)
-_ACCELERATOR_LIMITS = FusingLimits(
-    Cost(2e11, repeated_flops=2e11, transposed_convolution_flops=math.inf), group_flops=4e12)
+_CPU_LIMITS = FusingLimits(Cost(4e9, repeated_flops=2e8), group_flops=4e9)
+_ACCELERATOR_LIMITS = FusingLimits(Cost(2e11, repeated_flops=2e11), group_flops=4e12)
 MIN_FUSED_STEPS = 4
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
 # Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
@@ -107,8 +106,10 @@ class CompiledPhase:
         make_context = ReplicaContext if eager else strategy.replica_context
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
         # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
-        self._one_batch = functools.partial(
-            self._eagerly if eager else self._on_replicas, one_batch if eager else compiled(one_batch))
+        shared = one_batch if eager else compiled(one_batch)
+        if strategy.is_on_cpu and not eager:
+            shared = compiled(with_fast_convolutions(shared))
+        self._one_batch = functools.partial(self._eagerly if eager else self._on_replicas, shared)
         self._compile_guard = compile_guard
         self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group

@@ -1,0 +1,101 @@
+"""Convolutions in the layout that XLA computes fast on CPUs, also in loops.
+
+Owns the rewriting of a traced program: XLA transposes the arrays of other convolutions too, but not in a loop. There it
+computes them element by element, up to nine times as slowly, and a group of fused steps is a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from trainer.compiled_step import compiled
+
+
+def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of the same value, with convolutions of rows, positions, channels only.
+
+    The gradients of a convolution are others, as JAX derives them, and so are those of channels before positions. Their
+    arrays are transposed before and after.
+
+    Args:
+      function: compiled; a pure function of trees of arrays. It is traced when the returned one is called.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> layer, x = nn.Conv(4, (3, 3)), jnp.ones((2, 8, 8, 1))
+      >>> params = layer.init(jax.random.key(0), x)
+      >>> gradient = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))
+      >>> jax.tree.map(jnp.shape, with_fast_convolutions(gradient)(params))
+      {'params': {'bias': (4,), 'kernel': (3, 3, 1, 4)}}
+    """
+
+    def call(*args: Any) -> Any:
+        program, outputs = jax.make_jaxpr(function, return_shape=True)(*args)
+        rewritten = _rewritten(program)
+        if rewritten is program:
+            return function(*args)
+        return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(rewritten)(*jax.tree.leaves(args)))
+
+    return call
+
+
+def _rewritten(program: Any) -> Any:
+    """Returns a `ClosedJaxpr` or `Jaxpr` with fast convolutions; the very program if it has no others."""
+    inner = getattr(program, "jaxpr", program)  # later versions of JAX have one class for both
+    if inner is not program:
+        rewritten = _rewritten(inner)
+        return program if rewritten is inner else program.replace(jaxpr=rewritten)
+    equations = [_rewritten_equation(equation) for equation in program.eqns]
+    is_same = all(new is old for new, old in zip(equations, program.eqns, strict=True))
+    return program if is_same else program.replace(eqns=equations)
+
+
+def _rewritten_equation(equation: Any) -> Any:
+    if equation.primitive.name == "conv_general_dilated":
+        is_fast = equation.params["dimension_numbers"] == _fast_layout(equation.outvars[0].aval.ndim)
+        return equation if is_fast else _transposed(equation)
+    params = {name: _rewritten_param(value) for name, value in equation.params.items()}
+    is_same = all(params[name] is value for name, value in equation.params.items())
+    return equation if is_same else equation.replace(params=params)
+
+
+def _rewritten_param(value: Any) -> Any:
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        return _rewritten(value)
+    if isinstance(value, tuple) and any(isinstance(part, (ClosedJaxpr, Jaxpr)) for part in value):
+        parts = tuple(_rewritten_param(part) for part in value)
+        return value if all(new is old for new, old in zip(parts, value, strict=True)) else parts
+    return value
+
+
+def _fast_layout(rank: int) -> jax.lax.ConvDimensionNumbers:
+    rows_positions_channels = (0, rank - 1, *range(1, rank - 1))
+    positions_channels = (rank - 1, rank - 2, *range(rank - 2))  # those of the output come last
+    return jax.lax.ConvDimensionNumbers(rows_positions_channels, positions_channels, rows_positions_channels)
+
+
+def _transposed(convolution: Any) -> Any:
+    """Returns an equation that calls the convolution in the fast layout, of transposed arrays."""
+    def call(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = convolution.params["dimension_numbers"]
+        fast = _fast_layout(inputs.ndim)
+        output = convolution.primitive.bind(
+            _moved(inputs, numbers.lhs_spec, fast.lhs_spec), _moved(kernel, numbers.rhs_spec, fast.rhs_spec),
+            **convolution.params | {"dimension_numbers": fast})
+        return _moved(output, fast.out_spec, numbers.out_spec)
+
+    shapes = (jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype) for operand in convolution.invars)
+    equation, = jax.make_jaxpr(compiled(call))(*shapes).eqns
+    return equation.replace(
+        invars=convolution.invars, outvars=convolution.outvars, source_info=convolution.source_info)
+
+
+def _moved(array: jax.Array, axes: tuple[int, ...], to: tuple[int, ...]) -> jax.Array:
+    """Returns an array transposed, so that what was axis `axes[i]` is axis `to[i]`."""
+    order = dict(zip(to, axes, strict=True))
+    return jax.lax.transpose(array, [order[axis] for axis in range(array.ndim)])
