@@ -6,7 +6,7 @@ computes them element by element, up to nine times as slowly, and a group of fus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -95,7 +95,7 @@ def _transposed(convolution: Any) -> Any:
         invars=convolution.invars, outvars=convolution.outvars, source_info=convolution.source_info)
 
 
-def _moved(array: jax.Array, axes: tuple[int, ...], to: tuple[int, ...]) -> jax.Array:
+def _moved(array: jax.Array, axes: Sequence[int], to: Sequence[int]) -> jax.Array:
     """Returns an array transposed, so that what was axis `axes[i]` is axis `to[i]`."""
     order = dict(zip(to, axes, strict=True))
     return jax.lax.transpose(array, [order[axis] for axis in range(array.ndim)])
