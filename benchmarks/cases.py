@@ -16,8 +16,7 @@ import numpy as np
 # model -> shape of a row of inputs, number of classes
 _SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "mlp": ((784,), 10), "small_mlp": ((8,), 3), "cnn": ((28, 28, 1), 10), "small_cnn": ((8, 8, 1), 10),
-    "mobilenet": ((96, 96, 3), 10),
-    "lm": ((64,), 256)}
+    "mobilenet": ((96, 96, 3), 10), "lm": ((64,), 256)}
 
 
 class Unavailable(Exception):
@@ -29,7 +28,7 @@ class Workload:
     """A model and data of noise, the same for all contestants of a case: adam, loss and accuracy.
 
     Attributes:
-      model: "mlp" is 784-128-10, "small_mlp" 8-8-3, "small_cnn" a quarter of "cnn", and "lm" a small transformer.
+      model: "mlp" is 784-128-10, "small_mlp" 8-8-3, "small_cnn" half as wide as "cnn", and "lm" a small transformer.
       rows: of the data; a multiple of the batch size.
       batch_size: over all replicas.
       replicas: devices, real ones where there are accelerators and simulated ones elsewhere.

@@ -49,7 +49,7 @@ CASES = {
     "small_mlp": Case(
         "Steps of 8-8-3", _TEXT.format(epochs=5, rows=32_000, slow=1) + " Before each turn there is an epoch that does "
         "not count.", Workload("small_mlp", 32_000, 32), _contestants(epochs=5, slow=1),
-        _ratios({"by hand": 1 / 4, "Keras, as it comes": round(1 / 12, 3)}), wakes=True),
+        _ratios({"by hand": 1 / 4, "Keras, as it comes": round(1 / 12, 3)}), rounds=6, processes=2, wakes=True),
     "small_mlp_replicas": Case(
         "Steps of 8-8-3 on 2 replicas", "`fit` of one epoch under MirroredStrategy, 32,000 rows of noise, batch 32 "
         "over both replicas, adam, accuracy. Keras has `DataParallel` and the better `steps_per_execution` of 1 and "

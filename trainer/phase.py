@@ -50,22 +50,21 @@ def _power_of_two(most: float) -> int:
 class FusingLimits(NamedTuple):
     """How many steps of what cost go into one execution.
 
-    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second. On CPU a few steps
-    that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from the
-    system anew for each execution, is theirs together.
+    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second. On CPU, steps that
+    take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from the system
+    anew for each execution, is theirs together.
 
     Attributes:
       step: a step with more of either runs on its own. Turns of loops take long for their arithmetic.
-      group_flops: about as many floating-point operations go into one execution, or `MIN_FUSED_STEPS` of the steps.
+      group_flops: about as many floating-point operations go into one execution at most.
     """
 
     step: Cost
     group_flops: float
 
 
-_CPU_LIMITS = FusingLimits(Cost(4e9, repeated_flops=2e8), group_flops=4e9)
+_CPU_LIMITS = FusingLimits(Cost(4e9, repeated_flops=2e8), group_flops=8e9)
 _ACCELERATOR_LIMITS = FusingLimits(Cost(2e11, repeated_flops=2e11), group_flops=4e12)
-MIN_FUSED_STEPS = 4
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
 # Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
 # held up by the Python code that each takes.
@@ -175,8 +174,8 @@ class CompiledPhase:
         step = cost()
         if step is None or any(value > most for value, most in zip(step, limits.step, strict=True)):
             return 1
-        wanted = max(limits.group_flops / max(step.flops, 1.0), MIN_FUSED_STEPS)
-        return _power_of_two(min(wanted, FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
+        return _power_of_two(
+            min(limits.group_flops / max(step.flops, 1.0), FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
 
     def steps_of_arrays(self, batch: Any) -> int:
         """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
