@@ -29,7 +29,9 @@ def wait_for(name):
 """
 LAUNCHER = """
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' own parent does with it
+# Whatever the tests' own parent does with them, such as nohup.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import sys
 from trainer import launch
 """
