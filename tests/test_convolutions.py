@@ -82,6 +82,8 @@ FUNCTIONS = {
         lambda x: x.max() < 9, lambda x: jnp.abs(channels_first(x, kernel)) + 1, x),
     "in a branch": lambda x, kernel: jax.lax.cond(x.sum() > 0, channels_first, lambda x, kernel: x, x, kernel),
     "over a batch": jax.vmap(channels_first, (None, 0)),
+    "in a solver": lambda x, kernel: jax.scipy.sparse.linalg.cg(
+        lambda x: 99 * x + channels_first(x, kernel + kernel.swapaxes(0, 1)[..., ::-1, ::-1]), x, maxiter=3)[0],
 }
 
 
@@ -100,6 +102,15 @@ def test_the_dtype_of_a_product_stays():
 
     assert_same_with_fast_convolutions(function, x, kernel)
     assert with_fast_convolutions(jax.jit(function))(x, kernel).dtype == jnp.float32
+
+
+def test_a_function_that_is_called_twice_is_rewritten_once():
+    block = jax.jit(channels_first)
+    x, kernel = jnp.ones((2, 4, 6, 5)), jnp.ones((4, 4, 3, 3))
+    twice = jax.jit(lambda x, kernel: block(block(x, kernel), kernel))
+    outer, = jax.make_jaxpr(with_fast_convolutions(twice))(x, kernel).eqns
+    first, second = outer.params["jaxpr"].eqns
+    assert first.params["jaxpr"] is second.params["jaxpr"]
 
 
 def test_a_program_without_slow_convolutions_is_called_as_it_is():

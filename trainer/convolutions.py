@@ -18,8 +18,8 @@ from trainer.compiled_step import compiled
 def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of the same value, with convolutions of rows, positions, channels only.
 
-    The gradients of a convolution are others, as JAX derives them, and so are those of channels before positions. Their
-    arrays are transposed before and after.
+    JAX computes the gradients of a convolution by others, in another layout. Their arrays are transposed before and
+    after.
 
     Args:
       function: compiled; a pure function of trees of arrays. It is traced when the returned one is called.
@@ -36,7 +36,7 @@ def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         program, outputs = jax.make_jaxpr(function, return_shape=True)(*args)
-        rewritten = _rewritten(program)
+        rewritten = _rewritten(program, {})
         if rewritten is program:
             return function(*args)
         return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(rewritten)(*jax.tree.leaves(args)))
@@ -44,32 +44,41 @@ def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _rewritten(program: Any) -> Any:
-    """Returns a `ClosedJaxpr` or `Jaxpr` with fast convolutions; the very program if it has no others."""
-    inner = getattr(program, "jaxpr", program)  # later versions of JAX have one class for both
-    if inner is not program:
-        rewritten = _rewritten(inner)
-        return program if rewritten is inner else program.replace(jaxpr=rewritten)
-    equations = [_rewritten_equation(equation) for equation in program.eqns]
-    is_same = all(new is old for new, old in zip(equations, program.eqns, strict=True))
-    return program if is_same else program.replace(eqns=equations)
+def _rewritten(program: Any, known: dict[int, Any]) -> Any:
+    """Returns a `ClosedJaxpr` or `Jaxpr` with fast convolutions; the very program if it has no others.
+
+    Args:
+      program: which others may contain as well.
+      known: the results so far, by the identity of the program.
+    """
+    if id(program) not in known:
+        inner = getattr(program, "jaxpr", program)  # later versions of JAX have one class for both
+        if inner is not program:
+            changes = {"jaxpr": _rewritten(inner, known)}
+            is_same = changes["jaxpr"] is inner
+        else:
+            changes = {"eqns": [_rewritten_equation(equation, known) for equation in program.eqns]}
+            is_same = all(new is old for new, old in zip(changes["eqns"], program.eqns, strict=True))
+        known[id(program)] = program if is_same else program.replace(**changes)
+    return known[id(program)]
 
 
-def _rewritten_equation(equation: Any) -> Any:
+def _rewritten_equation(equation: Any, known: dict[int, Any]) -> Any:
     if equation.primitive.name == "conv_general_dilated":
         is_fast = equation.params["dimension_numbers"] == _fast_layout(equation.outvars[0].aval.ndim)
         return equation if is_fast else _transposed(equation)
-    params = {name: _rewritten_param(value) for name, value in equation.params.items()}
+    params = {name: _rewritten_param(value, known) for name, value in equation.params.items()}
     is_same = all(params[name] is value for name, value in equation.params.items())
     return equation if is_same else equation.replace(params=params)
 
 
-def _rewritten_param(value: Any) -> Any:
+def _rewritten_param(value: Any, known: dict[int, Any]) -> Any:
     if isinstance(value, (ClosedJaxpr, Jaxpr)):
-        return _rewritten(value)
-    if isinstance(value, tuple) and any(isinstance(part, (ClosedJaxpr, Jaxpr)) for part in value):
-        parts = tuple(_rewritten_param(part) for part in value)
-        return value if all(new is old for new, old in zip(parts, value, strict=True)) else parts
+        return _rewritten(value, known)
+    if isinstance(value, (tuple, list)):
+        parts = [_rewritten_param(part, known) for part in value]
+        if any(new is not old for new, old in zip(parts, value, strict=True)):
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 

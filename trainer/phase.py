@@ -48,23 +48,27 @@ def _power_of_two(most: float) -> int:
 
 
 class FusingLimits(NamedTuple):
-    """How many steps of what cost go into one execution.
+    """How many steps of what cost, in floating-point operations, go into one execution.
 
-    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second. On CPU, steps that
-    take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from the system
-    anew for each execution, is theirs together.
+    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second as a rule. On CPU,
+    steps that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from
+    the system anew for each execution, is theirs together.
 
     Attributes:
-      step: a step with more of either runs on its own. Turns of loops take long for their arithmetic.
-      group_flops: about as many floating-point operations go into one execution at most.
+      small: steps of at most this cost are fused up to `group`.
+      group: the cost of an execution of small steps.
+      middling: of larger steps of at most this cost, `FEW_STEPS` are fused. Others run on their own, and so do those
+        with more than `small` in loops, whose turns take long for their arithmetic.
     """
 
-    step: Cost
-    group_flops: float
+    small: float
+    group: float
+    middling: float
 
 
-_CPU_LIMITS = FusingLimits(Cost(4e9, repeated_flops=2e8), group_flops=8e9)
-_ACCELERATOR_LIMITS = FusingLimits(Cost(2e11, repeated_flops=2e11), group_flops=4e12)
+_CPU_LIMITS = FusingLimits(small=2e8, group=4e9, middling=4e9)
+_ACCELERATOR_LIMITS = FusingLimits(small=2e11, group=4e12, middling=2e11)
+FEW_STEPS = 4
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
 # Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
 # held up by the Python code that each takes.
@@ -172,10 +176,10 @@ class CompiledPhase:
         assert cost is not None, "an eager step is not fused"
         limits = _CPU_LIMITS if self._strategy.is_on_cpu else _ACCELERATOR_LIMITS
         step = cost()
-        if step is None or any(value > most for value, most in zip(step, limits.step, strict=True)):
+        if step is None or step.flops > limits.middling or step.repeated_flops > limits.small:
             return 1
-        return _power_of_two(
-            min(limits.group_flops / max(step.flops, 1.0), FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
+        wanted = limits.group / max(step.flops, 1.0) if step.flops <= limits.small else FEW_STEPS
+        return _power_of_two(min(wanted, FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
 
     def steps_of_arrays(self, batch: Any) -> int:
         """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
