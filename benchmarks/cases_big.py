@@ -18,6 +18,6 @@ def _case(model: str, name: str, rows: int, batch_size: int, **options) -> Case:
 CASES = {
     "small_cnn": _case("small_cnn", "a small CNN for digits of 8x8", 32 * 400, 32, rounds=6, processes=2),
     "cnn": _case("cnn", "a CNN for MNIST", 64 * 20, 64, rounds=9, processes=3),
-    "mobilenet": _case("mobilenet", "MobileNetV2 at 96x96", 16 * 2, 16, rounds=10, processes=2),
+    "mobilenet": _case("mobilenet", "MobileNetV2 at 96x96", 16 * 2, 16, rounds=8, processes=2),
     "lm": _case("lm", "a transformer of 2 layers, width 128, 64 tokens", 16 * 10, 16, rounds=8, processes=2),
 }

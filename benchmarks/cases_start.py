@@ -18,7 +18,7 @@ CASES = {
     "import": _case(
         "Time to import", "`import trainer` and the use of all its names but `testing`, which imports all of it, "
         "against `import jax, flax, optax`, each in a process of its own.",
-        "import_time", Comparison("import trainer", "import jax, flax, optax", 1.1), unit="s"),
+        "import_time", Comparison("import trainer", "import jax, flax, optax", 1.1), unit="s", rounds=11),
     "first_step": _case(
         "Time to the first step", "From the making of the model (784-128-10) to the end of its first train step, "
         "against a jitted init and step by hand, each in a process of its own. Imports are done before.",
