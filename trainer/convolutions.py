@@ -6,6 +6,7 @@ computes them element by element, up to nine times as slowly, and a group of fus
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,13 +54,13 @@ def _rewritten(program: Any, known: dict[int, Any]) -> Any:
     """
     if id(program) not in known:
         inner = getattr(program, "jaxpr", program)  # later versions of JAX have one class for both
-        if inner is not program:
-            changes = {"jaxpr": _rewritten(inner, known)}
-            is_same = changes["jaxpr"] is inner
+        if inner is program:
+            old, new = program.eqns, [_rewritten_equation(equation, known) for equation in program.eqns]
+            is_same = all(map(operator.is_, old, new))
+            known[id(program)] = program if is_same else program.replace(eqns=new)
         else:
-            changes = {"eqns": [_rewritten_equation(equation, known) for equation in program.eqns]}
-            is_same = all(new is old for new, old in zip(changes["eqns"], program.eqns, strict=True))
-        known[id(program)] = program if is_same else program.replace(**changes)
+            rewritten = _rewritten(inner, known)
+            known[id(program)] = program if rewritten is inner else program.replace(jaxpr=rewritten)
     return known[id(program)]
 
 
@@ -68,7 +69,7 @@ def _rewritten_equation(equation: Any, known: dict[int, Any]) -> Any:
         is_fast = equation.params["dimension_numbers"] == _fast_layout(equation.outvars[0].aval.ndim)
         return equation if is_fast else _transposed(equation)
     params = {name: _rewritten_param(value, known) for name, value in equation.params.items()}
-    is_same = all(params[name] is value for name, value in equation.params.items())
+    is_same = all(map(operator.is_, params.values(), equation.params.values()))
     return equation if is_same else equation.replace(params=params)
 
 
@@ -77,7 +78,7 @@ def _rewritten_param(value: Any, known: dict[int, Any]) -> Any:
         return _rewritten(value, known)
     if isinstance(value, (tuple, list)):
         parts = [_rewritten_param(part, known) for part in value]
-        if any(new is not old for new, old in zip(parts, value, strict=True)):
+        if not all(map(operator.is_, parts, value)):
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 

@@ -108,11 +108,14 @@ class CompiledPhase:
         self._requested = 1 if eager else steps_per_execution
         make_context = ReplicaContext if eager else strategy.replica_context
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
-        # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
-        shared = one_batch if eager else compiled(one_batch)
-        if strategy.is_on_cpu and not eager:
-            shared = compiled(with_fast_convolutions(shared))
-        self._one_batch = functools.partial(self._eagerly if eager else self._on_replicas, shared)
+        if eager:
+            self._one_batch = functools.partial(self._eagerly, one_batch)
+        else:
+            # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
+            shared = compiled(one_batch)
+            if strategy.is_on_cpu:
+                shared = compiled(with_fast_convolutions(shared))
+            self._one_batch = functools.partial(self._on_replicas, shared)
         self._compile_guard = compile_guard
         self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
