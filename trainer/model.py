@@ -339,7 +339,7 @@ class Model(ModelFiles):
 
     def _absorb(self) -> None:
         """Gives an NNX user's own object the trained weights, as a loop of one's own would leave it."""
-        if self.built and jax.tree.leaves(self._functional.initial_values):
+        if self.built and any(self._functional.variable_identities()):
             # One device's copy: the user's eager calls run on one device.
             state = self.strategy.on_devices(self.current_state)
             params, model_state = jax.tree.map(
