@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.callbacks.callback import Callback, adds_logs
-from trainer.callbacks.lazy_logs import LazyLogs
+from trainer.callbacks.lazy_logs import begin_fetch
 
 
 class History(Callback):
@@ -59,11 +59,12 @@ class History(Callback):
 
     @adds_logs()
     def on_epoch_end(self, epoch, logs=None):
-        if self.reads_late and isinstance(logs, LazyLogs):
-            logs.begin_fetch()
+        logs = logs or {}
+        if self.reads_late:
+            begin_fetch(logs)
         self._read_unread()
         self.epoch.append(epoch)
-        self._unread = logs or {}
+        self._unread = logs
         if not self.reads_late:
             self._read_unread()
 

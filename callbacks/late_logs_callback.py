@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.callbacks.lazy_logs import begin_fetch
 from trainer.callbacks.train_batch_callback import TrainBatchCallback
 
 
@@ -47,12 +48,10 @@ class LateLogsCallback(TrainBatchCallback):
         self._unread, self._has_terminated = None, False  # an exception may have ended the last fit
 
     def _after_batches(self, first, last, logs):
-        # Plain dicts of a loop of one's own cannot be fetched ahead.
-        begin_fetch = getattr(logs, "begin_fetch", None)
-        if begin_fetch is not None:
-            begin_fetch()
+        logs = logs or {}
+        begin_fetch(logs)
         self.settle()
-        self._unread = first, last, logs or {}
+        self._unread = first, last, logs
 
     def settle(self):
         unread, self._unread = self._unread, None

@@ -117,6 +117,12 @@ class LazyLogs(dict):
         return dict, (self.copy(),)
 
 
+def begin_fetch(logs: Mapping[str, Any]) -> None:
+    """Has lazy logs computed and sent now (see `LazyLogs.begin_fetch`); plain dicts are there already."""
+    if isinstance(logs, LazyLogs):
+        logs.begin_fetch()
+
+
 def _flatten(logs: LazyLogs) -> tuple[list[Any], tuple[str, ...]]:
     keys = tuple(sorted(logs))
     return [logs[key] for key in keys], keys

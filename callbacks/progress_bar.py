@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.lazy_logs import begin_fetch
 from trainer.callbacks.pace import Pace
 from trainer.callbacks.progress_text import log_texts, remaining_text, step_duration_text, timing_text
 from trainer.callbacks.terminal_line import TerminalLine
@@ -62,8 +63,8 @@ class ProgressBar(Callback):
         self._pace = Pace()
         self._compiled_secs = 0.0  # that were shown already
         self._line: TerminalLine | None = None
-        self._logs: Mapping[str, Any] = {}  # of the last execution
-        self._drawn_at = float("-inf")
+        self._late_logs: Mapping[str, Any] | None = None  # of the execution before, where they are to be shown
+        self._logs_shown_at = float("-inf")
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Sets the verbosity, the number of epochs and the number of steps in an epoch, and starts afresh.
@@ -114,13 +115,19 @@ class ProgressBar(Callback):
         if phase != self._outermost:
             return
         self._pace.reach(batch + 1)
-        self._has_executed = True
-        logs = {} if phase == "predict" else logs or {}
-        # Those of the execution before, if there was one: the device may still be busy with this one.
-        shown, self._logs = self._logs or logs, logs
-        if self._line is not None and time.perf_counter() - self._drawn_at >= _REDRAW_SECS:
-            texts = log_texts(shown)
-            self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *texts])
+        is_first, self._has_executed = not self._has_executed, True
+        late_logs, self._late_logs = self._late_logs, None
+        if self._line is None or time.perf_counter() - self._logs_shown_at < _REDRAW_SECS:
+            return
+        # They are shown when the next execution has begun, so that the device has work while the host waits for them.
+        self._late_logs = {} if phase == "predict" else logs or {}
+        begin_fetch(self._late_logs)
+        if late_logs is None and not is_first:
+            return
+        texts = log_texts(late_logs or {})
+        self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *texts])
+        if late_logs is not None:
+            self._logs_shown_at = time.perf_counter()
 
     def _begin_unless_inside(self, phase: str, title: str) -> None:
         if self._outermost is None:
@@ -137,12 +144,13 @@ class ProgressBar(Callback):
     def _begin(self, title: str) -> None:
         self._title = title
         self._pace = Pace()
-        self._logs = {}
+        self._late_logs = None
         console = self._terminal() if self._verbose == 1 else None
         self._line = None if console is None else TerminalLine(console)
         if self._line is not None:
             self._draw(self._line, [] if self._has_executed else ["compiling..."])
-            self._drawn_at = float("-inf")  # the first execution is to be seen at once
+            # The first logs of a run are to be seen at once.
+            self._logs_shown_at = time.perf_counter() if self._has_executed else float("-inf")
 
     def _end(self, logs: Mapping[str, Any]) -> None:
         if not self._verbose:
@@ -159,7 +167,6 @@ class ProgressBar(Callback):
 
     def _draw(self, line: TerminalLine, texts: list[str], final: bool = False) -> None:
         line.draw(self._title, self._pace.step, self._steps, texts, final)
-        self._drawn_at = time.perf_counter()
 
     def _step_duration(self) -> list[str]:
         return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []

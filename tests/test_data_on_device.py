@@ -59,11 +59,12 @@ def test_row_numbers_of_many_batches_are_placed_at_once_and_change_no_bit(monkey
     monkeypatch.setattr(strategy.Strategy, "place_group", lambda self, group, arrays=None: (
         placed.append(group.count) if arrays is not None else None, place(self, group, arrays))[1])
     whole = train(2, steps_per_execution=2)
-    assert placed == [6, 1, 2, 1] * 3, "of the training and of the validation, each with an uneven last batch"
+    # An epoch and its validation, each with an uneven last batch, and in between the first numbers of the next epoch.
+    assert placed == [6, 1, 6, 2, 1, 1, 6, 2, 1, 1, 2, 1]
     placed.clear()
     monkeypatch.setattr(feed, "_NUMBERS_AT_ONCE", 4 * BATCH)
     in_parts = train(2, steps_per_execution=2)
-    assert placed == [4, 2, 1, 2, 1] * 3
+    assert placed == [4, 2, 1, 4, 2, 1, 2, 1, 4, 2, 1, 2, 1, 2, 1]
     for mine, theirs in zip(jax.tree.leaves(whole), jax.tree.leaves(in_parts), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -328,6 +329,17 @@ def test_the_executions_before_a_bad_label_run(data_on_device):
     with pytest.raises(ValueError, match="label 7"):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert int(model.state.step) == 6
+
+
+def test_bad_labels_of_an_epoch_do_not_end_the_one_before():
+    x, y, _ = classification(64)
+    y[60] = 7
+    ended = []
+    callback = trainer.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
+    with pytest.raises(ValueError, match="label 7"):
+        compiled_mlp(2).fit(x, y, batch_size=8, epochs=2, steps_per_epoch=4, shuffle=False, verbose=0,
+                            callbacks=[callback])
+    assert ended == [0]
 
 
 def test_a_label_that_is_never_read_does_no_harm():

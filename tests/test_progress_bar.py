@@ -130,10 +130,10 @@ def test_the_bar_follows_the_batches(clock, screen):
     assert shown(screen) == [f"Epoch 1/1 {bar} 0/10 - compiling..."]
     clock.now += 30  # compiling
     callbacks.on_execution_end("train", 0, {"loss": 0.5})
-    assert shown(screen) == [f"Epoch 1/1 {bar} 1/10 - ETA 4:30 - 30s/step - loss: 0.5000"]
+    assert shown(screen) == [f"Epoch 1/1 {bar} 1/10 - ETA 4:30 - 30s/step"]
     clock.now += 2
     callbacks.on_execution_end("train", 2, {"loss": 0.25})
-    # The logs are those of an execution that is done by now.
+    # The logs are those of the execution before, which ends sooner.
     assert shown(screen) == [f"Epoch 1/1 {bar} 3/10 - ETA 7s - 1s/step - loss: 0.5000"]
     clock.now += 1
     callbacks.on_execution_end("train", 3, {"loss": 0.125})
@@ -158,7 +158,7 @@ def test_unknown_steps_are_known_after_the_first_epoch(clock, screen):
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     callbacks.on_execution_end("train", 3, {"loss": 0.5})
-    assert shown(screen) == ["Epoch 1/2 4/? - 0us/step - loss: 0.5000"]
+    assert shown(screen) == ["Epoch 1/2 4/? - 0us/step"]
     callbacks.on_epoch_end(0, {"loss": 0.5})
     callbacks.on_epoch_begin(1)
     assert shown(screen)[-1] == f"Epoch 2/2 {'━' * 20} 0/4"
@@ -170,6 +170,7 @@ def test_a_redrawn_line_fits_the_terminal_and_the_last_one_is_whole(clock, scree
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     logs = {f"metric_{i}": float(i) for i in range(5)}
+    callbacks.on_execution_end("train", 3, logs)
     callbacks.on_execution_end("train", 4, logs)
     assert [len(line) for line in shown(screen)] == [39]
     callbacks.on_epoch_end(0, logs)
@@ -204,6 +205,25 @@ def test_logs_are_read_at_most_four_times_a_second(clock, screen, verbose, most)
     fetches.clear()
     callbacks.on_epoch_end(0, lazy_logs())
     assert len(fetches) == (verbose > 0)
+
+
+def test_logs_are_awaited_when_the_next_execution_has_begun(clock, screen):
+    events = []
+
+    def lazy_logs(batch):
+        return LazyLogs(["loss"], lambda: events.append(f"await {batch}") or {"loss": 0.5},
+                        lambda: events.append(f"begin {batch}"))
+
+    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=8)
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        for batch in range(10 * epoch, 10 * epoch + 8):
+            clock.now += 1 / 16
+            callbacks.on_execution_end("train", batch, lazy_logs(batch))
+    # Those of the first execution at once, and then each quarter of a second.
+    assert events == ["begin 0", "begin 1", "await 0", "begin 5", "begin 6", "await 5",
+                      "begin 13", "begin 14", "await 13"]
 
 
 def test_the_time_is_read_after_the_logs_which_wait_for_the_device(capsys, clock):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -101,6 +102,7 @@ class Feed:
       timing: the clock of the run.
       interrupts: holds off Ctrl-C.
       in_flight: an array of each execution that may not have ended, the oldest first.
+      begun: by epoch, its first group on the devices, and the others; see `look_ahead`.
     """
 
     model: Trainee
@@ -114,19 +116,27 @@ class Feed:
     timing: Timing
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
     in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
+    begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
+
+    def look_ahead(self, epoch: int) -> None:
+        """Finds and places the first row numbers of an epoch to come, while the devices are busy with the one before.
+
+        Nothing else is read ahead: a pipeline may depend on what callbacks do in between, and labels may be bad.
+        """
+        if self.arrays is not None and self.labels_are_checked:
+            with self.timing.measure("data"):
+                groups = self.reader.read(epoch, 0, self.numbers_of)
+                self.begun[epoch] = self._place(next(groups)), groups
 
     @contextlib.contextmanager
     def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
         """Gives an epoch's groups on the devices, from a batch on; a thread is ahead where that saves time."""
-        def place(group: Group) -> PlacedGroup:
-            if not self.labels_are_checked:
-                rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
-                self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
-            return self.model.strategy.place_group(group, self.arrays)
-
         if not self._reads_ahead:
-            with contextlib.closing(self.reader.read(epoch, batch, self.numbers_of)) as groups:
-                yield map(place, groups)
+            if batch == 0 and epoch in self.begun:
+                first, groups = self.begun.pop(epoch)
+                yield itertools.chain([first], map(self._place, groups))
+            else:
+                yield map(self._place, self.reader.read(epoch, batch, self.numbers_of))
             return
         demand, spans_processes = Demand(), self.model.strategy.spans_processes
 
@@ -135,8 +145,14 @@ class Feed:
             # that nobody will get ends at once, so that no thread goes on with the user's pipeline.
             return is_abandoned() or (not spans_processes and demand.is_urgent())
 
-        with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), place, demand=demand) as placed:
+        with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._place, demand=demand) as placed:
             yield placed
+
+    def _place(self, group: Group) -> PlacedGroup:
+        if not self.labels_are_checked:
+            rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
+            self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
+        return self.model.strategy.place_group(group, self.arrays)
 
     @property
     def _reads_ahead(self) -> bool:

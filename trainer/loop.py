@@ -88,6 +88,8 @@ def fit(
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
                     _run_epoch(model, train, callbacks, epoch, run.batch, run.running, run.trained)
+                    if epoch + 1 < epochs:
+                        train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running)
                 if test is not None and _is_due(epoch, validation_freq):
                     run.validation_begins()
