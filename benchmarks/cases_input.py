@@ -10,8 +10,8 @@ def _case(title: str, what: str, source: str, workload: Workload, slow: bool, ep
     if slow:
         peers = {"pipeline": "drain", "pipeline beside steps": "drain_beside", "by hand": "by_hand"}
     texts = {"pipeline": "the pipeline drained alone", "by hand": "a loop by hand over it",
-             "pipeline beside steps": "the pipeline drained, each batch copied, while another process runs as many "
-                                      "steps on the same cores",
+             "pipeline beside steps": "the pipeline drained by a thread, each batch copied, while as many steps run on "
+                                      "a group of batches that is on the device",
              "step": "the step alone, on a batch that is on the device"}
     return Case(
         title, _TEXT.format(what=what, peers=", and ".join(texts[name] for name in peers)), workload,

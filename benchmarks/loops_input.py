@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -87,27 +87,35 @@ def drain(workload: Workload, source: str) -> Callable[[int], int]:
 
 
 def drain_beside(workload: Workload, source: str) -> Callable[[int], int]:
-    """Copies each batch, whose memory the pipeline may use again, while another process runs as many steps.
+    """Reads the pipeline in a thread and copies each batch, whose memory the pipeline may use again, beside the steps.
 
-    No loop can be faster on these cores.
+    These are as many, but for less than a group, on batches that are on the device. No loop can do less.
     """
-    pipeline = _pipeline(workload, source)
-    kept = [np.empty((GROUP, workload.batch_size, *array.shape[1:]), array.dtype) for array in workload.data()]
-    command = [sys.executable, __file__, workload.model, str(workload.batch_size)]
-    steps = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert steps.stdin is not None and steps.stdout is not None
-    steps.stdout.readline()  # it has compiled
+    rows = workload.data()
+    pipeline = _SOURCES[source](workload, *rows)
+    kept = [np.empty((GROUP, workload.batch_size, *array.shape[1:]), array.dtype) for array in rows]
+    step, state = new_step(workload, rows[0])
+    steps = jax.jit(lambda state, batches: jax.lax.scan(
+        lambda state, batch: (step(state, *batch)[0], None), state, batches)[0], donate_argnums=0)
+    batches = jax.device_put([array[:GROUP * workload.batch_size].reshape(memory.shape)
+                              for array, memory in zip(rows, kept, strict=True)])
+    carry = [steps(state, batches)]
 
     def run(epochs):
-        count = 0
-        for batch in pipeline(epochs):
-            for memory, leaf in zip(kept, batch, strict=True):
-                memory[count % GROUP] = leaf
-            count += 1
-            if count % GROUP == 0:
-                steps.stdin.write(b"\n")
-                steps.stdin.flush()
-        return count
+        groups = queue.SimpleQueue()
+
+        def copy():
+            for number, batch in enumerate(pipeline(epochs), 1):
+                for memory, leaf in zip(kept, batch, strict=True):
+                    memory[number % GROUP] = leaf
+                if number % GROUP == 0:
+                    groups.put("read")
+            groups.put("end")
+
+        threading.Thread(target=copy).start()
+        while groups.get() == "read":
+            carry[0] = jax.block_until_ready(steps(carry[0], batches))
+        return epochs * workload.steps
 
     return run
 
@@ -147,21 +155,3 @@ def step(workload: Workload, source: str) -> Callable[[int], int]:
         return count
 
     return run
-
-
-def _run_steps(model: str, batch_size: int) -> None:
-    """Runs `GROUP` steps for each line of standard input, each on another batch; says when it has compiled them."""
-    workload = Workload(model, GROUP * batch_size, batch_size)
-    rows = workload.data()
-    step, state = new_step(workload, rows[0][:batch_size])
-    jitted = jax.jit(lambda state, batches: jax.lax.scan(
-        lambda state, batch: (step(state, *batch)[0], None), state, batches)[0], donate_argnums=0)
-    batches = jax.device_put([array.reshape(GROUP, batch_size, *array.shape[1:]) for array in rows])
-    state = jax.block_until_ready(jitted(state, batches))
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        state = jax.block_until_ready(jitted(state, batches))
-
-
-if __name__ == "__main__":
-    _run_steps(sys.argv[1], int(sys.argv[2]))
