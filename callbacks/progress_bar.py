@@ -64,6 +64,7 @@ class ProgressBar(Callback):
         self._compiled_secs = 0.0  # that were shown already
         self._line: TerminalLine | None = None
         self._late_logs: Mapping[str, Any] | None = None  # of the execution before, where they are to be shown
+        self._log_texts: list[str] = []  # those that are shown
         self._logs_shown_at = float("-inf")
 
     def set_params(self, params: Mapping[str, Any]) -> None:
@@ -115,19 +116,17 @@ class ProgressBar(Callback):
         if phase != self._outermost:
             return
         self._pace.reach(batch + 1)
-        is_first, self._has_executed = not self._has_executed, True
+        self._has_executed = True
         late_logs, self._late_logs = self._late_logs, None
         if self._line is None or time.perf_counter() - self._logs_shown_at < _REDRAW_SECS:
             return
         # They are shown when the next execution has begun, so that the device has work while the host waits for them.
         self._late_logs = {} if phase == "predict" else logs or {}
         begin_fetch(self._late_logs)
-        if late_logs is None and not is_first:
-            return
-        texts = log_texts(late_logs or {})
-        self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *texts])
         if late_logs is not None:
+            self._log_texts = log_texts(late_logs)
             self._logs_shown_at = time.perf_counter()
+        self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *self._log_texts])
 
     def _begin_unless_inside(self, phase: str, title: str) -> None:
         if self._outermost is None:
@@ -144,7 +143,7 @@ class ProgressBar(Callback):
     def _begin(self, title: str) -> None:
         self._title = title
         self._pace = Pace()
-        self._late_logs = None
+        self._late_logs, self._log_texts = None, []
         console = self._terminal() if self._verbose == 1 else None
         self._line = None if console is None else TerminalLine(console)
         if self._line is not None:
@@ -153,6 +152,7 @@ class ProgressBar(Callback):
             self._logs_shown_at = time.perf_counter() if self._has_executed else float("-inf")
 
     def _end(self, logs: Mapping[str, Any]) -> None:
+        self._late_logs = None  # they may hold on to the model
         if not self._verbose:
             return
         texts = log_texts(logs)  # before the clock is read: fetching the logs waits for the last step

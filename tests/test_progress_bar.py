@@ -226,6 +226,20 @@ def test_logs_are_awaited_when_the_next_execution_has_begun(clock, screen):
                       "begin 13", "begin 14", "await 13"]
 
 
+def test_slow_executions_are_counted_at_once(clock, screen):
+    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=3)
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        counts = []
+        for batch in range(3):
+            clock.now += 0.5
+            callbacks.on_execution_end("train", batch, {"loss": 0.1 * batch})
+            counts.append(shown(screen)[-1].split("━ ")[1])
+        assert counts == ["1/3 - ETA 1s - 500ms/step", "2/3 - ETA 0s - 500ms/step - loss: 0.0000e+00",
+                          "3/3 - ETA 0s - 500ms/step - loss: 0.1000"]
+
+
 def test_the_time_is_read_after_the_logs_which_wait_for_the_device(capsys, clock):
     def fetch():
         clock.now += 5

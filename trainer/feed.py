@@ -134,7 +134,9 @@ class Feed:
         if not self._reads_ahead:
             if batch == 0 and epoch in self.begun:
                 first, groups = self.begun.pop(epoch)
-                yield itertools.chain([first], map(self._place, groups))
+                begun = itertools.chain([first], map(self._place, groups))
+                del first  # it is not to stay on the devices for the whole epoch
+                yield begun
             else:
                 yield map(self._place, self.reader.read(epoch, batch, self.numbers_of))
             return

@@ -88,7 +88,7 @@ def fit(
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
                     _run_epoch(model, train, callbacks, epoch, run.batch, run.running, run.trained)
-                    if epoch + 1 < epochs:
+                    if epoch + 1 < epochs and not model.stop_training:
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running)
                 if test is not None and _is_due(epoch, validation_freq):
