@@ -21,8 +21,8 @@ sys.path.append(str(pathlib.Path(__file__).parents[1]))
 
 from measuring import table, write_section
 
-from tests import corruptions, damaged_runs
-from tests.damaged_runs import NO_TROUBLE, REFUSED, SAME, TROUBLES, WRONG
+from tests.support import corruptions, damaged_runs
+from tests.support.damaged_runs import NO_TROUBLE, REFUSED, SAME, TROUBLES, WRONG
 
 
 def possible_troubles() -> list[str]:

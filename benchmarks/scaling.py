@@ -34,9 +34,9 @@ from trainer_models import lowered_train_step, new_model
 from workers import Machine, Worker
 
 import models
-from tests.hlo import Collective, collectives
+from tests.support.hlo import Collective, collectives
 from trainer import distribute
-from trainer.launcher_job import free_ports
+from trainer.launch.job import free_ports
 
 BAR = 0.95
 BATCH_NORMS = {

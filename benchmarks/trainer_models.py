@@ -7,7 +7,7 @@ import numpy as np
 
 import trainer
 from trainer import distribute
-from trainer.phase import CompiledPhase
+from trainer.step.compiled_phase import CompiledPhase
 
 FEATURES = 784
 

@@ -5,24 +5,24 @@ model they are given. Imports nothing of the trainer: `Run` says what a callback
 """
 
 from trainer.callbacks.backup_and_restore import BackupAndRestore
-from trainer.callbacks.callback import Callback, adds_logs
-from trainer.callbacks.callback_list import CallbackList
+from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.callback_list import CallbackList
+from trainer.callbacks.base.lazy_logs import LazyLogs
+from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.callbacks.base.run_protocol import Run, SavePoint
 from trainer.callbacks.csv_logger import CSVLogger
 from trainer.callbacks.early_stopping import EarlyStopping
 from trainer.callbacks.history import History
 from trainer.callbacks.lambda_callback import LambdaCallback
-from trainer.callbacks.lazy_logs import LazyLogs
 from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
 from trainer.callbacks.model_checkpoint import ModelCheckpoint
-from trainer.callbacks.monitor_callback import MonitorCallback
 from trainer.callbacks.profile import Profile
-from trainer.callbacks.progress_bar import ProgressBar
+from trainer.callbacks.progress.progress_bar import ProgressBar
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from trainer.callbacks.remote_monitor import RemoteMonitor
-from trainer.callbacks.run_protocol import Run, SavePoint
 from trainer.callbacks.skip_non_finite import SkipNonFinite
 from trainer.callbacks.swap_ema_weights import SwapEMAWeights
-from trainer.callbacks.tensorboard import TensorBoard
+from trainer.callbacks.tensorboard.tensorboard import TensorBoard
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN
 from trainer.callbacks.throughput import Throughput
 from trainer.callbacks.validate_every import ValidateEvery

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from trainer.callbacks.callback import Callback
-from trainer.callbacks.checks import is_count
+from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.checks import is_count
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
 

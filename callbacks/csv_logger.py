@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, adds_logs
 
 
 class CSVLogger(Callback):

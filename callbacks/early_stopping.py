@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.callbacks.callback import adds_logs
-from trainer.callbacks.monitor_callback import MonitorCallback
+from trainer.callbacks.base.callback import adds_logs
+from trainer.callbacks.base.monitor_callback import MonitorCallback
 
 
 class EarlyStopping(MonitorCallback):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.callbacks.callback import Callback, adds_logs
-from trainer.callbacks.lazy_logs import begin_fetch
+from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.lazy_logs import begin_fetch
 
 
 class History(Callback):

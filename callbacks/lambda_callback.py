@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainer.callbacks.callback import Callback
+from trainer.callbacks.base.callback import Callback
 
 
 class LambdaCallback(Callback):

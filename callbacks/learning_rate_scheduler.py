@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, adds_logs
 
 
 class LearningRateScheduler(Callback):

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.callbacks.callback import adds_logs
-from trainer.callbacks.checks import is_count
-from trainer.callbacks.monitor_callback import MonitorCallback
+from trainer.callbacks.base.callback import adds_logs
+from trainer.callbacks.base.checks import is_count
+from trainer.callbacks.base.monitor_callback import MonitorCallback
 
 
 class ModelCheckpoint(MonitorCallback):

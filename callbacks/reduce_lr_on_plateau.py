@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.callbacks.callback import adds_logs
+from trainer.callbacks.base.callback import adds_logs
+from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.learning_rate_scheduler import learning_rate_logs, named_optimizers
-from trainer.callbacks.monitor_callback import MonitorCallback
 
 
 class ReduceLROnPlateau(MonitorCallback):

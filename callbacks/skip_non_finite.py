@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.callbacks.checks import is_count
-from trainer.callbacks.late_logs_callback import LateLogsCallback
+from trainer.callbacks.base.checks import is_count
+from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 
 
 class SkipNonFinite(LateLogsCallback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.callbacks.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, adds_logs
 
 
 class SwapEMAWeights(Callback):

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.callbacks.late_logs_callback import LateLogsCallback
-from trainer.callbacks.lazy_logs import LazyLogs
+from trainer.callbacks.base.late_logs_callback import LateLogsCallback
+from trainer.callbacks.base.lazy_logs import LazyLogs
 
 _SHOWN_WEIGHTS = 5
 

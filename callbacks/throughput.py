@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from trainer.callbacks.callback import adds_logs
-from trainer.callbacks.train_batch_callback import TrainBatchCallback
+from trainer.callbacks.base.callback import adds_logs
+from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 
 # Operations a second with dense matrices of 16 bits: bfloat16, or float16 on V100 and T4, which have no bfloat16. By
 # JAX's `device_kind`. NVIDIA's data sheets give twice as much for H100 and L4, which is with structured sparsity.

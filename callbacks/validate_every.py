@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from trainer.callbacks.progress_text import log_texts
-from trainer.callbacks.train_batch_callback import TrainBatchCallback
+from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
+from trainer.callbacks.progress.progress_text import log_texts
 
 
 class ValidateEvery(TrainBatchCallback):

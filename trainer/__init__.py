@@ -5,12 +5,12 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from trainer import callbacks, data, distribute, losses, metrics, models, optimizers, testing
-    from trainer.compilation_cache import enable_compilation_cache
+    from trainer.compile.persistent_cache import enable_compilation_cache
+    from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-    from trainer.export import load_exported
-    from trainer.model import Model, Sequential
-    from trainer.saved_model import load
-    from trainer.state import TrainState
+    from trainer.model.model import Model, Sequential
+    from trainer.model.saved_model import load
+    from trainer.saving.export import load_exported
 
     __version__: str
 
@@ -37,10 +37,10 @@ __all__ = [
 _HOMES = {
     "Model": "model",
     "Sequential": "model",
-    "TrainState": "state",
-    "enable_compilation_cache": "compilation_cache",
-    "load": "saved_model",
-    "load_exported": "export",
+    "TrainState": "core.train_state",
+    "enable_compilation_cache": "compile.persistent_cache",
+    "load": "model.saved_model",
+    "load_exported": "saving.export",
     "pack_x_y_sample_weight": "data",
     "unpack_x_y_sample_weight": "data",
 }

@@ -6,13 +6,13 @@ strategies: whoever calls `prefetch` brings the function that places a group.
 
 from trainer.data.adapt import adapt
 from trainer.data.arrays import DataError, split_validation
-from trainer.data.auto_shard import AutoShardPolicy, with_options
 from trainer.data.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.dataset import Dataset
 from trainer.data.host_arrays import HostArrays
 from trainer.data.prefetch import Demand, Prefetcher, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches
+from trainer.data.sharding.auto_shard import AutoShardPolicy, with_options
 from trainer.data.sources import Source
 
 __all__ = [

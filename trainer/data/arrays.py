@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.errors import describe
+from trainer.core.errors import describe
 
 _ARGUMENTS = ("x", "y", "sample_weight")
 _ALIGNMENT = 64  # bytes, of buffers that XLA takes over

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.core.errors import describe
 from trainer.data.arrays import DataError
-from trainer.errors import describe
 
 _SUM_TOLERANCE = 0.01  # of distributions whose numbers have 8 bits of precision
 

@@ -3,31 +3,37 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout
+from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver
+from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
-from trainer.distribute.cluster_description import ClusterError, ClusterTimeout
-from trainer.distribute.cluster_resolver import TFConfigClusterResolver
-from trainer.distribute.collectives import (
+from trainer.distribute.replica.collectives import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
     NcclAllReduce,
     ReductionToOneDevice,
     RingAllReduce,
 )
-from trainer.distribute.communication import CommunicationImplementation, CommunicationOptions
-from trainer.distribute.distributed_dataset import DistributedDataset, InputContext
-from trainer.distribute.fully_sharded import CentralStorageStrategy, FullyShardedStrategy
-from trainer.distribute.layout_map import LayoutMap
-from trainer.distribute.mirrored import MirroredStrategy, OneDeviceStrategy
-from trainer.distribute.model_parallel import ModelParallelStrategy
-from trainer.distribute.multi_worker import MultiWorkerMirroredStrategy
-from trainer.distribute.per_replica import PerReplica
-from trainer.distribute.strategy import Strategy, ValueContext, get_strategy, has_strategy, in_cross_replica_context
-from trainer.distribute.tpu import TPUStrategy
-from trainer.replica import ReduceOp, ReplicaContext, get_replica_context
+from trainer.distribute.replica.communication_options import CommunicationImplementation, CommunicationOptions
+from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.replica.per_replica import PerReplica
+from trainer.distribute.strategies.fully_sharded import CentralStorageStrategy, FullyShardedStrategy
+from trainer.distribute.strategies.layout_map import LayoutMap
+from trainer.distribute.strategies.mirrored import MirroredStrategy, OneDeviceStrategy
+from trainer.distribute.strategies.model_parallel import ModelParallelStrategy
+from trainer.distribute.strategies.multi_worker import MultiWorkerMirroredStrategy
+from trainer.distribute.strategies.strategy import (
+    Strategy,
+    ValueContext,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from trainer.distribute.strategies.tpu import TPUStrategy
 
 if TYPE_CHECKING:
-    from trainer.sidecar_evaluator import SidecarEvaluator
+    from trainer.model.sidecar_evaluator import SidecarEvaluator
 
 __all__ = [
     "AutoShardPolicy",
@@ -67,7 +73,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "SidecarEvaluator":  # built on `Model`, which is built on this package
-        return importlib.import_module("trainer.sidecar_evaluator").SidecarEvaluator
+        return importlib.import_module("trainer.model.sidecar_evaluator").SidecarEvaluator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from numpy.lib.array_utils import normalize_axis_index
 
-from trainer.losses import checks
+from trainer.core import arguments
 from trainer.losses.base import EPSILON, BuiltinLoss
 from trainer.losses.shapes import (
     as_float,
@@ -174,7 +174,7 @@ class Crossentropy(BuiltinLoss):
 
     def __init__(self, from_logits: bool, reduction: str | None, name: str | None, dtype: Any):
         super().__init__(reduction, name, dtype)
-        checks.require_bool(from_logits=from_logits)
+        arguments.require_bool(from_logits=from_logits)
         self.from_logits = from_logits
 
     @property
@@ -202,7 +202,7 @@ class DenseCrossentropy(Crossentropy):
         dtype: Any = None,
     ):
         super().__init__(from_logits, reduction, name, dtype)
-        checks.require_share(label_smoothing=label_smoothing)
+        arguments.require_share(label_smoothing=label_smoothing)
         self.label_smoothing = label_smoothing
         self.axis = axis
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainer.errors import unknown_name, wrong_type
+from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
 from trainer.losses.hinge import CategoricalHinge, Hinge, SquaredHinge
 from trainer.losses.probabilistic import (

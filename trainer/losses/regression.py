@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.losses import checks
+from trainer.core import arguments
 from trainer.losses.base import EPSILON, BuiltinLoss
 from trainer.losses.shapes import as_float_pair
 
@@ -176,7 +176,7 @@ class Huber(BuiltinLoss):
         dtype: Any = None,
     ):
         super().__init__(reduction, name, dtype)
-        checks.require_positive(delta=delta)
+        arguments.require_positive(delta=delta)
         self.delta = delta
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from numpy.lib.array_utils import normalize_axis_index
 
-from trainer.errors import wrong_type
+from trainer.core.errors import wrong_type
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.losses import checks
+from trainer.core import arguments
 from trainer.losses.shapes import check_class_indices, check_same_shape, class_indices, match_ranks
 from trainer.metrics.reduction import MeanMetricWrapper
 
@@ -168,7 +168,7 @@ class TopKCategoricalAccuracy(OneHotAccuracy):
     """
 
     def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None):
-        checks.require_count(k=k)
+        arguments.require_count(k=k)
         super().__init__(top_k_categorical_accuracy, name, dtype, k=k)
         self.k = k
 
@@ -221,7 +221,7 @@ class SparseTopKCategoricalAccuracy(IndexAccuracy):
         dtype: Any = None,
         from_sorted_ids: bool = False,
     ):
-        checks.require_count(k=k)
+        arguments.require_count(k=k)
         super().__init__(sparse_top_k_categorical_accuracy, name, dtype, k=k, from_sorted_ids=from_sorted_ids)
         self.k = k
         self.from_sorted_ids = from_sorted_ids

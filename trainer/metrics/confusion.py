@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.losses import checks
+from trainer.core import arguments
 from trainer.losses.shapes import check_same_shape, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -42,7 +42,7 @@ def as_thresholds(thresholds: float | Sequence[float]) -> list[float]:
     """
     several: list[Any] = [thresholds] if np.ndim(thresholds) == 0 else list(thresholds)  # type: ignore[arg-type]
     outside = [threshold for threshold in several
-               if not 0 <= checks.as_number("thresholds", threshold, "a number or several, each in [0, 1]") <= 1]
+               if not 0 <= arguments.as_number("thresholds", threshold, "a number or several, each in [0, 1]") <= 1]
     if outside:
         raise ValueError(f"Threshold values must be in [0, 1]. Received: {outside}")
     return several
@@ -119,7 +119,7 @@ class ConfusionMetric(Metric):
     ):
         super().__init__(dtype, name)
         if top_k is not None:
-            checks.require_count(top_k=top_k)
+            arguments.require_count(top_k=top_k)
         self.init_thresholds = thresholds
         self.top_k = top_k
         self.class_id = class_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from trainer.errors import unknown_name, wrong_type
+from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses import Loss, as_loss
 from trainer.losses.base import FunctionLoss
 from trainer.metrics.accuracy import (

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.errors import unknown_name, wrong_type
+from trainer.core.errors import unknown_name, wrong_type
 
 # On the host: JAX would compile a program for each shape.
 INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}

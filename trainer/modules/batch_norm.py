@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from trainer.errors import unknown_name
+from trainer.core.errors import unknown_name
+from trainer.core.replica_context import get_replica_context
 from trainer.modules.base import IsFrozen
-from trainer.replica import get_replica_context
 
 STATISTICS_NAME = "batch_statistics"
 """The name that `jax.checkpoint` policies know the sums over the batch by."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from trainer.errors import wrong_type
+from trainer.core.errors import wrong_type
 from trainer.modules.base import FunctionalModule
 from trainer.modules.linen import LinenFunctional
 from trainer.modules.named import NamedFunctional

@@ -18,6 +18,7 @@ from flax import linen as nn
 from flax.core import DenyList, unfreeze
 from flax.errors import InvalidRngError
 
+from trainer.core.tree_paths import SEPARATOR, named_leaves
 from trainer.modules.base import FLAGS, FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import (
     call_linen_batch_norm,
@@ -28,7 +29,6 @@ from trainer.modules.batch_norm import (
 from trainer.modules.compute_dtype import call_linen_layer
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
-from trainer.paths import SEPARATOR, named_leaves
 
 _NESTED_FLAGS = ("deterministic", "use_running_average")
 

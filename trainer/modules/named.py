@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from trainer.errors import describe, unknown_name, wrong_type
+from trainer.core.errors import describe, unknown_name, wrong_type
+from trainer.core.tree_paths import SEPARATOR
 from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, key_for
 from trainer.modules.summary import LayerRow
-from trainer.paths import SEPARATOR
 
 
 class NamedFunctional(FunctionalModule):

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
+from trainer.core.tree_paths import SEPARATOR
 from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import is_layer_frozen
 from trainer.modules.nnx_batch_norm import nnx_batch_norm_paths, replace_nnx_batch_norms, set_nnx_policy
 from trainer.modules.nnx_compute_dtype import set_nnx_compute_dtype
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
-from trainer.paths import SEPARATOR
 
 Path = tuple[Any, ...]
 

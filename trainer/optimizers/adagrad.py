@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import optax
 
-from trainer.optimizers import checks, transforms
+from trainer.core import arguments
+from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
 from trainer.optimizers.common_arguments import with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
@@ -47,8 +48,8 @@ class Adagrad(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_non_negative(initial_accumulator_value=initial_accumulator_value)
-        checks.require_positive(epsilon=epsilon)
+        arguments.require_non_negative(initial_accumulator_value=initial_accumulator_value)
+        arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             optax.scale_by_rss(initial_accumulator_value, epsilon), transforms.descend(), weight_decay=weight_decay,
             clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
@@ -91,9 +92,9 @@ class RMSprop(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_decay_rate(rho=rho)
-        checks.require_share(momentum=momentum)
-        checks.require_positive(epsilon=epsilon)
+        arguments.require_decay_rate(rho=rho)
+        arguments.require_share(momentum=momentum)
+        arguments.require_positive(epsilon=epsilon)
         scale = optax.scale_by_stddev if centered else optax.scale_by_rms
         accumulate = optax.trace(momentum) if momentum else optax.identity()
         transformation = with_common_arguments(
@@ -134,8 +135,8 @@ class Adadelta(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_decay_rate(rho=rho)
-        checks.require_positive(epsilon=epsilon)
+        arguments.require_decay_rate(rho=rho)
+        arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             optax.scale_by_adadelta(rho, epsilon), transforms.descend(), weight_decay=weight_decay,
             clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)

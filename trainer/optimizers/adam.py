@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import optax
 
-from trainer.optimizers import checks, transforms
+from trainer.core import arguments
+from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
 from trainer.optimizers.common_arguments import with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
@@ -51,8 +52,8 @@ class Adam(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
-        checks.require_positive(epsilon=epsilon)
+        arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        arguments.require_positive(epsilon=epsilon)
         scale = transforms.scale_by_amsgrad if amsgrad else transforms.scale_by_adam
         transformation = with_common_arguments(
             scale(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
@@ -82,7 +83,7 @@ class AdamW(Adam):
         *,
         name: str | None = None,
     ):
-        checks.require_non_negative(weight_decay=weight_decay)
+        arguments.require_non_negative(weight_decay=weight_decay)
         super().__init__(
             learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay, clipnorm, clipvalue, global_clipnorm,
             name=name)
@@ -109,8 +110,8 @@ class Adamax(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
-        checks.require_positive(epsilon=epsilon)
+        arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             transforms.scale_by_adamax(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
             clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
@@ -138,8 +139,8 @@ class Nadam(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
-        checks.require_positive(epsilon=epsilon)
+        arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             transforms.scale_by_nadam(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
             clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
@@ -167,8 +168,8 @@ class Lamb(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
-        checks.require_positive(epsilon=epsilon)
+        arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             optax.scale_by_adam(beta_1, beta_2, epsilon), optax.scale_by_trust_ratio(), transforms.descend(),
             weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import optax
 
-from trainer.optimizers import checks, transforms
+from trainer.core import arguments
+from trainer.optimizers import transforms
 
 
 def with_common_arguments(
@@ -31,7 +32,7 @@ def with_common_arguments(
     if len(given) > 1:
         raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set. "
                          f"Received: {', '.join(f'{name}={value}' for name, value in given.items())}.")
-    checks.require_positive(**given)
+    arguments.require_positive(**given)
     makers = {
         "clipnorm": transforms.clip_each_by_norm,
         "clipvalue": optax.clip,
@@ -41,5 +42,5 @@ def with_common_arguments(
     chain = optax.chain(transforms.cast_to_params(), *clip, *steps)
     if weight_decay is None:
         return chain
-    checks.require_non_negative(weight_decay=weight_decay)
+    arguments.require_non_negative(weight_decay=weight_decay)
     return transforms.after_weight_decay(chain, weight_decay)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.errors import describe
-from trainer.optimizers import checks
+from trainer.core import arguments
+from trainer.core.errors import describe
 
 Schedule = Callable[[Any], Any]
 
@@ -26,8 +26,8 @@ def as_rate(value: Any, expected: str = "a number") -> float:
       TypeError: if it is not a number.
       ValueError: if it is negative or not finite.
     """
-    number = checks.as_number("learning_rate", value, expected)
-    checks.require_non_negative(learning_rate=number)
+    number = arguments.as_number("learning_rate", value, expected)
+    arguments.require_non_negative(learning_rate=number)
     return number
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import optax
 
-from trainer.optimizers import checks, transforms
+from trainer.core import arguments
+from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
 from trainer.optimizers.common_arguments import with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
@@ -48,7 +49,7 @@ class SGD(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_share(momentum=momentum)
+        arguments.require_share(momentum=momentum)
         accumulate = optax.trace(momentum, nesterov) if momentum else optax.identity()
         transformation = with_common_arguments(
             transforms.descend(), accumulate, weight_decay=weight_decay,
@@ -88,8 +89,8 @@ class Lion(Optimizer):
         *,
         name: str | None = None,
     ):
-        checks.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
-        checks.require_positive(beta_1=beta_1)
+        arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
+        arguments.require_positive(beta_1=beta_1)
         transformation = with_common_arguments(
             optax.scale_by_lion(beta_1, beta_2), transforms.descend(), weight_decay=weight_decay,
             clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)

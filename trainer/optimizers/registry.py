@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import optax
 
-from trainer import errors
+from trainer.core import errors
 from trainer.optimizers.adagrad import Adadelta, Adagrad, RMSprop
 from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
 from trainer.optimizers.base import Optimizer

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from trainer.optimizers import checks
+from trainer.core import arguments
 
 
 class LearningRateSchedule(abc.ABC):
@@ -52,7 +52,7 @@ class ExponentialDecay(LearningRateSchedule):
     name: str = "ExponentialDecay"
 
     def __post_init__(self) -> None:
-        checks.require_positive(decay_steps=self.decay_steps)
+        arguments.require_positive(decay_steps=self.decay_steps)
 
     def __call__(self, step: Any) -> jax.Array:
         return self.initial_learning_rate * jnp.float32(self.decay_rate) ** _periods(self, step)
@@ -80,7 +80,7 @@ class InverseTimeDecay(LearningRateSchedule):
     name: str = "InverseTimeDecay"
 
     def __post_init__(self) -> None:
-        checks.require_positive(decay_steps=self.decay_steps)
+        arguments.require_positive(decay_steps=self.decay_steps)
 
     def __call__(self, step: Any) -> jax.Array:
         return self.initial_learning_rate / (1 + self.decay_rate * _periods(self, step))
@@ -149,7 +149,7 @@ class PolynomialDecay(LearningRateSchedule):
     name: str = "PolynomialDecay"
 
     def __post_init__(self) -> None:
-        checks.require_positive(decay_steps=self.decay_steps)
+        arguments.require_positive(decay_steps=self.decay_steps)
 
     def __call__(self, step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -191,8 +191,8 @@ class CosineDecay(LearningRateSchedule):
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        checks.require_positive(decay_steps=self.decay_steps)
-        checks.require_non_negative(warmup_steps=self.warmup_steps)
+        arguments.require_positive(decay_steps=self.decay_steps)
+        arguments.require_non_negative(warmup_steps=self.warmup_steps)
 
     def __call__(self, step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -239,8 +239,8 @@ class CosineDecayRestarts(LearningRateSchedule):
     name: str = "SGDRDecay"
 
     def __post_init__(self) -> None:
-        checks.require_positive(first_decay_steps=self.first_decay_steps)
-        if checks.as_number("t_mul", self.t_mul) < 1:
+        arguments.require_positive(first_decay_steps=self.first_decay_steps)
+        if arguments.as_number("t_mul", self.t_mul) < 1:
             raise ValueError(f"`t_mul` must be a number of at least 1. Received: t_mul={self.t_mul}.")
 
     def __call__(self, step: Any) -> jax.Array:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from trainer import precision
+from trainer.core import precision
 from trainer.optimizers.base import Optimizer, OptimizerState
 
 

@@ -20,10 +20,13 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer import checks, errors, launcher_output, weights_file
-from trainer.checkpoint import plain
-from trainer.launcher_job import Job
-from trainer.launcher_supervisor import TIMEOUT, describe_end, supervise
+from trainer.core import errors
+from trainer.launch import output
+from trainer.launch.job import Job
+from trainer.launch.supervisor import TIMEOUT, describe_end, supervise
+from trainer.saving import safetensors_file
+from trainer.saving.checkpoint import plain
+from trainer.step import output_checks
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from trainer.testing import local_cluster; local_cluster._work()"
 _DUMP_SECS = 0.5  # for workers to write where they are, before they are killed
@@ -63,8 +66,8 @@ class LocalCluster:
 
     def __init__(self, n: int, devices_per_worker: int = 1, timeout_secs: float = 120.0,
                  env: Mapping[str, str] | None = None):
-        checks.check_count("n", n, 1)
-        checks.check_count("devices_per_worker", devices_per_worker, 1)
+        output_checks.check_count("n", n, 1)
+        output_checks.check_count("devices_per_worker", devices_per_worker, 1)
         if not timeout_secs > 0:
             raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
         self._workers, self._devices_per_worker, self._timeout_secs = n, devices_per_worker, timeout_secs
@@ -110,7 +113,7 @@ class LocalCluster:
         assert code is not None, "the job has ended"
         report = _report(folder, worker)
         text = report.read_text(encoding="utf-8") if report.exists() else _text(
-            launcher_output.end_of(list(job.last_lines[worker])))
+            output.end_of(list(job.last_lines[worker])))
         end = describe_end(code) if code else "ended with exit code 0 before the function returned"
         return WorkerError(worker, code, text, f"Worker {worker} of {self._workers} {end}.\n{text}".rstrip())
 
@@ -120,7 +123,7 @@ class LocalCluster:
         for worker in late:
             lines = list(job.last_lines[worker])
             begins = [number for number, line in enumerate(lines) if line.startswith(_STILL_RUNNING)]
-            where = lines[begins[-1] + 1:] if begins else launcher_output.end_of(lines)
+            where = lines[begins[-1] + 1:] if begins else output.end_of(lines)
             message += f"\nWorker {worker} was here:\n{_text(where)}" if where else ""
         return TimeoutError(message)
 
@@ -190,12 +193,12 @@ def _write(path: pathlib.Path, value: Any, name: str) -> None:
     except TypeError as error:
         error.add_note("A `LocalCluster` passes arguments and results as a checkpoint would hold them.")
         raise
-    weights_file.save_arrays(path.with_suffix(".safetensors"), arrays)
+    safetensors_file.save_arrays(path.with_suffix(".safetensors"), arrays)
     path.write_text(json.dumps(jsonable), encoding="utf-8")
 
 
 def _read(path: pathlib.Path) -> Any:
-    with weights_file.read_arrays(path.with_suffix(".safetensors")) as arrays:
+    with safetensors_file.read_arrays(path.with_suffix(".safetensors")) as arrays:
         return plain.decode(json.loads(path.read_text(encoding="utf-8")), arrays)
 
 

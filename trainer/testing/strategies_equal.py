@@ -15,14 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer import checks, errors
 from trainer.callbacks import Callback
+from trainer.core import errors
+from trainer.core.tree_paths import named_leaves
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
-from trainer.distribute.placement import to_host
-from trainer.model import Model
-from trainer.paths import named_leaves
+from trainer.distribute.placement.placement import to_host
+from trainer.model.model import Model
+from trainer.step import output_checks
 
 __all__ = ["assert_strategies_equal"]
 
@@ -113,7 +114,7 @@ def assert_strategies_equal(
     for argument, tolerance in (("rtol", rtol), ("atol", atol)):
         if not tolerance >= 0:
             raise ValueError(f"`{argument}` must be at least 0. Received: {tolerance}.")
-    checks.check_count("epochs", epochs, 1)
+    output_checks.check_count("epochs", epochs, 1)
     run = _Run(build, data, batch_size, epochs, train, evaluate, predict)
     one_device = _strategy("reference", OneDeviceStrategy() if reference is None else reference)
     expected = run.under(one_device)

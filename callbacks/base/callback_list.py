@@ -1,0 +1,296 @@
+"""Calling a list of callbacks as one.
+
+Owns the order of calls, and the knowledge of which hooks anybody listens to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral
+from typing import Any
+
+import jax
+
+from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.callbacks.history import History
+from trainer.callbacks.progress.progress_bar import ProgressBar
+
+_BATCH_HOOKS = {
+    "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
+    "test": ("on_test_batch_begin", "on_test_batch_end"),
+    "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
+}
+
+
+class CallbackList(Callback):
+    """Several callbacks behind the interface of one: each hook calls that hook of all of them, in the list's order.
+
+    Before an epoch's end and before one of them saves, all of them settle (see `Callback.settle`), wherever they stand.
+
+    Args:
+      callbacks: a callback, a list or tuple of them, or None.
+      add_history: whether to append a `History`, if there is none.
+      add_progbar: whether to append a `ProgressBar`, if there is none.
+      model: the model that the callbacks act on; given to each of them.
+      **params: what becomes the callbacks' `params`: `verbose`, `epochs`, `steps`.
+
+    Attributes:
+      callbacks: the list, with what was appended.
+
+    Raises:
+      TypeError: if something in `callbacks` is not a `Callback`, or one for the chief alone has a `next_look`.
+      ValueError: if `runs_on` of one is neither "all" nor "chief".
+
+    Example:
+
+    >>> from trainer.callbacks import CallbackList, LambdaCallback
+    >>> callback_list = CallbackList([LambdaCallback(on_train_batch_end=lambda batch, logs: print(batch, logs))])
+    >>> callback_list.wants_batch_hooks("train"), callback_list.wants_batch_hooks("test")
+    (True, False)
+    >>> callback_list.on_train_batch_end(7)
+    7 {}
+    """
+
+    def __init__(
+        self,
+        callbacks: Any = None,
+        add_history: bool = False,
+        add_progbar: bool = False,
+        model: Any = None,
+        **params: Any,
+    ):
+        several = isinstance(callbacks, (list, tuple))
+        self.callbacks: list[Callback] = list(callbacks) if several else [] if callbacks is None else [callbacks]
+        for index, callback in enumerate(self.callbacks):
+            if not isinstance(callback, Callback):
+                hint = " Give an instance, not the class." if isinstance(callback, type) else ""
+                raise TypeError(
+                    f"`callbacks` must be instances of `Callback`. Received: a value of type {type(callback).__name__} "
+                    f"at index {index}.{hint}"
+                )
+        for wanted, kind in ((add_history, History), (add_progbar, ProgressBar)):
+            if wanted and not any(isinstance(callback, kind) for callback in self.callbacks):
+                self.callbacks.append(kind())
+        for callback in self.callbacks:
+            _check_place(callback)
+            if type(callback) is History:
+                callback.reads_late = len(self.callbacks) == 1
+        self._is_chief = jax.process_index() == 0
+        self._save_at: int | None = None  # the next batch of this epoch after which a callback saves
+        if model is not None:
+            self.set_model(model)
+        if params:
+            self.set_params(params)
+
+    @property
+    def _called(self) -> list[Callback]:
+        # The others count when it comes to how many batches run at once.
+        return self.callbacks if self._is_chief else [
+            callback for callback in self.callbacks if callback.runs_on == "all"]
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        super().set_params(params)
+        for callback in self.callbacks:
+            callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        for callback in self.callbacks:
+            callback.set_model(model)
+
+    def wants(self, hook: str) -> bool:
+        """Returns whether any callback overrides the hook of that name, in its class or on the instance.
+
+        A hook with the attribute `is_for_other_loops` need not be called by a loop that calls `on_execution_end`.
+        """
+        return any(_overrides(callback, hook) for callback in self.callbacks)
+
+    def wants_batch_hooks(self, phase: str) -> bool:
+        """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""
+        return any(map(self.wants, _BATCH_HOOKS[phase]))
+
+    def may_stop_differently(self, phase: str) -> bool:
+        """Returns whether a callback may end "train", "test" or "predict" at another batch than in other processes."""
+        listeners = (*_BATCH_HOOKS[phase], "on_execution_end")
+        return any(not callback.stops_alike and any(_overrides(callback, hook) for hook in listeners)
+                   for callback in self.callbacks)
+
+    def next_look(self, phase, batch):
+        looks, saves = [], []
+        for callback in self._called:
+            look = callback.next_look(phase, batch)
+            if look is None:
+                continue
+            if not isinstance(look, Integral) or isinstance(look, bool) or look < batch:
+                raise ValueError(f"`{type(callback).__name__}.next_look` must return the number of a batch, {batch} or "
+                                 f"a later one, or None. Received: {look!r}.")
+            looks.append(int(look))
+            if callback.saves:
+                saves.append(int(look))
+        if phase == "train":
+            self._save_at = min(saves, default=None)
+        return min(looks, default=None)
+
+    def check_monitors(self, available: Iterable[str]) -> None:
+        """Lets the callbacks that monitor a log refuse one that will not exist.
+
+        Those behind a callback whose `on_epoch_end` may add any log (see `adds_logs`) are left to check the first logs.
+
+        Args:
+          available: the names that the logs of some epoch will have.
+
+        Raises:
+          ValueError: if a monitored log is neither among them nor added by a callback.
+        """
+        available = set(available)
+        for callback in self.callbacks:
+            added = getattr(callback.on_epoch_end, "added_log_keys", None)
+            if added is None:
+                return
+            available |= added
+            if isinstance(callback, MonitorCallback):
+                callback.check_monitor(available)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states of all callbacks that keep one, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
+        return {name: callback.state_dict() for name, callback in self._with_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets every callback continue from what `state_dict` returned.
+
+        Raises:
+          ValueError: if `state` is of other callbacks than these.
+        """
+        received = sorted(name for name, _ in self._with_state())
+        if sorted(state) != received:
+            raise ValueError(
+                f"`callbacks` are not those that the state is of. Received: {received}, expected: {sorted(state)}. "
+                "Resume with the same callbacks."
+            )
+        for name, callback in self._with_state():
+            if callback in self._called:
+                callback.load_state_dict(state[name])
+
+    def _with_state(self) -> Iterator[tuple[str, Callback]]:
+        counts: dict[str, int] = {}
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            count = counts.get(name, 0)
+            counts[name] = count + 1
+            own = [_overrides(callback, hook) for hook in ("state_dict", "load_state_dict")]
+            if isinstance(callback.state_attributes, str):
+                raise TypeError(f"`{type(callback).__name__}.state_attributes` must be a tuple of names. Received: a "
+                                f"str. Write ({callback.state_attributes!r},).")
+            if own == [True, False]:
+                raise TypeError(f"`{type(callback).__name__}` defines `state_dict` and not `load_state_dict`, so it "
+                                "could not be restored. Define both, or name attributes in `state_attributes`.")
+            if callback.state_attributes or own[0]:
+                yield (f"{name}_{count}" if count else name), callback
+
+    def on_train_begin(self, logs=None):
+        self._call("on_train_begin", logs)
+
+    def on_train_end(self, logs=None):
+        self._call("on_train_end", logs)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._call_numbered("on_epoch_begin", epoch, logs, self._called)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._call_numbered("on_epoch_end", epoch, logs, self._settled(self._called))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._call_batch("on_train_batch_begin", batch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._call_batch("on_train_batch_end", batch, logs)
+
+    def on_batch_begin(self, batch, logs=None):
+        self._call_batch("on_batch_begin", batch, logs)
+
+    def on_batch_end(self, batch, logs=None):
+        self._call_batch("on_batch_end", batch, logs)
+
+    def on_test_begin(self, logs=None):
+        self._call("on_test_begin", logs)
+
+    def on_test_end(self, logs=None):
+        self._call("on_test_end", logs)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._call_batch("on_test_batch_begin", batch, logs)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._call_batch("on_test_batch_end", batch, logs)
+
+    def on_predict_begin(self, logs=None):
+        self._call("on_predict_begin", logs)
+
+    def on_predict_end(self, logs=None):
+        self._call("on_predict_end", logs)
+
+    def on_predict_batch_begin(self, batch, logs=None):
+        self._call_batch("on_predict_batch_begin", batch, logs)
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self._call_batch("on_predict_batch_end", batch, logs)
+
+    def on_execution_end(self, phase, batch, logs=None):
+        logs = {} if logs is None else logs
+        called = self._called
+        if phase == "train" and batch == self._save_at:
+            # What puts its reading off has to know of this execution before another callback saves.
+            first = [callback for callback in called if _overrides(callback, "settle")]
+            for callback in first:
+                callback.on_execution_end(phase, batch, logs)
+            called = self._settled(callback for callback in called if callback not in first)
+        for callback in called:
+            callback.on_execution_end(phase, batch, logs)
+
+    def settle(self):
+        answers = [callback.settle() for callback in self._called]
+        return any(answers)
+
+    def _settled(self, callbacks: Iterable[Callback]) -> list[Callback]:
+        """Settles all callbacks; returns those of `callbacks` that may act, without the savers of spoilt weights."""
+        is_spoilt = self.settle()
+        return [callback for callback in callbacks if not (is_spoilt and callback.saves)]
+
+    def on_save_point(self, point):
+        for callback in self._called:
+            callback.on_save_point(point)
+
+    # How each hook is called, by position or by keyword, is what Keras does: a user's lambda may name its arguments as
+    # it likes where they are given by position.
+
+    def _call(self, hook: str, logs: Any) -> None:
+        logs = {} if logs is None else logs
+        for callback in self._called:
+            getattr(callback, hook)(logs)
+
+    def _call_numbered(self, hook: str, number: int, logs: Any, callbacks: Iterable[Callback]) -> None:
+        logs = {} if logs is None else logs
+        for callback in callbacks:
+            getattr(callback, hook)(number, logs)
+
+    def _call_batch(self, hook: str, batch: int, logs: Any) -> None:
+        logs = {} if logs is None else logs
+        for callback in self._called:
+            getattr(callback, hook)(batch, logs=logs)
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    """Returns whether a callback has a hook of its own, on the class or on the instance, that this loop has to call."""
+    method = getattr(callback, hook)
+    function = getattr(method, "__func__", method)
+    return function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False)
+
+
+def _check_place(callback: Callback) -> None:
+    if callback.runs_on not in ("all", "chief"):
+        raise ValueError(f"`{type(callback).__name__}.runs_on` must be 'all' or 'chief'. "
+                         f"Received: {callback.runs_on!r}.")
+    if callback.runs_on == "chief" and _overrides(callback, "next_look"):
+        raise TypeError(f"`{type(callback).__name__}` runs on the chief alone, and cannot have a `next_look`: all "
+                        "processes must run the same batches at once. Let it run on all, and write on the chief.")

@@ -1,0 +1,132 @@
+"""What callbacks share that watch one log and compare its values."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.callbacks.base.callback import Callback
+
+
+class MonitorCallback(Callback):
+    """Base of the callbacks that ask each epoch whether a log has improved.
+
+    Args:
+      monitor: the name of the log, such as "val_loss".
+      mode: "min" if less is better, "max" if more is; "auto" takes the direction of the metric of that name, and "min"
+        for a loss. Any other value warns and counts as "auto".
+      baseline: the first value of `best`. With None, the first monitored value counts as an improvement.
+      min_delta: the change from which on a better value counts as an improvement; its sign is ignored.
+
+    Attributes:
+      monitor_op: `numpy.less` or `numpy.greater`; None until the first epoch has ended.
+      best: the best value so far.
+
+    Raises:
+      ValueError: from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the direction is not known.
+
+    Example:
+
+    >>> callback = MonitorCallback("val_loss", mode="min", min_delta=0.1)
+    >>> callback._set_monitor_op()
+    >>> callback._is_improvement(0.45, 0.5), callback._is_improvement(0.35, 0.5)
+    (False, True)
+    """
+
+    _monitor_checked = False
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        mode: str = "auto",
+        baseline: float | None = None,
+        min_delta: float = 0,
+    ):
+        if mode not in ("auto", "min", "max"):
+            warnings.warn(
+                f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto mode.", UserWarning, stacklevel=3
+            )
+            mode = "auto"
+        self.monitor = monitor
+        self.mode = mode
+        self.best: Any = baseline
+        self.min_delta = abs(min_delta)
+        self.monitor_op: Any = None
+
+    def check_monitor(self, available: Iterable[str]) -> None:
+        """Refuses a monitor that no log has. A loop calls it as soon as it knows the logs' names.
+
+        Where nobody has called it, the first logs are checked; they must then have the monitor, so a loop that does not
+        validate in every epoch has to call it.
+
+        Args:
+          available: the names that the logs of some epoch will have.
+
+        Raises:
+          ValueError: if `monitor` is not among them; the message lists the names like it.
+        """
+        available = sorted(set(available))
+        if self.monitor not in available:
+            raise ValueError(
+                f"{type(self).__name__} received monitor={self.monitor!r}, which no log has. "
+                + _advice(self.monitor, available)
+            )
+        self._monitor_checked = True
+
+    def get_monitor_value(self, logs: Mapping[str, Any] | None) -> Any:
+        """Returns the monitored value, or None in an epoch that does not have it (one without a validation).
+
+        Raises:
+          ValueError: if these are the first logs, nobody has called `check_monitor`, and the monitor is missing.
+        """
+        logs = logs or {}
+        if not self._monitor_checked:
+            self.check_monitor(logs)
+        return logs.get(self.monitor)
+
+    def on_train_end(self, logs=None):
+        self._monitor_checked = False  # the next fit may have other logs
+
+    def _set_monitor_op(self) -> None:
+        """Sets `monitor_op`; with mode "auto" this needs the model's metrics, which a first batch may have to build."""
+        directions = {"min": np.less, "max": np.greater}
+        direction = self.mode if self.mode != "auto" else self._known_direction(self.monitor.removeprefix("val_"))
+        if direction is None:
+            raise ValueError(
+                f"{type(self).__name__} callback received monitor={self.monitor}, and cannot automatically determine "
+                "whether that metric should be maximized or minimized. Pass `mode='max'` in order to monitor based on "
+                "the highest metric value, or pass `mode='min'` in order to use the lowest value."
+            )
+        self.monitor_op = directions[direction]
+
+    def _known_direction(self, name: str) -> str | None:
+        # A model of somebody's own loop need not have metrics.
+        direction = getattr(self.model, "metric_directions", {}).get(name)
+        return "min" if direction is None and name.endswith("loss") else direction
+
+    def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:
+        if reference_value is None:
+            return True
+        delta = -self.min_delta if self.monitor_op is np.less else self.min_delta
+        return bool(self.monitor_op(_in_float32(monitor_value - delta), _in_float32(reference_value)))
+
+
+def _in_float32(value: Any) -> Any:
+    # Keras compares so, and it is what logs are: of more digits, those that `min_delta` has in binary would decide
+    # whether 0.51 is better than 0.5 by 0.01.
+    with np.errstate(over="ignore"):
+        return np.float32(value) if isinstance(value, (float, np.floating)) else value
+
+
+def _advice(monitor: str, available: list[str]) -> str:
+    """Returns the sentence of an error that says which monitor to take instead."""
+    near = difflib.get_close_matches(monitor, available, n=3, cutoff=0.6)
+    if monitor.startswith("val_") and not any(name.startswith("val_") for name in available):
+        return "Nothing is validated: pass `validation_data`, or monitor one of: " + ", ".join(available) + "."
+    if near:
+        return f"Did you mean {' or '.join(map(repr, near))}?"
+    return f"Available: {', '.join(available)}."

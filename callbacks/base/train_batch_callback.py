@@ -1,0 +1,64 @@
+"""What callbacks share that act at certain train batches of a `fit`.
+
+Owns the counting of batches over the epochs. What happens at a batch is the subclasses' business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.callbacks.base.callback import Callback
+
+
+class TrainBatchCallback(Callback):
+    """Base of the callbacks that count the train batches of a `fit`, over its epochs and from 1.
+
+    Batches of an epoch that ran before this callback was there, as those before a resumed run, do not count, unless a
+    subclass keeps the counters: it then has `TrainBatchCallback.counters` in its `state_attributes`.
+
+    A subclass overrides `_after_batches`, and may cut executions with `next_look`. One that overrides `next_look`,
+    `on_train_begin` or `on_epoch_begin` calls that of this class first.
+
+    Example:
+
+    >>> class Printer(TrainBatchCallback):
+    ...     def _after_batches(self, first, last, logs):
+    ...         print(f"{first} to {last} of this epoch; {self._number(last)} in all")
+    >>> printer = Printer()
+    >>> printer.on_train_begin()
+    >>> for epoch in range(2):
+    ...     printer.on_epoch_begin(epoch)
+    ...     printer.on_execution_end("train", 3, {})
+    0 to 3 of this epoch; 4 in all
+    0 to 3 of this epoch; 8 in all
+    """
+
+    stops_alike = True
+    counters = ("_batches_before_epoch", "_last_batch")
+    _batches_before_epoch = 0
+    _last_batch = -1  # of this epoch, from 0
+
+    def on_train_begin(self, logs=None):
+        self._batches_before_epoch, self._last_batch = 0, -1
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._batches_before_epoch += self._last_batch + 1
+        self._last_batch = -1
+
+    def next_look(self, phase, batch):
+        if phase == "train" and self._last_batch < 0:  # so there are batches that this callback has not seen
+            self._batches_before_epoch -= batch
+            self._last_batch = batch - 1
+        return None
+
+    def on_execution_end(self, phase, batch, logs=None):
+        if phase == "train":
+            first, self._last_batch = self._last_batch + 1, batch
+            self._after_batches(first, batch, logs)
+
+    def _after_batches(self, first: int, last: int, logs: Any) -> None:
+        """Called after an execution of the epoch's batches from `first` to `last`, counted from 0."""
+
+    def _number(self, batch: int) -> int:
+        """Returns the number in this `fit`, from 1, of a batch of this epoch."""
+        return self._batches_before_epoch + batch + 1

@@ -1,0 +1,197 @@
+"""The progress that fit, evaluate and predict print.
+
+Owns what is printed and when. Reading a log waits for the device, so it reads them a few times a second at most.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.lazy_logs import begin_fetch
+from trainer.callbacks.progress.pace import Pace
+from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text, timing_text
+from trainer.callbacks.progress.terminal_line import TerminalLine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_REDRAW_SECS = 0.25
+_VERBOSITIES = (0, 1, 2, "auto")
+
+
+class ProgressBar(Callback):
+    """Prints the progress and the logs of every epoch, of `evaluate`, and of `predict`.
+
+    In a terminal, with `verbose=1`, a bar is drawn while batches run, with the steps, the remaining time and the logs
+    of a moment ago; its last state stays. How long compiling took is shown with the epoch that it delayed, and a line
+    at the end of `fit` says where the time went. With `verbose=2`, and wherever the output is no terminal (a pipe, a
+    notebook, CI), there is one line for each epoch, in standard output. A validation inside `fit` has no bar; its logs
+    are in the epoch's line.
+
+    It listens to `on_execution_end` and to no batch hook.
+
+    Args:
+      console: the rich console to draw the bar in; by default one for standard output.
+
+    Example:
+
+    >>> bar = ProgressBar()
+    >>> bar.set_params({"verbose": 2, "epochs": 3, "steps": 10})
+    >>> bar.on_train_begin()
+    >>> bar.on_epoch_begin(0)
+    >>> bar.on_execution_end("train", 9)
+    >>> bar.on_epoch_end(0, {"loss": 0.25})  # doctest: +ELLIPSIS
+    Epoch 1/3 - 0s - ...s/step - loss: 0.2500
+    """
+
+    runs_on = "chief"
+    stops_alike = True
+
+    def __init__(self, console: Console | None = None):
+        self._console = console
+        self._verbose = 1
+        self._epochs = 1
+        self._steps: int | None = None
+        self._outermost: str | None = None  # the phase that was begun first: what runs inside it is not shown
+        self._has_executed = False
+        self._title = ""
+        self._pace = Pace()
+        self._compiled_secs = 0.0  # that were shown already
+        self._line: TerminalLine | None = None
+        self._late_logs: Mapping[str, Any] | None = None  # of the execution before, where they are to be shown
+        self._log_texts: list[str] = []  # those that are shown
+        self._logs_shown_at = float("-inf")
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Sets the verbosity, the number of epochs and the number of steps in an epoch, and starts afresh.
+
+        Raises:
+          ValueError: if "verbose" is none of 0, 1, 2 and "auto" (1).
+        """
+        super().set_params(params)
+        verbose = params.get("verbose", 1)
+        if verbose not in _VERBOSITIES:
+            raise ValueError(f"`verbose` must be one of {_VERBOSITIES}. Received: {verbose!r}.")
+        self._verbose = 1 if verbose == "auto" else int(verbose)
+        self._epochs = params.get("epochs", 1)
+        self._steps = params.get("steps")
+        self._outermost = None  # an exception may have ended the last run
+
+    def on_train_begin(self, logs=None):
+        self._outermost = "train"
+        self._has_executed = False
+        self._compiled_secs = 0.0
+
+    def on_train_end(self, logs=None):
+        self._outermost = None
+        timing = self._timing()
+        if self._verbose == 1 and timing:
+            print(timing_text(timing), flush=True)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._begin(f"Epoch {epoch + 1}/{self._epochs}")
+
+    @adds_logs()
+    def on_epoch_end(self, epoch, logs=None):
+        self._end(logs or {})
+
+    def on_test_begin(self, logs=None):
+        self._begin_unless_inside("test", "Evaluate")
+
+    def on_test_end(self, logs=None):
+        self._end_unless_inside("test", logs or {})
+
+    def on_predict_begin(self, logs=None):
+        self._begin_unless_inside("predict", "Predict")
+
+    def on_predict_end(self, logs=None):
+        self._end_unless_inside("predict", {})  # the logs of predict are its outputs
+
+    def on_execution_end(self, phase, batch, logs=None):
+        if phase != self._outermost:
+            return
+        self._pace.reach(batch + 1)
+        self._has_executed = True
+        late_logs, self._late_logs = self._late_logs, None
+        if self._line is None or time.perf_counter() - self._logs_shown_at < _REDRAW_SECS:
+            return
+        # They are shown when the next execution has begun, so that the device has work while the host waits for them.
+        self._late_logs = {} if phase == "predict" else logs or {}
+        begin_fetch(self._late_logs)
+        if late_logs is not None:
+            self._log_texts = log_texts(late_logs)
+            self._logs_shown_at = time.perf_counter()
+        self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *self._log_texts])
+
+    def _begin_unless_inside(self, phase: str, title: str) -> None:
+        if self._outermost is None:
+            self._outermost = phase
+            self._has_executed = False
+            self._compiled_secs = 0.0
+            self._begin(title)
+
+    def _end_unless_inside(self, phase: str, logs: Mapping[str, Any]) -> None:
+        if self._outermost == phase:
+            self._end(logs)
+            self._outermost = None
+
+    def _begin(self, title: str) -> None:
+        self._title = title
+        self._pace = Pace()
+        self._late_logs, self._log_texts = None, []
+        console = self._terminal() if self._verbose == 1 else None
+        self._line = None if console is None else TerminalLine(console)
+        if self._line is not None:
+            self._draw(self._line, [] if self._has_executed else ["compiling..."])
+            # The first logs of a run are to be seen at once.
+            self._logs_shown_at = time.perf_counter() if self._has_executed else float("-inf")
+
+    def _end(self, logs: Mapping[str, Any]) -> None:
+        self._late_logs = None  # they may hold on to the model
+        if not self._verbose:
+            return
+        texts = log_texts(logs)  # before the clock is read: fetching the logs waits for the last step
+        texts = [f"{self._pace.elapsed_secs():.0f}s", *self._compilation(), *self._step_duration(), *texts]
+        self._compiled_secs = self._timing().get("compile", 0.0)
+        if self._steps is None:
+            self._steps = self._pace.step  # the next epochs are expected to be as long as this one
+        if self._line is not None:
+            self._draw(self._line, texts, final=True)
+        else:
+            print(" - ".join([self._title, *texts]), flush=True)
+
+    def _draw(self, line: TerminalLine, texts: list[str], final: bool = False) -> None:
+        line.draw(self._title, self._pace.step, self._steps, texts, final)
+
+    def _step_duration(self) -> list[str]:
+        return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []
+
+    def _timing(self) -> Mapping[str, float]:
+        timing = getattr(self._model, "timing", None)  # a loop of one's own may have none
+        return {} if timing is None else timing.report()
+
+    def _compilation(self) -> list[str]:
+        secs = self._timing().get("compile", 0.0) - self._compiled_secs
+        return [f"compiled in {secs:.1f}s"] if secs >= 0.05 else []
+
+    def _remaining(self) -> list[str]:
+        if not self._steps:
+            return []
+        return ["ETA " + remaining_text(self._pace.secs_per_step() * max(self._steps - self._pace.step, 0))]
+
+    def _terminal(self) -> Console | None:
+        """Returns the console to draw in, or None where only whole lines should be printed."""
+        if "CI" in os.environ:  # some CI systems offer a terminal, or colours, to what becomes a file
+            return None
+        if self._console is None:
+            if not sys.stdout.isatty():
+                return None
+            from rich.console import Console
+
+            self._console = Console()
+        return self._console if self._console.is_interactive else None

@@ -1,0 +1,361 @@
+"""Writing logs, weights, the compiled step and profiles for TensorBoard.
+
+Owns what is written when, and under which names, which are Keras's. The form of the files is in `event_file.py` and
+`embedding_projector.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.checks import is_count
+from trainer.callbacks.profiler_trace import ProfilerTrace
+from trainer.callbacks.tensorboard import embedding_projector
+
+
+class TensorBoard(Callback):
+    """Writes what TensorBoard shows. Open it with `tensorboard --logdir=LOG_DIR`.
+
+    There are two runs, "train" and "validation". Each epoch they get the scalars `epoch_loss` and so on, the training's
+    with `epoch_learning_rate`, at the epoch's number. Each evaluation gives the validation's
+    `evaluation_loss_vs_iterations` and so on, at the number of the optimizer's updates. A log of several values, such
+    as one per class, gets a scalar for each: `epoch_recall_0`, `epoch_recall_1` and so on.
+
+    A callback of another run, or of a run that resumes, adds to what is in `log_dir`. Of several processes only the
+    first one writes. With the defaults no step waits for this callback, and fused steps stay fused.
+
+    Args:
+      log_dir: the path of the directory to write to; made if it does not exist.
+      histogram_freq: after every so many epochs, write a histogram of each weight, such as `Dense_0/kernel/histogram`;
+        0 writes none. The names are the paths in the tree of parameters, or of the model state.
+      write_graph: whether to write the text of the compiled train step, once per `fit`, as `train_step`.
+      write_images: whether to write each weight also as an image, such as `Dense_0/kernel/image`, whenever histograms
+        are written.
+      write_steps_per_second: whether to write `epoch_steps_per_second`; and `batch_steps_per_second`, the rate since
+        the last such scalar of the epoch, if `update_freq` is not "epoch".
+      update_freq: "epoch" writes logs after epochs only. An integer adds `batch_loss` and so on, at the number of the
+        batch in this `fit`, counted from 1, for every batch whose number it divides; "batch" is 1. No more batches
+        than that are then executed at once, and writing waits for the device.
+      profile_batch: the number of the batch to profile, counted from 1 as above, or the first and the last as a pair
+        or as "first,last"; 0 profiles none. Up to the end of the last one's epoch, batches are executed one at a time.
+      embeddings_freq: after every so many epochs, write the vectors of all embeddings for TensorBoard's projector; 0
+        writes none. An embedding is a two-dimensional parameter whose name is "embedding", as in Flax's `Embed`.
+      embeddings_metadata: the path, relative to `log_dir`, of a file with a line for each entry of an embedding; or a
+        dict of these by the path of the layer, such as `Embed_0`.
+
+    Raises:
+      ImportError: if tensorboardX is not installed.
+      ValueError: for values that cannot be used, and from `fit`, for names in `embeddings_metadata` that are not
+        embeddings.
+      OSError: from `fit`, if a file cannot be written.
+
+    Example:
+
+    >>> import pathlib, tempfile, types
+    >>> directory = pathlib.Path(tempfile.mkdtemp())
+    >>> board = TensorBoard(directory)
+    >>> board.set_model(types.SimpleNamespace(optimizer=None))
+    >>> board.on_train_begin()
+    >>> board.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.6})
+    >>> board.on_train_end()
+    >>> sorted(path.name for path in directory.iterdir())
+    ['train', 'validation']
+
+    Source: Keras 3's callback of this name.
+    """
+
+    state_attributes = ("_global_train_batch", "_epoch", "_last_batch")
+    _global_train_batch: int
+    _epoch: int
+    _last_batch: int
+
+    stops_alike = True
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: str | int = "epoch",
+        profile_batch: int | Sequence[int] | str = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: str | Mapping[str, str] | None = None,
+    ):
+        # Here and not above: the other callbacks can be had without tensorboardX.
+        try:
+            from trainer.callbacks.tensorboard.event_file import EventFile
+        except ImportError as error:
+            raise ImportError("`TensorBoard` needs tensorboardX, which cannot be imported. Install it with "
+                              "`pip install 'trainer-jax[tensorboard]'`.") from error
+        self._new_file = EventFile
+        self.log_dir = os.fspath(log_dir)
+        self.histogram_freq = _checked_freq("histogram_freq", histogram_freq)
+        self.write_graph = write_graph
+        self.write_images = write_images
+        self.write_steps_per_second = write_steps_per_second
+        self.update_freq: str | int = _checked_update_freq(update_freq)
+        self._start_batch, self._stop_batch = _checked_profile_batch(profile_batch)
+        self.embeddings_freq = _checked_freq("embeddings_freq", embeddings_freq)
+        if embeddings_metadata is not None and not embeddings_freq:
+            raise ValueError("`embeddings_metadata` describes embeddings, but `embeddings_freq` is 0, so none are "
+                             "written. Pass, for example, `embeddings_freq=1`.")
+        self.embeddings_metadata = embeddings_metadata
+        self._train_dir = os.path.join(self.log_dir, "train")
+        self._val_dir = os.path.join(self.log_dir, "validation")
+        self._files: dict[str, Any] = {}  # EventFile by directory
+        self._is_training = False
+        self._trace = ProfilerTrace("TensorBoard")
+        self._should_write_step = False
+        self._start_counting()
+
+    # --- the hooks -------------------------------------------------------------------------------------------------
+
+    def set_model(self, model):
+        super().set_model(model)
+        self._end()  # an exception may have ended the last fit
+
+    def on_train_begin(self, logs=None):
+        self._is_training = True
+        self._should_write_step = self.write_graph
+        self._start_counting()
+        if self.embeddings_freq:
+            self._embeddings_metadata(list(self._embeddings()))
+
+    def on_train_end(self, logs=None):
+        self._end()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch != self._epoch:  # else a resumed run goes on with an epoch that it had begun
+            self._epoch, self._last_batch = epoch, -1
+        self._epoch_start = self._rate_start = (self._global_train_batch, time.perf_counter())
+        self._batches_before_epoch = self._global_train_batch - self._last_batch - 1
+        self._set_batch_hooks()
+
+    @adds_logs()
+    def on_epoch_end(self, epoch, logs=None):
+        logs = dict(logs or {})  # waits for the epoch's steps, and so comes before the clock is read
+        train_logs = {name: value for name, value in logs.items() if not name.startswith("val_")}
+        val_logs = {name.removeprefix("val_"): value for name, value in logs.items() if name.startswith("val_")}
+        if logs:
+            train_logs |= self._learning_rates()
+            if self.write_steps_per_second:
+                train_logs["steps_per_second"] = self._rate_since(self._epoch_start)
+        self._add_scalars(self._train_dir, "epoch_{}", train_logs, epoch)
+        self._add_scalars(self._val_dir, "epoch_{}", val_logs, epoch)
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            self._add_weights(epoch)
+        if self.embeddings_freq and epoch % self.embeddings_freq == 0:
+            self._write_embeddings()
+        for file in self._files.values():
+            file.flush()
+
+    def on_test_end(self, logs=None):
+        optimizers = self._optimizers()
+        if optimizers and logs:
+            iterations = max(int(optimizer.iterations) for optimizer in optimizers.values())
+            self._add_scalars(self._val_dir, "evaluation_{}_vs_iterations", logs, iterations)
+        if not self._is_training:
+            self._end()
+
+    def on_execution_end(self, phase, batch, logs=None):
+        if phase != "train":
+            return
+        self._count(batch)
+        if self._should_write_step:
+            self._should_write_step = False
+            self._add_train_step()
+        step = self._global_train_batch
+        if isinstance(self.update_freq, int) and step % self.update_freq == 0:
+            values = dict(logs or {})
+            if self.write_steps_per_second:
+                values["steps_per_second"] = self._rate_since(self._rate_start)
+                self._rate_start = (step, time.perf_counter())
+            self._add_scalars(self._train_dir, "batch_{}", values, step)
+
+    def next_look(self, phase, batch):
+        if phase != "train" or not isinstance(self.update_freq, int):
+            return None
+        return batch + -(self._batches_before_epoch + batch + 1) % self.update_freq
+
+    def _set_batch_hooks(self) -> None:
+        """Has the loop call this callback for every batch only as long as that is needed.
+
+        Hooks of the instance count as overridden (see `CallbackList.wants`). These two are called by those that a
+        subclass is likely to override. All processes decide alike, because it decides how steps are fused.
+        """
+        for hook in ("on_batch_begin", "on_batch_end"):
+            self.__dict__.pop(hook, None)
+        if self._global_train_batch < self._stop_batch:
+            self.__dict__.update(on_batch_begin=self._before_batch, on_batch_end=self._after_batch)
+
+    def _before_batch(self, batch, logs=None):
+        self._count(batch)
+        if self._global_train_batch == self._start_batch:
+            self._trace.start(self._train_dir)
+        self._trace.begin_step(self._global_train_batch)
+
+    def _after_batch(self, batch, logs=None):
+        step = self._global_train_batch
+        self._trace.end_step()
+        if step == self._stop_batch:
+            logs = dict(logs or {})  # waits for the step, which else would outlast the trace
+            self._trace.stop()
+
+    # --- counting --------------------------------------------------------------------------------------------------
+
+    def _start_counting(self) -> None:
+        self._global_train_batch = self._batches_before_epoch = 0  # how many batches of this fit began
+        self._epoch, self._last_batch = -1, -1
+        self._epoch_start = self._rate_start = (0, time.perf_counter())
+        self._set_batch_hooks()
+
+    def _count(self, batch: int) -> None:
+        """Counts the batches up to this one of the epoch, those that were counted excepted."""
+        if batch > self._last_batch:
+            self._global_train_batch += batch - self._last_batch
+            self._last_batch = batch
+
+    def _rate_since(self, start: tuple[int, float]) -> float:
+        batch, secs = start
+        return (self._global_train_batch - batch) / max(time.perf_counter() - secs, 1e-9)
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self._is_training = False
+        self._trace.stop()
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def _file(self, directory: str) -> Any:
+        """Returns the event file of a run, which is made when it is needed; None if another process writes."""
+        if jax.process_index() != 0:
+            return None
+        if directory not in self._files:
+            self._files[directory] = self._new_file(directory)
+        return self._files[directory]
+
+    def _add_scalars(self, directory: str, tag: str, values: Mapping[str, Any], step: int) -> None:
+        if jax.process_index() != 0:
+            return
+        for name, value in _scalars(values):
+            self._file(directory).add_scalar(tag.format(name), value, step)
+
+    def _add_weights(self, epoch: int) -> None:
+        weights = self._named_weights()
+        file = self._file(self._train_dir)
+        if file is None:
+            return
+        for name, weight in weights.items():
+            file.add_histogram(f"{name}/histogram", weight, epoch)
+            images = _as_images(weight) if self.write_images else None
+            if images is not None:
+                file.add_images(f"{name}/image", images, epoch)
+
+    def _add_train_step(self) -> None:
+        # Not every object that acts as a model compiles a step.
+        read_text = getattr(self.model, "train_step_text", None)
+        text = None if read_text is None else read_text()
+        file = None if text is None else self._file(self._train_dir)
+        if file is not None:
+            file.add_text("train_step", f"```\n{text}\n```", step=0)
+
+    def _write_embeddings(self) -> None:
+        embeddings = self._embeddings()
+        if jax.process_index() == 0:
+            metadata = self._embeddings_metadata(list(embeddings))
+            embedding_projector.write_embeddings(self.log_dir, embeddings, metadata)
+
+    def _embeddings_metadata(self, names: list[str]) -> dict[str, str]:
+        return embedding_projector.metadata_by_embedding(names, self.embeddings_metadata)
+
+    # --- reading the model -----------------------------------------------------------------------------------------
+
+    def _optimizers(self) -> dict[str, Any]:
+        """Returns the optimizers by name: one has the name ""."""
+        optimizer = self.model.optimizer
+        if isinstance(optimizer, Mapping):
+            return dict(optimizer)
+        return {} if optimizer is None else {"": optimizer}
+
+    def _learning_rates(self) -> dict[str, float]:
+        return {f"learning_rate_{name}" if name else "learning_rate": float(optimizer.learning_rate)
+                for name, optimizer in self._optimizers().items()}
+
+    def _named_weights(self) -> dict[str, np.ndarray]:
+        """Returns the weights by their paths in the parameters or in the model state."""
+        state = self.model.current_state
+        paths = [path for tree in (state.params, state.model_state)
+                 for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+        return dict(zip(names, self.model.get_weights(), strict=True))
+
+    def _embeddings(self) -> dict[str, np.ndarray]:
+        """Returns the vectors of the embeddings by the paths of their layers."""
+        return {name.rpartition("/")[0]: weight for name, weight in self._named_weights().items()
+                if name.rpartition("/")[2] == "embedding" and weight.ndim == 2}
+
+
+def _scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields the numbers of logs with their names; several of one log are numbered."""
+    for name, value in values.items():
+        numbers = np.asarray(value)
+        if numbers.ndim == 0:
+            yield name, float(numbers)
+        else:
+            yield from ((f"{name}_{index}", float(number)) for index, number in enumerate(numbers.ravel()))
+
+
+def _as_images(weight: np.ndarray) -> np.ndarray | None:
+    """Returns a weight as images, of shape (images, height, width, channels); None if it has no such form.
+
+    A vector is a column, a matrix lies on its longer side, of a stack of matrices each is an image, and four axes are
+    taken as they are.
+    """
+    image = np.squeeze(weight)
+    if image.ndim == 1:
+        image = image[None, :, None, None]
+    elif image.ndim == 2:
+        image = (image.T if image.shape[0] > image.shape[1] else image)[None, :, :, None]
+    elif image.ndim == 3:
+        image = image.transpose(2, 0, 1)[..., None]
+    return image if image.ndim == 4 and image.shape[-1] in (1, 3, 4) and image.size else None
+
+
+def _checked_freq(argument: str, value: Any) -> int:
+    if not is_count(value, 0):
+        raise ValueError(f"`{argument}` must be a number of epochs, or 0 for never. Received: {value!r}.")
+    return int(value)
+
+
+def _checked_update_freq(value: Any) -> str | int:
+    if value == "epoch":
+        return "epoch"
+    if value != "batch" and not is_count(value):
+        raise ValueError(f"`update_freq` must be 'epoch', 'batch' or a positive integer. Received: {value!r}.")
+    return 1 if value == "batch" else int(value)
+
+
+def _checked_profile_batch(value: Any) -> tuple[int, int]:
+    batches = value
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+        numbers = [int(part) for part in parts if part.isdecimal()]
+        batches = None if len(numbers) < len(parts) else numbers[0] if len(numbers) == 1 else numbers
+    if is_count(batches, 0):
+        return int(batches), int(batches)
+    is_pair = isinstance(batches, (tuple, list)) and len(batches) == 2
+    if is_pair and all(is_count(batch) for batch in batches) and batches[0] <= batches[1]:
+        return int(batches[0]), int(batches[1])
+    raise ValueError("`profile_batch` must be the number of a batch, counted from 1, a pair of the first and the last, "
+                     f"or 0 to profile none. Received: {value!r}.")

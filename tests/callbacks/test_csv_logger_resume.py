@@ -1,0 +1,197 @@
+"""A CSV file that a killed run goes on with ends up byte for byte like that of a run that was never killed."""
+
+import itertools
+import os
+
+import pytest
+
+import trainer
+from tests.support.networks import LinenMLP, classification, logits_loss
+from trainer.callbacks import Callback, CallbackList, CSVLogger
+from trainer.callbacks.backup_and_restore import BackupAndRestore
+
+EPOCHS = [{"loss": 0.1 * epoch, "accuracy": epoch, **({} if epoch % 2 else {"val_loss": 0.5})} for epoch in range(5)]
+BEFORE = {"no file": None, "empty": b"", "rows": b"epoch,loss\r\n0,0.5\r\n", "longer": b"0,0.5\r\n" * 99}
+
+
+def begun(path, append):
+    logger = CSVLogger(path, append=append)
+    logger.on_train_begin()
+    return logger
+
+
+def log(logger, first, last):
+    for epoch in range(first, last):
+        logger.on_epoch_end(epoch, dict(EPOCHS[epoch]))
+
+
+def end(logger):
+    logger.on_train_end()
+    with open(logger.filename, "rb") as file:
+        return file.read()
+
+
+@pytest.fixture(params=itertools.product(BEFORE, [False, True]), ids=str)
+def start(request, tmp_path):
+    """A function that puts into a file what the case begins with; and whether the logger appends to it."""
+    before, append = request.param
+
+    def place(name):
+        path = tmp_path / name
+        if BEFORE[before] is not None:
+            path.write_bytes(BEFORE[before])
+        return path
+
+    return place, append
+
+
+def undisturbed(start):
+    place, append = start
+    logger = begun(place("whole.csv"), append)
+    log(logger, 0, len(EPOCHS))
+    return end(logger)
+
+
+@pytest.mark.parametrize(("saved", "killed"), [(0, 0), (0, 1), (0, 3), (1, 1), (1, 2), (3, 5), (4, 4), (5, 5)])
+def test_a_resumed_file_equals_an_undisturbed_one(start, saved, killed):
+    place, append = start
+    path = place("resumed.csv")
+    logger = begun(path, append)
+    log(logger, 0, saved)
+    state = logger.state_dict()
+    log(logger, saved, killed)
+    logger = begun(path, append)  # the first one's file stays open, as nobody called its end
+    logger.load_state_dict(state)
+    log(logger, saved, len(EPOCHS))
+    assert end(logger) == undisturbed(start)
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+def test_a_row_that_was_torn_by_the_kill_is_cut_off(start, saved):
+    place, append = start
+    path = place("resumed.csv")
+    logger = begun(path, append)
+    log(logger, 0, saved)
+    state = logger.state_dict()
+    with path.open("ab") as file:
+        file.write(b"2,0.2,")
+    logger = begun(path, append)
+    logger.load_state_dict(state)
+    log(logger, saved, len(EPOCHS))
+    assert end(logger) == undisturbed(start)
+
+
+def test_a_run_that_is_resumed_several_times_equals_an_undisturbed_one(start):
+    place, append = start
+    path, state, first = place("resumed.csv"), None, 0
+    for saved, killed in ((1, 3), (2, 4), (4, 5), (5, 5)):
+        logger = begun(path, append)
+        if state is not None:
+            logger.load_state_dict(state)
+        log(logger, first, saved)
+        state, first = logger.state_dict(), saved
+        log(logger, saved, killed)
+    assert end(logger) == undisturbed(start)
+
+
+def test_a_run_that_does_not_resume_replaces_the_file_with_its_first_row(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(BEFORE["longer"])
+    logger = begun(path, append=False)
+    assert path.read_bytes() == BEFORE["longer"]
+    log(logger, 0, 1)
+    assert path.read_bytes() == b"epoch,accuracy,loss,val_loss\r\n0,0,0.0,0.5\r\n"
+    assert end(logger) == path.read_bytes()
+
+
+def test_a_run_without_an_epoch_leaves_an_empty_file_or_what_was_there(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(BEFORE["rows"])
+    assert end(begun(path, append=True)) == BEFORE["rows"]
+    assert end(begun(path, append=False)) == b""
+
+
+def test_rows_that_are_gone_cost_a_warning_and_the_others_follow_under_a_header(tmp_path):
+    path = tmp_path / "log.csv"
+    logger = begun(path, append=False)
+    log(logger, 0, 2)
+    state = logger.state_dict()
+    path.unlink()
+    logger = begun(path, append=False)
+    with pytest.warns(UserWarning, match=r"`CSVLogger` resumes, but '.*log.csv' does not have the rows of the epochs"):
+        logger.load_state_dict(state)
+    log(logger, 2, 3)
+    again = logger.state_dict()
+    log(logger, 3, 4)
+    logger = begun(path, append=False)
+    logger.load_state_dict(again)
+    log(logger, 3, 4)
+    assert end(logger) == b"epoch,accuracy,loss,val_loss\r\n2,2,0.2,0.5\r\n3,3,0.30000000000000004,NA\r\n"
+
+
+def test_rows_that_another_run_appends_meanwhile_stay(tmp_path):
+    path = tmp_path / "log.csv"
+    logger = begun(path, append=True)
+    for epoch in range(2):
+        with path.open("ab") as file:
+            file.write(b"another's\r\n")
+        log(logger, epoch, epoch + 1)
+    assert end(logger).count(b"another's") == 2
+
+
+def test_a_device_can_be_written_to():
+    logger = begun(os.devnull, append=False)
+    log(logger, 0, 2)
+    assert end(logger) == b""
+
+
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    path = tmp_path / "log.csv"
+    logger = begun(path, append=False)
+    log(logger, 0, 2)
+    state, written = logger.state_dict(), path.read_bytes()
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    others = CallbackList([CSVLogger(path)])
+    others.on_train_begin()
+    others.on_epoch_end(0, {"loss": 1.0})
+    others.load_state_dict({"CSVLogger": state})  # without a warning that rows are gone
+    others.on_epoch_end(2, {"loss": 1.0})
+    others.on_train_end()
+    assert path.read_bytes() == written
+
+
+class Interruption(Callback):
+    """Ends a run behind the row of an epoch, or in the middle of an epoch, before a checkpoint is written."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.where == ("epoch", epoch):
+            raise KeyboardInterrupt
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.where == ("step", self.model.optimizer.iterations):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("append", "save_freq", "where"), [
+    (True, "epoch", ("epoch", 1)), (False, 3, ("step", 8)), (True, 3, ("epoch", 1)),
+])
+def test_fit_goes_on_with_the_file_of_an_interrupted_run(append, save_freq, where, tmp_path):
+    x, y, _ = classification(16)
+
+    def run(name, *others):
+        model = trainer.Model(LinenMLP())
+        model.compile("sgd", logits_loss(), metrics=["accuracy"])
+        path = tmp_path / f"{name}.csv"
+        if not path.exists():
+            path.write_bytes(BEFORE["longer"])
+        model.fit(x, y, batch_size=4, epochs=4, validation_data=(x, y), validation_freq=2, verbose=0,
+                  callbacks=[CSVLogger(path, append=append), *others])
+        return path.read_bytes()
+
+    backup = {"backup_dir": tmp_path / "backup", "save_freq": save_freq}
+    with pytest.raises(KeyboardInterrupt):
+        run("resumed", Interruption(where), BackupAndRestore(**backup))
+    assert run("resumed", BackupAndRestore(**backup)) == run("whole")

@@ -1,0 +1,430 @@
+"""ModelCheckpoint: which files are there in the end, when they are written, and that a resumed run writes the same.
+
+What it shares with Keras's callback is compared with that in `test_like_keras.py`.
+"""
+
+import os
+import pathlib
+import warnings
+
+import numpy as np
+import pytest
+
+import trainer
+from tests.support.networks import LinenMLP, classification, logits_loss
+from trainer.callbacks import Callback, CallbackList, EarlyStopping, LazyLogs, ModelCheckpoint
+from trainer.callbacks.backup_and_restore import BackupAndRestore
+
+
+class Model:
+    """Writes its time, a number, to the files that it is told to save."""
+
+    def __init__(self):
+        self.time = 0
+        self.saved = []
+
+    def _write(self, path):
+        pathlib.Path(path).write_text(str(self.time))
+        self.saved.append(os.path.basename(path))
+
+    def save_weights(self, path):
+        self._write(path)
+
+    def save(self, path):
+        if os.path.splitext(path)[1]:
+            self._write(path)
+        else:
+            os.makedirs(path, exist_ok=True)
+            self._write(os.path.join(path, "state"))
+
+
+def begun(callback, model, available=("loss", "val_loss")):
+    callback.set_model(model)
+    callback.check_monitor(available)
+    callback.on_train_begin()
+    return callback
+
+
+def train_epoch(callback, model, epoch, batches, group=100, first=0):
+    """Trains on batches in executions of at most `group`, cut where the callback looks; returns their ends."""
+    if first == 0:
+        callback.on_epoch_begin(epoch)
+    ends = []
+    while first < batches:
+        look = callback.next_look("train", first)
+        first = min(first + group, batches, batches if look is None else look + 1)
+        model.time += 1
+        callback.on_execution_end("train", first - 1, {"loss": 0.5})
+        ends.append(first)
+    return ends
+
+
+def end_epochs(callback, values, monitor="val_loss", first=0):
+    for epoch, value in enumerate(values, first):
+        callback.model.time = epoch
+        callback.on_epoch_begin(epoch)
+        callback.on_epoch_end(epoch, {"loss": 1.0} if value is None else {"loss": 1.0, monitor: value})
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- when -----------------------------------------------------------------------------------------------------------
+
+
+def test_executions_end_at_the_batches_to_save_and_nowhere_else(tmp_path):
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}-{batch}.safetensors", save_freq=4), Model())
+    assert train_epoch(checkpoint, checkpoint.model, 0, 6) == [4, 6]
+    assert train_epoch(checkpoint, checkpoint.model, 1, 7) == [2, 6, 7]
+    assert names_in(tmp_path) == ["1-4.safetensors", "2-2.safetensors", "2-6.safetensors"]
+
+
+def test_batches_are_counted_over_epochs_that_are_one_execution(tmp_path):
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_freq=15), Model())
+    for epoch in range(10):
+        train_epoch(checkpoint, checkpoint.model, epoch, batches=5)
+    assert names_in(tmp_path) == ["3.safetensors", "6.safetensors", "9.safetensors"]
+
+
+def test_other_phases_and_epochs_do_not_count(tmp_path):
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{batch}", save_freq=2), Model())
+    checkpoint.on_epoch_begin(0)
+    assert checkpoint.next_look("test", 0) is None
+    checkpoint.on_execution_end("test", 5, {})
+    checkpoint.on_epoch_end(0, {"loss": 0.5})
+    assert names_in(tmp_path) == []
+    assert ModelCheckpoint("x").next_look("train", 0) is None
+
+
+def test_no_batch_hook_is_asked_for():
+    both = [ModelCheckpoint("x", save_freq=3), ModelCheckpoint("y")]
+    assert not CallbackList(both).wants_batch_hooks("train")
+
+
+def test_logs_are_read_only_if_they_are_needed(tmp_path):
+    logs = LazyLogs(["loss"], lambda: pytest.fail("nobody needs a value"))
+    for arguments in ({}, {"max_to_keep": 1, "monitor": None}, {"save_freq": 1}):
+        checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", **arguments), Model())
+        checkpoint.on_epoch_begin(0)
+        checkpoint.on_execution_end("train", 0, logs)
+        checkpoint.on_epoch_end(0, logs)
+    assert names_in(tmp_path) == ["1.keras"]
+
+
+# --- what and where ---------------------------------------------------------------------------------------------------
+
+
+def test_weights_or_all_of_it_are_written_to_a_file_or_a_folder(tmp_path):
+    for name, weights_only in (("a.safetensors", True), ("b.keras", False), ("c", False), ("d", True)):
+        end_epochs(begun(ModelCheckpoint(tmp_path / "new" / name, save_weights_only=weights_only), Model()), [0.5])
+    assert names_in(tmp_path / "new") == ["a.safetensors", "b.keras", "c", "d"]
+    assert [(tmp_path / "new" / name).is_dir() for name in "cd"] == [True, False]
+
+
+@pytest.mark.parametrize(("name", "missing", "arguments"), [
+    ("{val_los:.2f}", "val_los", {}), ("{val_loss.real}-{accuracy}", "accuracy", {}), ("{epoch}-{batch}", "batch", {}),
+    ("{}", "", {}), ("{val_loss[0]}-{x}", "x", {"save_freq": 2}),
+])
+def test_a_name_that_no_log_has_is_refused_before_training(name, missing, arguments):
+    with pytest.raises(KeyError) as raised:
+        CallbackList([ModelCheckpoint(name, **arguments)]).check_monitors(["loss", "val_loss"])
+    assert raised.value.args == (f'Failed to format this callback filepath: "{name}". Reason: {missing!r}',)
+
+
+def test_a_log_that_a_callback_before_it_adds_may_be_in_the_name(tmp_path):
+    class Scores(Callback):
+        @trainer.callbacks.adds_logs("score")
+        def on_epoch_end(self, epoch, logs=None):
+            logs["score"] = 0.25
+
+    callback_list = CallbackList([Scores(), ModelCheckpoint(tmp_path / "{score:.2f}.keras")], model=Model())
+    callback_list.check_monitors(["loss"])
+    callback_list.on_epoch_end(0, {"loss": 0.5})
+    assert names_in(tmp_path) == ["0.25.keras"]
+
+
+def test_a_folder_where_the_file_should_be_is_named(tmp_path):
+    with pytest.raises(OSError, match=r"Please specify a non-directory filepath for ModelCheckpoint. .* directory: /"):
+        end_epochs(begun(ModelCheckpoint(tmp_path, save_weights_only=True), Model()), [0.5])
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"save_freq": "batch"}, "Unrecognized save_freq: 'batch'. Expected save_freq are 'epoch' or integer values"),
+    ({"save_freq": 0}, "Unrecognized save_freq: 0"), ({"save_freq": True}, "Unrecognized save_freq: True"),
+    ({"max_to_keep": 0}, "`max_to_keep` must be a positive number of files, or None to keep all. Received: 0"),
+    ({"max_to_keep": 1.5}, "`max_to_keep` must be .* Received: 1.5"),
+    ({"monitor": None, "save_best_only": True}, "`save_best_only=True` needs a `monitor`"),
+])
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ModelCheckpoint("x", **arguments)
+
+
+def test_an_unknown_mode_warns_and_an_unknown_direction_is_refused_only_if_it_is_needed(tmp_path):
+    with pytest.warns(UserWarning, match="ModelCheckpoint mode 'unknown' is unknown, fallback to auto mode"):
+        ModelCheckpoint("x", mode="unknown")
+    end_epochs(begun(ModelCheckpoint(tmp_path / "x", "score"), Model()), [0.5], "score")
+    for arguments in ({"save_best_only": True}, {"max_to_keep": 2}):
+        with pytest.raises(ValueError, match="ModelCheckpoint callback received monitor=score, and cannot"):
+            end_epochs(begun(ModelCheckpoint(tmp_path / "x", "score", **arguments), Model()), [0.5], "score")
+
+
+def test_a_monitor_that_no_log_has_warns_and_writes_all_the_same(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", "unknown", save_best_only=True)
+    with pytest.warns(UserWarning, match="Can save best model only with unknown available"):
+        end_epochs(begun(checkpoint, Model()), [0.5, 0.6])
+    assert names_in(tmp_path) == ["1.keras", "2.keras"]
+
+
+def test_a_monitor_with_several_values_warns_and_writes_all_the_same(tmp_path):
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", save_best_only=True, max_to_keep=1), Model())
+    with pytest.warns(UserWarning, match=r"only when `monitor` is a scalar value. Received: an array of shape \(2,\)"):
+        end_epochs(checkpoint, [np.ones(2), np.ones(2)])
+    assert names_in(tmp_path) == ["2.keras"]
+
+
+def test_an_epoch_without_a_validation_saves_only_if_every_epoch_does(tmp_path):
+    for best, expected in ((True, ["1.keras", "3.keras"]), (False, ["1.keras", "2.keras", "3.keras"])):
+        folder = tmp_path / str(best)
+        checkpoint = ModelCheckpoint(folder / "{epoch}.keras", save_best_only=best)
+        end_epochs(begun(checkpoint, Model()), [0.5, None, 0.4])
+        assert names_in(folder) == expected
+
+
+# --- how many ---------------------------------------------------------------------------------------------------------
+
+
+def kept(folder, values, **arguments):
+    end_epochs(begun(ModelCheckpoint(folder / "{epoch}.keras", **arguments), Model()), values)
+    return [int(pathlib.Path(name).stem) for name in names_in(folder)]
+
+
+@pytest.mark.parametrize(("values", "arguments", "expected"), [
+    ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2}, [2, 4]),
+    ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "mode": "max"}, [3, 5]),
+    ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "monitor": None}, [4, 5]),
+    ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "monitor": "unknown"}, [4, 5]),
+    ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 2, "save_best_only": True}, [2, 4]),
+    ([0.5, 0.4, 0.6, 0.3, 0.7], {"max_to_keep": 1}, [4]),
+    ([0.5, 0.4, 0.6], {"max_to_keep": 9}, [1, 2, 3]),
+    ([0.5, 0.5, 0.5, 0.5], {"max_to_keep": 2}, [1, 2]),
+    ([None, 0.5, None, 0.6, 0.4, None], {"max_to_keep": 2}, [2, 5]),
+    ([float("nan"), 0.5, float("nan"), 0.6], {"max_to_keep": 2}, [2, 4]),
+    ([float("nan")] * 3, {"max_to_keep": 2}, [2, 3]),
+])
+def test_the_best_files_stay_or_the_newest(tmp_path, values, arguments, expected):
+    assert kept(tmp_path, values, **arguments) == expected
+
+
+def test_what_would_not_stay_is_not_written(tmp_path, capsys):
+    model = Model()
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=2, verbose=1), model)
+    end_epochs(checkpoint, [0.5, 0.4, 0.6, 0.45])
+    assert model.saved == ["1.keras", "2.keras", "4.keras"]
+    assert "\nEpoch 3: val_loss is not among the best 2\n" in capsys.readouterr().out
+
+
+def test_a_name_that_is_written_again_counts_once_and_is_not_deleted(tmp_path):
+    model = Model()
+    checkpoint = begun(ModelCheckpoint(tmp_path / "model.keras", max_to_keep=1, monitor=None), model)
+    end_epochs(checkpoint, [0.5, 0.4, 0.6])
+    assert (tmp_path / "model.keras").read_text() == "2"
+
+
+def test_only_files_that_it_wrote_are_deleted_and_only_after_the_new_one_is_there(tmp_path):
+    (tmp_path / "0.keras").write_text("somebody's")
+
+    class Watching(Model):
+        def save(self, path):
+            seen.append(names_in(tmp_path))
+            super().save(path)
+
+    seen = []
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1, monitor=None), Watching())
+    end_epochs(checkpoint, [0.5, 0.4, 0.3])
+    assert seen == [["0.keras"], ["0.keras", "1.keras"], ["0.keras", "2.keras"]]
+    assert names_in(tmp_path) == ["0.keras", "3.keras"]
+
+
+def test_a_save_that_fails_leaves_the_old_files(tmp_path):
+    class Failing(Model):
+        def save(self, path):
+            if self.time == 1:
+                raise OSError("no space left")
+            super().save(path)
+
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1, monitor=None), Failing())
+    with pytest.raises(OSError, match="no space left"):
+        end_epochs(checkpoint, [0.5, 0.4])
+    assert names_in(tmp_path) == ["1.keras"]
+    end_epochs(checkpoint, [0.3], first=2)
+    assert names_in(tmp_path) == ["3.keras"]
+
+
+def test_folders_are_deleted_whole_and_links_are_not_followed(tmp_path):
+    folders = tmp_path / "all"
+    checkpoint = begun(ModelCheckpoint(folders / "{epoch}", max_to_keep=1, monitor=None), Model())
+    end_epochs(checkpoint, [0.5])
+    target = tmp_path / "elsewhere"
+    (folders / "1").rename(target)
+    (folders / "1").symlink_to(target)
+    end_epochs(checkpoint, [0.5, 0.4], first=1)
+    assert names_in(folders) == ["3"]
+    assert names_in(target) == ["state"]
+
+
+def test_a_file_that_is_gone_or_cannot_be_deleted_does_not_end_the_training(tmp_path, monkeypatch):
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1, monitor=None), Model())
+    end_epochs(checkpoint, [0.5])
+    (tmp_path / "1.keras").unlink()
+    end_epochs(checkpoint, [0.4], first=1)
+
+    def refuse(path):
+        raise PermissionError(f"not allowed: {path}")
+
+    monkeypatch.setattr(os, "remove", refuse)
+    with pytest.warns(UserWarning, match=r"`ModelCheckpoint` cannot delete '.*2.keras': not allowed"):
+        end_epochs(checkpoint, [0.3], first=2)
+    assert names_in(tmp_path) == ["2.keras", "3.keras"]
+
+
+def test_only_the_first_process_makes_folders_and_deletes_but_all_save(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    model = Model()
+    checkpoint = begun(ModelCheckpoint(tmp_path / "there" / "{epoch}.keras", max_to_keep=1, monitor=None), model)
+    end_epochs(checkpoint, [0.5, 0.4])
+    assert model.saved == names_in(tmp_path / "there") == ["1.keras", "2.keras"]
+    with pytest.raises(FileNotFoundError):
+        end_epochs(begun(ModelCheckpoint(tmp_path / "new" / "x.keras"), model), [0.5])
+
+
+# --- a resumed run ----------------------------------------------------------------------------------------------------
+
+
+VALUES = [0.5, 0.6, 0.4, 0.45, 0.3, 0.35]
+STATEFUL = {
+    "best": {"save_best_only": True}, "best two": {"max_to_keep": 2}, "newest two": {"max_to_keep": 2, "monitor": None},
+}
+
+
+@pytest.mark.parametrize("cut", range(1, len(VALUES)))
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_resumed_run_keeps_what_an_undisturbed_one_keeps(name, cut, tmp_path):
+    def new(folder):
+        return begun(ModelCheckpoint(folder / "{epoch}.keras", **STATEFUL[name]), Model())
+
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    end_epochs(new(whole), VALUES)
+    killed = new(resumed)
+    end_epochs(killed, VALUES[:cut])
+    state = killed.state_dict()
+    end_epochs(killed, VALUES[cut:cut + 1], first=cut)  # after the checkpoint
+    fresh = new(resumed)
+    fresh.load_state_dict(state)
+    end_epochs(fresh, VALUES[cut:], first=cut)
+    assert names_in(resumed) == names_in(whole)
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_resumed_epoch_saves_at_the_batches_where_it_would_have_saved(stop, tmp_path):
+    def new(folder):
+        return begun(ModelCheckpoint(folder / "{epoch}-{batch}.keras", save_freq=4), Model())
+
+    whole, resumed = new(tmp_path / "whole"), new(tmp_path / "resumed")
+    for epoch in range(3):
+        train_epoch(whole, whole.model, epoch, 7, group=2)
+    train_epoch(resumed, resumed.model, 0, 7, group=2)
+    train_epoch(resumed, resumed.model, 1, stop, group=2)
+    state = resumed.state_dict()
+    resumed = new(tmp_path / "resumed")
+    resumed.on_epoch_begin(1)  # as a resumed `fit` does, before the state
+    resumed.load_state_dict(state)
+    train_epoch(resumed, resumed.model, 1, 7, group=2, first=stop)
+    train_epoch(resumed, resumed.model, 2, 7, group=2)
+    assert names_in(tmp_path / "resumed") == names_in(tmp_path / "whole")
+
+
+# --- with a model -----------------------------------------------------------------------------------------------------
+
+
+X, Y, _ = classification(24)
+
+
+def compiled(**options):
+    model = trainer.Model(LinenMLP())
+    model.compile("sgd", logits_loss(), metrics=["accuracy"], **options)
+    return model
+
+
+def fit(model, *callbacks, epochs=3, **options):
+    return model.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks), **options)
+
+
+def test_the_best_weights_are_those_that_early_stopping_restores(tmp_path):
+    model, path = compiled(), tmp_path / "weights-{epoch:02d}-{val_loss:.2f}.safetensors"
+    checkpoint = ModelCheckpoint(path, save_best_only=True, save_weights_only=True, max_to_keep=1)
+    stopping = EarlyStopping("val_loss", patience=9, restore_best_weights=True)
+    history = fit(model, checkpoint, stopping, validation_data=(X, Y))
+    (file,) = tmp_path.iterdir()
+    best = int(np.argmin(history.history["val_loss"]))
+    assert file.name == f"weights-{best + 1:02d}-{history.history['val_loss'][best]:.2f}.safetensors"
+    other = compiled()
+    other.build(X)
+    other.load_weights(file)
+    for ours, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_weights_of_fused_steps_are_those_of_single_ones(tmp_path):
+    for name, options in (("fused", {"steps_per_execution": 6}), ("single", {"steps_per_execution": 1})):
+        path = tmp_path / name / "{epoch}-{batch}.safetensors"
+        fit(compiled(**options), ModelCheckpoint(path, save_freq=4, save_weights_only=True))
+    assert names_in(tmp_path / "fused") == ["1-4.safetensors", "2-2.safetensors", "2-6.safetensors", "3-4.safetensors"]
+    for path in (tmp_path / "fused").iterdir():
+        assert path.read_bytes() == (tmp_path / "single" / path.name).read_bytes()
+
+
+def test_the_whole_state_is_written_to_one_file_or_to_a_folder(tmp_path):
+    fit(compiled(), ModelCheckpoint(tmp_path / "model-{epoch}.keras", max_to_keep=1),
+        ModelCheckpoint(tmp_path / "model-{epoch}", max_to_keep=1), epochs=2)
+    assert names_in(tmp_path) == ["model-2", "model-2.keras"]
+    assert (tmp_path / "model-2.keras").is_file() and (tmp_path / "model-2").is_dir()
+
+
+def test_an_unknown_monitor_only_warns_in_fit(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "x.safetensors", "unknown", save_best_only=True, save_weights_only=True)
+    with pytest.warns(UserWarning, match="Can save best model only with unknown available"):
+        fit(compiled(), checkpoint, epochs=1)
+    assert (tmp_path / "x.safetensors").exists()
+
+
+def test_a_wrong_name_is_refused_before_training(tmp_path):
+    model = compiled()
+    with pytest.raises(KeyError, match=r"Failed to format .* Reason: .*val_loss"):
+        fit(model, ModelCheckpoint(tmp_path / "{val_loss}.safetensors"))
+    assert int(model.state.step) == 0
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 4])
+def test_a_run_that_is_interrupted_and_resumed_leaves_the_same_files(save_freq, tmp_path):
+    class Interruption(Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 9:
+                raise KeyboardInterrupt
+
+    def run(folder, *others):
+        checkpoint = ModelCheckpoint(folder / "{epoch}.safetensors", save_freq=save_freq, save_weights_only=True,
+                                     monitor="loss", max_to_keep=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit(compiled(), checkpoint, BackupAndRestore(tmp_path / f"{folder.name}-backup", save_freq=5), *others)
+
+    run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "resumed", Interruption())
+    run(tmp_path / "resumed")
+    assert names_in(tmp_path / "resumed") == names_in(tmp_path / "whole")
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "resumed" / path.name).read_bytes()

@@ -1,0 +1,271 @@
+"""ProgressBar: what is printed in a pipe and in a terminal, and how seldom logs are read."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from tests.support.clock import StandingClock
+from trainer.callbacks import CallbackList, LazyLogs, ProgressBar
+from trainer.callbacks.progress import pace, progress_bar
+
+LOGS = {"accuracy": 0.9, "loss": 0.1, "val_loss": 0.00012}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = StandingClock()
+    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(progress_bar, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """A terminal 100 columns wide."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    screen = io.StringIO()
+    screen.console = Console(file=screen, force_terminal=True, color_system=None, width=100)
+    return screen
+
+
+def shown(screen):
+    """Returns the lines that a terminal ends up showing, and forgets them."""
+    text = screen.getvalue()
+    screen.seek(0)
+    screen.truncate()
+    return [re.split(r"\r\x1b\[2K", line)[-1] for line in text.split("\n") if line]
+
+
+def callback_list(bar=None, verbose=1, epochs=1, steps=10):
+    return CallbackList([bar or ProgressBar()], verbose=verbose, epochs=epochs, steps=steps)
+
+
+def fit(callbacks, clock, epochs=2, steps=10, fused=5, secs_per_execution=0.5):
+    """Calls the hooks that a fit calls."""
+    callbacks.on_train_begin()
+    for epoch in range(epochs):
+        callbacks.on_epoch_begin(epoch)
+        for batch in range(fused - 1, steps, fused):
+            clock.now += secs_per_execution
+            callbacks.on_execution_end("train", batch, {"loss": 0.5})
+        callbacks.on_test_begin()
+        callbacks.on_execution_end("test", 2, {"loss": 7.0})
+        callbacks.on_test_end({"loss": 7.0})
+        callbacks.on_epoch_end(epoch, dict(LOGS))
+    callbacks.on_train_end(dict(LOGS))
+
+
+@pytest.mark.parametrize("steps", [10, None])
+@pytest.mark.parametrize("verbose", [1, 2, "auto", True])
+def test_in_a_pipe_each_epoch_is_one_line_of_standard_output(capsys, clock, verbose, steps):
+    fit(callback_list(verbose=verbose, epochs=2, steps=steps), clock)
+    logs = "accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04"
+    # Five steps in half a second after the first execution, which is left out.
+    assert capsys.readouterr().out == f"Epoch 1/2 - 1s - 100ms/step - {logs}\nEpoch 2/2 - 1s - 100ms/step - {logs}\n"
+
+
+def test_verbose_0_prints_nothing(capsys, clock, screen):
+    callbacks = callback_list(ProgressBar(screen.console), verbose=0)
+    fit(callbacks, clock)
+    callbacks.on_test_begin()
+    callbacks.on_test_end({"loss": 0.5})
+    assert capsys.readouterr().out == screen.getvalue() == ""
+
+
+def test_verbose_2_prints_whole_lines_in_a_terminal_too(capsys, clock, screen):
+    fit(callback_list(ProgressBar(screen.console), verbose=2), clock, epochs=1)
+    assert screen.getvalue() == ""
+    assert capsys.readouterr().out.startswith("Epoch 1/1 - 1s - 100ms/step - accuracy")
+
+
+def test_ci_gets_whole_lines(capsys, clock, screen, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    fit(callback_list(ProgressBar(screen.console)), clock, epochs=1)
+    assert screen.getvalue() == ""
+    assert capsys.readouterr().out.startswith("Epoch 1/1")
+
+
+@pytest.mark.parametrize(("phase", "line"), [("test", "Evaluate - 2s - 200ms/step - loss: 0.5000\n"),
+                                             ("predict", "Predict - 2s - 200ms/step\n")])
+def test_evaluate_and_predict_print_one_line(capsys, clock, phase, line):
+    callbacks = callback_list()
+    getattr(callbacks, f"on_{phase}_begin")()
+    clock.now += 2
+    callbacks.on_execution_end(phase, 9, {"loss": 0.5})
+    getattr(callbacks, f"on_{phase}_end")({"loss": 0.5})
+    assert capsys.readouterr().out == line
+
+
+def test_an_epoch_without_steps_has_no_step_duration(capsys, clock):
+    fit(callback_list(epochs=1, steps=0), clock, epochs=1, steps=0)
+    assert capsys.readouterr().out.startswith("Epoch 1/1 - 0s - accuracy")
+
+
+def test_a_run_that_an_exception_ended_does_not_silence_the_next(capsys, clock):
+    bar = ProgressBar()
+    callback_list(bar).on_train_begin()
+    callbacks = callback_list(bar)
+    callbacks.on_test_begin()
+    callbacks.on_test_end({"loss": 0.5})
+    assert capsys.readouterr().out == "Evaluate - 0s - loss: 0.5000\n"
+
+
+def test_in_a_terminal_each_epoch_leaves_one_line(capsys, clock, screen):
+    fit(callback_list(ProgressBar(screen.console), epochs=2), clock)
+    bar = "━" * 20
+    logs = "1s - 100ms/step - accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04"
+    assert shown(screen) == [f"Epoch 1/2 {bar} 10/10 - {logs}", f"Epoch 2/2 {bar} 10/10 - {logs}"]
+    assert capsys.readouterr().out == ""
+
+
+def test_the_bar_follows_the_batches(clock, screen):
+    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    bar = "━" * 20
+    assert shown(screen) == [f"Epoch 1/1 {bar} 0/10 - compiling..."]
+    clock.now += 30  # compiling
+    callbacks.on_execution_end("train", 0, {"loss": 0.5})
+    assert shown(screen) == [f"Epoch 1/1 {bar} 1/10 - ETA 4:30 - 30s/step"]
+    clock.now += 2
+    callbacks.on_execution_end("train", 2, {"loss": 0.25})
+    # The logs are those of the execution before, which ends sooner.
+    assert shown(screen) == [f"Epoch 1/1 {bar} 3/10 - ETA 7s - 1s/step - loss: 0.5000"]
+    clock.now += 1
+    callbacks.on_execution_end("train", 3, {"loss": 0.125})
+    assert shown(screen) == [f"Epoch 1/1 {bar} 4/10 - ETA 6s - 1s/step - loss: 0.2500"]
+    callbacks.on_epoch_end(0, {"loss": 0.2})
+    screen.truncate(0)
+    callbacks.on_epoch_begin(1)
+    assert "compiling" not in shown(screen)[-1]
+
+
+def test_the_done_part_of_the_bar_is_coloured(clock, screen):
+    colours = Console(file=screen, force_terminal=True, color_system="standard", width=100)
+    callbacks = callback_list(ProgressBar(colours))
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    callbacks.on_execution_end("train", 2, {})
+    assert f"\x1b[32m{'━' * 6}\x1b[0m\x1b[2m{'━' * 14}\x1b[0m" in screen.getvalue()
+
+
+def test_unknown_steps_are_known_after_the_first_epoch(clock, screen):
+    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=None)
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    callbacks.on_execution_end("train", 3, {"loss": 0.5})
+    assert shown(screen) == ["Epoch 1/2 4/? - 0us/step"]
+    callbacks.on_epoch_end(0, {"loss": 0.5})
+    callbacks.on_epoch_begin(1)
+    assert shown(screen)[-1] == f"Epoch 2/2 {'━' * 20} 0/4"
+
+
+def test_a_redrawn_line_fits_the_terminal_and_the_last_one_is_whole(clock, screen):
+    screen.console.width = 40
+    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    logs = {f"metric_{i}": float(i) for i in range(5)}
+    callbacks.on_execution_end("train", 3, logs)
+    callbacks.on_execution_end("train", 4, logs)
+    assert [len(line) for line in shown(screen)] == [39]
+    callbacks.on_epoch_end(0, logs)
+    assert shown(screen)[0].endswith("metric_4: 4.0000")
+
+
+def test_a_terminal_without_unicode_gets_ascii(clock, screen, monkeypatch):
+    ascii_file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    callbacks = callback_list(ProgressBar(Console(file=ascii_file, force_terminal=True, color_system=None, width=100)))
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    callbacks.on_execution_end("train", 4, {})
+    ascii_file.flush()
+    assert b"==========---------- 5/10" in ascii_file.buffer.getvalue()
+
+
+@pytest.mark.parametrize(("verbose", "most"), [(0, 0), (1, 10), (2, 0)])
+def test_logs_are_read_at_most_four_times_a_second(clock, screen, verbose, most):
+    fetches = []
+
+    def lazy_logs():
+        return LazyLogs(["loss"], lambda: fetches.append(clock.now) or {"loss": 0.5})
+
+    callbacks = callback_list(ProgressBar(screen.console), verbose=verbose, steps=200)
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    for batch in range(200):  # in two seconds
+        clock.now += 0.01
+        callbacks.on_execution_end("train", batch, lazy_logs())
+    assert len(fetches) <= most
+    assert (verbose == 1) == (len(fetches) >= 7)
+    fetches.clear()
+    callbacks.on_epoch_end(0, lazy_logs())
+    assert len(fetches) == (verbose > 0)
+
+
+def test_logs_are_awaited_when_the_next_execution_has_begun(clock, screen):
+    events = []
+
+    def lazy_logs(batch):
+        return LazyLogs(["loss"], lambda: events.append(f"await {batch}") or {"loss": 0.5},
+                        lambda: events.append(f"begin {batch}"))
+
+    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=8)
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        for batch in range(10 * epoch, 10 * epoch + 8):
+            clock.now += 1 / 16
+            callbacks.on_execution_end("train", batch, lazy_logs(batch))
+    # Those of the first execution at once, and then each quarter of a second.
+    assert events == ["begin 0", "begin 1", "await 0", "begin 5", "begin 6", "await 5",
+                      "begin 13", "begin 14", "await 13"]
+
+
+def test_slow_executions_are_counted_at_once(clock, screen):
+    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=3)
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        counts = []
+        for batch in range(3):
+            clock.now += 0.5
+            callbacks.on_execution_end("train", batch, {"loss": 0.1 * batch})
+            counts.append(shown(screen)[-1].split("━ ")[1])
+        assert counts == ["1/3 - ETA 1s - 500ms/step", "2/3 - ETA 0s - 500ms/step - loss: 0.0000e+00",
+                          "3/3 - ETA 0s - 500ms/step - loss: 0.1000"]
+
+
+def test_the_time_is_read_after_the_logs_which_wait_for_the_device(capsys, clock):
+    def fetch():
+        clock.now += 5
+        return {"loss": 0.5}
+
+    callbacks = callback_list()
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    callbacks.on_execution_end("train", 9)
+    callbacks.on_epoch_end(0, LazyLogs(["loss"], fetch))
+    assert capsys.readouterr().out == "Epoch 1/1 - 5s - 500ms/step - loss: 0.5000\n"
+
+
+def test_an_unknown_verbosity_is_refused():
+    with pytest.raises(ValueError, match=r"`verbose` must be one of \(0, 1, 2, 'auto'\). Received: 3"):
+        callback_list(verbose=3)
+
+
+def test_whole_lines_need_no_rich():
+    program = (
+        "import sys; from trainer.callbacks import CallbackList\n"
+        "for name in [name for name in sys.modules if name.partition('.')[0] == 'rich'] + ['rich']:\n"
+        "    sys.modules[name] = None  # makes importing it fail\n"
+        "c = CallbackList(add_progbar=True, verbose=1, epochs=1, steps=1)\n"
+        "c.on_train_begin(); c.on_epoch_begin(0); c.on_epoch_end(0, {'loss': 0.5}); c.on_train_end()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "Epoch 1/1 - 0s - loss: 0.5000\n"

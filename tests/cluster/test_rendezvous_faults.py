@@ -1,0 +1,252 @@
+"""What a meeting of processes survives: strangers, members that die, other programs, interrupts, restarts."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import project_files
+from tests.support.rendezvous_cluster import (
+    LONG_SECS,
+    SHORT_SECS,
+    cluster_of,
+    connect,
+    free_port,
+    hello_of,
+    is_free,
+    members_in_threads,
+    port_of,
+    until,
+)
+from trainer.cluster.description.cluster_description import ClusterTimeout
+from trainer.cluster.rendezvous import gather, join
+from trainer.cluster.rendezvous.messages import MAGIC, MAX_BYTES, encode, printable
+from trainer.cluster.rendezvous.rendezvous import agree
+
+
+@pytest.fixture
+def start(monkeypatch):
+    with members_in_threads(monkeypatch) as start_member:
+        yield start_member
+
+
+STRANGERS = {
+    "a web client": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a huge length": MAGIC + (MAX_BYTES + 1).to_bytes(4, "big"),
+    "not JSON": MAGIC + (4).to_bytes(4, "big") + b"\xff{[}",
+    "deeply nested": MAGIC + (200_000).to_bytes(4, "big") + b"[" * 200_000,
+    "a huge number": MAGIC + (6000).to_bytes(4, "big") + b"9" * 6000,
+    "not an object": MAGIC + (2).to_bytes(4, "big") + b"[]",
+    "no hello": encode({"kind": "go"}),
+    "wrong types": encode({"kind": "hello", "cluster": [1], "process_id": "1", "job_id": None, "versions": []}),
+}
+
+
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS.keys())
+def test_a_stranger_is_dropped_and_disturbs_nobody(start, sent):
+    cluster = cluster_of(2)
+    first = start(cluster[0], say_every_secs=0.05)
+    with connect(cluster) as stranger:
+        stranger.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    until(lambda: first.lines and "Connections of others, ignored: 1." in first.lines[-1])
+    assert [start(cluster[1]).error(), first.error()] == [None, None]
+    assert is_free(port_of(cluster))
+
+
+def test_a_stranger_that_says_nothing_holds_nobody_up(start):
+    cluster = cluster_of(2)
+    first = start(cluster[0])
+    with connect(cluster) as silent, connect(cluster) as half:
+        half.sendall(MAGIC[:3])
+        assert [start(cluster[1]).error(), first.error()] == [None, None]
+        assert is_free(port_of(cluster))
+        with contextlib.suppress(ConnectionResetError):
+            assert silent.recv(1) == b""
+
+
+def test_a_stranger_that_says_nothing_is_dropped_after_a_while(start, monkeypatch):
+    monkeypatch.setattr(gather, "HELLO_SECS", 0.1)
+    cluster = cluster_of(2)
+    first = start(cluster[0])
+    with connect(cluster) as silent, contextlib.suppress(ConnectionResetError):
+        assert silent.recv(1) == b""
+    assert [start(cluster[1]).error(), first.error()] == [None, None]
+
+
+def test_a_member_that_leaves_may_come_back(start):
+    cluster = cluster_of(3)
+    first = start(cluster[0], say_every_secs=0.05)
+    with connect(cluster) as sock:
+        sock.sendall(hello_of(cluster[1]))
+        until(lambda: any("Connected: worker 1" in line for line in first.lines))
+    until(lambda: "Connected: nobody" in first.lines[-1])
+    assert [member.error() for member in (start(cluster[1]), start(cluster[2]), first)] == [None] * 3
+
+
+def test_a_member_that_left_for_good_is_named(start):
+    cluster = cluster_of(2)
+    first = start(cluster[0], timeout_secs=SHORT_SECS)
+    with connect(cluster) as sock:
+        sock.sendall(hello_of(cluster[1]))
+        sock.recv(1)
+    assert "worker 1 had connected, but left 0." in str(first.error())
+
+
+def test_nobody_goes_on_when_one_dies_before_its_last_answer(start):
+    cluster = cluster_of(3)
+    members = [start(cluster[0], timeout_secs=SHORT_SECS), start(cluster[1])]
+    with connect(cluster) as sock:
+        sock.sendall(hello_of(cluster[2]))
+        received = b""
+        while b'"agreed"' not in received:
+            received += sock.recv(4096)
+    for member in members:
+        error = member.error()
+        assert isinstance(error, ClusterTimeout) and "worker 2 had connected, but left" in str(error)
+
+
+def test_a_member_that_answers_no_more_is_named(start):
+    cluster = cluster_of(2)
+    first = start(cluster[0], timeout_secs=SHORT_SECS)
+    with connect(cluster) as sock:
+        sock.sendall(hello_of(cluster[1]))
+        assert "these connected but answer no more: worker 1 (127.0.0.1:1)" in str(first.error())
+        assert is_free(port_of(cluster))
+
+
+def test_a_member_tries_again_when_process_0_restarts(start):
+    cluster = cluster_of(2)
+    with socket.create_server(("127.0.0.1", port_of(cluster))) as server:
+        second = start(cluster[1], say_every_secs=0.02)
+        accepted, _ = server.accept()
+        server.close()
+        accepted.close()
+        until(lambda: any("it closed the connection" in line for line in second.lines))
+    assert [start(cluster[0]).error(), second.error()] == [None, None]
+
+
+def test_a_member_tries_again_when_process_0_falls_silent(start, monkeypatch):
+    monkeypatch.setattr(join, "SILENCE_SECS", 0.1)
+    cluster = cluster_of(2)
+    with socket.create_server(("127.0.0.1", port_of(cluster))) as server:
+        second = start(cluster[1], say_every_secs=0.05)
+        silent = server.accept()[0]
+        until(lambda: any("it has not answered for 0.1 s" in line for line in second.lines))
+        server.close()
+        silent.close()
+    monkeypatch.setattr(join, "SILENCE_SECS", LONG_SECS)
+    assert [start(cluster[0]).error(), second.error()] == [None, None]
+
+
+def test_another_program_on_process_0_s_port_is_named(start):
+    cluster = cluster_of(2)
+    with socket.create_server(("127.0.0.1", port_of(cluster))) as server:
+        server.settimeout(0.1)
+        second = start(cluster[1], timeout_secs=SHORT_SECS)
+        while not second.future.done():
+            with contextlib.suppress(TimeoutError):
+                accepted, _ = server.accept()
+                with accepted:
+                    accepted.sendall(b"SSH-2.0-OpenSSH\r\n")
+                    accepted.recv(4096)
+        assert "another program answers there, or another version of trainer" in str(second.error())
+
+
+def test_a_program_that_only_listens_on_process_0_s_port_is_named(start):
+    cluster = cluster_of(2)
+    with socket.create_server(("127.0.0.1", port_of(cluster))):
+        error = start(cluster[1], timeout_secs=SHORT_SECS).error()
+    assert isinstance(error, ClusterTimeout) and "it accepts the connection but does not answer" in str(error)
+
+
+def test_a_socket_that_was_connected_to_itself_counts_as_refused(monkeypatch):
+    port = free_port()
+
+    def connect_to_itself(address, timeout):
+        sock = socket.socket()
+        sock.bind(address)
+        sock.connect(address)
+        return sock
+
+    monkeypatch.setattr(socket, "create_connection", connect_to_itself)
+    with pytest.raises(ConnectionRefusedError, match="connected to itself"):
+        join.connect(f"127.0.0.1:{port}", 1.0)
+    assert is_free(port)
+
+
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_an_interrupt_ends_the_wait_and_frees_the_port(process_id):
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    cluster = cluster_of(2)
+    with pytest.raises(KeyboardInterrupt):
+        agree(cluster[process_id], {}, LONG_SECS, interrupt, say_every_secs=0.05)
+    assert is_free(port_of(cluster))
+
+
+def test_a_received_text_cannot_steer_the_terminal(start):
+    assert printable("a\x1b[2J\r\u202eb\nc") == "a?[2J??b\nc"
+    assert printable("x" * 9, limit=3) == "xxx..."
+    cluster = cluster_of(2)
+    first = start(cluster[0])
+    with connect(cluster) as sock:
+        sock.sendall(hello_of(cluster[1], job_id="\x1b]0;x\x07", process="\x1b[2J"))
+        message = str(first.error())
+    assert "its job id is '?]0;x?'" in message and "\x1b" not in message
+
+
+# The packages' own __init__ files would import JAX, which takes seconds.
+PROCESS = """
+import json, sys, types
+for name, path in json.loads(sys.argv[1]).items():
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from trainer.cluster.description.cluster_resolver import resolve_cluster
+from trainer.cluster.rendezvous.rendezvous import agree
+assert "jax" not in sys.modules
+try:
+    agree(resolve_cluster(), {}, float(sys.argv[2]), say_every_secs=0.1).close()
+except (ValueError, TimeoutError) as error:
+    print(type(error).__name__, error)
+else:
+    print("agreed")
+"""
+
+
+def start_process(addresses, index, timeout_secs=LONG_SECS):
+    folder = project_files.ROOT / "trainer"
+    packages = json.dumps({"trainer": str(folder), "trainer.distribute": str(folder / "distribute")})
+    tf_config = json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
+    return subprocess.Popen([sys.executable, "-c", PROCESS, packages, str(timeout_secs)],
+                            env={**os.environ, "TF_CONFIG": tf_config}, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finished(process) -> str:
+    return process.communicate(timeout=LONG_SECS)[0]
+
+
+def test_real_processes_meet_though_one_is_killed_and_started_again():
+    addresses = cluster_of(3)[0].addresses
+    processes = [start_process(addresses, index) for index in range(2)]
+    assert "awaits" in processes[1].stdout.readline()
+    processes[1].send_signal(signal.SIGKILL)
+    finished(processes[1])
+    outputs = [finished(process) for process in
+               [start_process(addresses, 1), start_process(addresses, 2), processes[0]]]
+    assert [output.splitlines()[-1] for output in outputs] == ["agreed"] * 3
+
+
+def test_real_processes_name_the_one_that_is_missing():
+    addresses = cluster_of(3)[0].addresses
+    processes = [start_process(addresses, 0, timeout_secs=1.0), start_process(addresses, 1)]
+    for output in map(finished, processes):
+        assert "ClusterTimeout After 1 s, 1 of 3 processes are missing: worker 2 (127.0.0.1:2)" in output

@@ -1,0 +1,330 @@
+"""A watchdog ends the processes of a job in which one is gone or stuck, and names that one."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import trainer
+from tests.support.fake_store import FakeStore
+from tests.support.networks import LinenMLP
+from tests.support.rendezvous_cluster import until
+from trainer.cluster import join_cluster
+from trainer.cluster.liveness import process_end
+from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, verdict
+from trainer.cluster.liveness.watchdog import Watchdog, is_peer_error
+from trainer.launch.job import Job
+from trainer.testing import LocalCluster, WorkerError
+
+TIMEOUT_SECS = 3.0
+NOTICED_SECS = TIMEOUT_SECS + 1.5  # with time for a busy machine
+NOTICED_AT_ONCE_SECS = 2.0
+
+
+def seen(phase, step=7, still=0.0, silent=0.0, moves=1):
+    return Seen(Report(1, moves, step, phase), silent, still)
+
+
+def judged(*processes, timeout_secs=4.0):
+    return verdict(dict(enumerate(processes)), len(processes), timeout_secs)
+
+
+def test_a_worker_that_is_not_heard_is_lost_even_if_nobody_waits_for_it():
+    assert judged(seen("train"), seen("data", silent=3.9, still=3.9)) is None
+    assert judged(seen("train"), seen("data", silent=4.0, still=4.0)) == (
+        'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data".')
+
+
+def test_if_something_is_known_to_be_wrong_less_silence_is_enough():
+    silent = {0: seen("train"), 1: seen("data", silent=20.0)}
+    assert verdict(silent, 2, 300.0) is None
+    assert verdict(silent, 2, 300.0, silence_secs=20.0).startswith("worker 1 is lost")
+
+
+def test_errors_of_collectives_are_told_from_own_ones():
+    closed = "UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:37257"
+    assert is_peer_error(ValueError(closed)) and is_peer_error(jax.errors.JaxRuntimeError(closed))
+    assert is_peer_error(jax.errors.JaxRuntimeError("INTERNAL: NCCL operation failed: remote error"))
+    assert not is_peer_error(KeyError(closed))
+    assert not is_peer_error(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."))
+
+
+def test_a_worker_at_work_that_another_one_waits_for_has_stalled():
+    busy, waits = seen("data", still=4.5), seen("device", still=4.1)
+    assert judged(waits, busy, seen("host")) == (
+        'worker 1 has stalled at step 7, in "data" for 4.5 s, while worker 0 waits (step 7, "device").')
+    assert judged(seen("device", still=3.9), busy, seen("host")) is None, "nobody has waited for long"
+    assert judged(waits, seen("data", still=3.9)) is None
+    assert judged(waits, seen("data", step=8, still=9.0), seen("host")) is None, "it is ahead of who waits"
+
+
+def test_if_all_stand_still_the_one_with_work_of_its_own_is_to_blame():
+    assert judged(seen("host", 6, still=9.0), seen("data", still=4.0)).startswith("worker 1 has stalled at step 7")
+    assert judged(seen("host", still=9.0), seen("train", 6, still=4.0)).startswith("worker 1 has stalled at step 6")
+    assert judged(seen("host", still=9.0), seen("compile", still=4.0)) is None
+    assert judged(seen("data", still=9.0), seen("compile", still=9.0)).startswith("worker 0 has stalled")
+    assert judged(seen("data", 9, still=5.0), seen("callbacks", 8, still=5.0)).startswith("worker 1 has stalled")
+
+
+@pytest.mark.parametrize("phase", ["device", "train"])
+def test_if_all_wait_alike_nobody_is_blamed(phase):
+    text = judged(seen(phase, still=5.0), seen(phase, still=4.0))
+    assert text.startswith("all workers wait for their devices, for 4.0 s: worker 0 at step 7, worker 1 at step 7.")
+
+
+@pytest.mark.parametrize("phase", ["compile", "checkpoint", "idle"])
+def test_phases_that_take_long_have_ten_times_the_limit(phase):
+    assert judged(seen("device", still=39.0), seen(phase, still=39.9)) is None
+    assert judged(seen("device", still=39.0), seen(phase, still=40.0)).startswith(f'worker 1 has stalled at step 7, in '
+                                                                                   f'"{phase}" for 40.0 s')
+
+
+def test_outside_of_runs_there_is_no_limit():
+    assert judged(seen("idle", still=1e6), seen("idle", still=1e6)) is None
+    assert judged(seen("idle", still=1e6), seen("stopped", still=1e6, silent=1e6)) is None
+
+
+def test_a_worker_that_has_ended_is_not_lost_but_must_not_be_awaited():
+    ended = seen("stopped", still=50.0, silent=50.0)
+    assert judged(seen("train"), ended) is None
+    left = "worker 1 has left the job: its script has ended, at step 7, while worker 0 waits"
+    assert judged(seen("device", still=4.0), ended).startswith(left)
+    assert judged(seen("checkpoint", still=4.0), ended).startswith(left)
+    assert judged(seen("checkpoint", still=4.0), seen("data")) is None
+    assert judged(seen("data", still=4.0), ended).startswith("worker 0 has stalled")
+
+
+class Heard:
+    """A watchdog that keeps what it is told."""
+
+    def __init__(self):
+        self.phases = []
+
+    def progress(self, step, phase):
+        self.phases.append((step, phase))
+
+
+def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkeypatch):
+    heard = Heard()
+    monkeypatch.setattr(join_cluster, "_watchdog", heard)
+    x = np.ones((6, 6), np.float32)
+    model = trainer.Model(LinenMLP(), seed=1)
+    model.compile(steps_per_execution=1)
+    model.predict(iter([x] * 3), steps=3, verbose=0)
+    assert [step for step, phase in heard.phases if phase == "data" and step] == [1, 2, 3]
+    assert heard.phases[-1] == (3, "idle")
+    heard.phases.clear()
+    before = join_cluster._own_steps
+    for number, _ in enumerate(trainer.distribute.MirroredStrategy(["cpu:0"]).experimental_distribute_dataset([x, x])):
+        assert heard.phases[-2:] == [(before + number + 1, "data"), (before + number + 1, "idle")]
+
+
+def test_nobody_stalls_before_all_have_begun():
+    waits, stuck = seen("device", still=99.0), seen("data", still=99.0)
+    assert verdict({0: waits, 1: stuck}, 3, 4.0) is None
+    assert judged(waits, stuck, seen("idle", moves=0)) is None
+    assert judged(waits, stuck, seen("idle", moves=1)) is not None
+
+
+def test_a_worker_that_may_be_lost_has_not_stalled():
+    assert judged(seen("device", still=9.0), seen("data", still=9.0, silent=2.5)) is None
+
+
+def test_all_take_over_what_one_has_concluded_and_do_not_blame_it_for_leaving():
+    left = Seen(Report(9, 1, 7, "device", "worker 2 has stalled."), 9.0, 9.0)
+    assert judged(seen("device", still=9.0), left, seen("data", 3)) == "worker 2 has stalled."
+
+
+def test_time_in_which_a_process_did_not_look_does_not_count():
+    observer = Observer(beat_secs=1.0)
+    report = Report(1, 1, 1, "data")
+    assert observer.observe(100.0, {1: report})[1] == Seen(report, 0.0, 0.0)
+    assert observer.observe(101.0, {1: report})[1] == Seen(report, 1.0, 1.0)
+    assert observer.observe(901.0, {1: report})[1] == Seen(report, 3.0, 3.0), "it was suspended itself"
+    beats = Report(2, 1, 1, "data")
+    assert observer.observe(902.0, {1: beats})[1] == Seen(beats, 0.0, 4.0)
+    moves = Report(3, 2, 1, "data")
+    assert observer.observe(903.0, {1: moves})[1] == Seen(moves, 0.0, 0.0)
+
+
+def report(store, worker):
+    return Report(*json.loads(store.values[f"trainer/watchdog/{worker}"]))
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """The codes with which processes would have ended."""
+    codes = []
+    monkeypatch.setattr(process_end.os, "_exit", codes.append)
+    monkeypatch.setattr(process_end, "_ending", threading.Semaphore(99))  # one process stands for several
+    monkeypatch.setattr(process_end.threading, "Timer", lambda *args: threading.Thread(target=lambda: None))
+    return codes
+
+
+def wait_until(condition):
+    until(condition, 5.0)
+
+
+def test_processes_say_what_they_do_and_that_they_stop(exits):
+    store = FakeStore()
+    pair = [Watchdog(0.4, store, (index, 2)) for index in range(2)]
+    for index, one in enumerate(pair):
+        one.progress(5, "data" if index else "train")
+    wait_until(lambda: {report(store, index).phase for index in range(2)} == {"data", "train"})
+    assert (report(store, 1).moves, report(store, 1).step) == (1, 5)
+    pair[1].stop()
+    assert report(store, 1).phase == "stopped"
+    for step in range(60):
+        pair[0].progress(step, "train")
+        time.sleep(0.01)
+    pair[0].stop()
+    pair[0].stop()
+    assert exits == []
+
+
+def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
+    store = FakeStore()
+    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "train"]))
+    one = Watchdog(0.4, store, (0, 2))
+    one.progress(4, "device")
+    wait_until(lambda: exits == [75])
+    err = capfd.readouterr().err
+    assert err.startswith("\nWatchdog: worker 1 is lost: nothing was heard of it for 0.")
+    assert 'It was at step 3, in "train". Worker 0 ends at step 4 with exit code 75; its main thread is here:\n' in err
+    assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
+    one.stop()
+
+
+def test_a_coordinator_that_does_not_answer_is_process_0_lost(exits, capfd):
+    store = FakeStore()
+    one = Watchdog(0.4, store, (1, 2))
+    one.progress(4, "device")
+    wait_until(lambda: store.values)
+    store.is_gone = True
+    wait_until(lambda: exits == [75])
+    one.stop()
+    err = capfd.readouterr().err
+    assert err.startswith("\nWatchdog: worker 0, which coordinates the job, is lost: it has not answered for 0.")
+    assert "(UNAVAILABLE: no connection). Worker 1 ends at step 4 with exit code 75" in err
+
+
+def test_awaiting_a_verdict_ends_if_nobody_is_lost(exits):
+    store = FakeStore()
+    pair = [Watchdog(0.4, store, (index, 2)) for index in range(2)]
+    pair[0].await_verdict()
+    assert exits == []
+    for one in pair:
+        one.stop()
+    pair[0].await_verdict()
+
+
+def test_one_process_needs_no_watch_and_a_limit_is_positive():
+    before = threading.active_count()
+    one = Watchdog(1.0)
+    one.progress(1, "data")
+    one.await_verdict()
+    one.stop()
+    assert threading.active_count() == before
+    with pytest.raises(ValueError, match=r"`timeout_secs` must be greater than 0\. Received: 0"):
+        Watchdog(0)
+    with pytest.raises(RuntimeError, match=r"needs `jax\.distributed\.initialize` before it"):
+        Watchdog(1.0, process=(0, 2))
+
+
+def test_reporting_progress_is_cheap():
+    one = Watchdog(1.0)
+    begin = time.perf_counter()
+    for step in range(10_000):
+        one.progress(step, "data")
+    assert (time.perf_counter() - begin) / 10_000 < 20e-6
+
+
+def work(failing, how):
+    """Three steps in each process, after which something happens to one; the others go on, or wait for it."""
+    join_cluster._watch = lambda timeout_secs: None  # that watchdog would have the limit of the start
+    join_cluster.join_cluster()
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    watchdog = Watchdog(TIMEOUT_SECS)
+    for step in range(3):
+        watchdog.progress(step, "data")
+        time.sleep(0.1)
+        watchdog.progress(step, "train")
+    print(f"at {time.monotonic()}", file=sys.stderr, flush=True)
+    if how == "sleep":
+        watchdog.progress(3, "data" if index == failing else "device")
+        time.sleep(60)
+    elif how == "compile":
+        watchdog.progress(3, "compile" if index == failing else "device")
+        time.sleep(1.4 * TIMEOUT_SECS if index == failing else 1.4 * TIMEOUT_SECS + 0.1)
+    elif index == failing:
+        time.sleep(TIMEOUT_SECS / 4)  # so that the others have heard of its last step
+        os.kill(os.getpid(), getattr(signal, how))
+    else:
+        for _ in range(600):
+            watchdog.progress(3, "train")
+            time.sleep(0.1)
+    return index
+
+
+def run_without_launcher(how, failing):
+    """Returns the code and the stderr of the worker that is left, and the seconds that it took it to end."""
+    program = (f"import sys; sys.path[:] = {sys.path!r}; from tests import test_watchdog; "
+               f"test_watchdog.work({failing}, {how!r})")
+    left = 1 - failing
+    lines = []
+    deadline = time.monotonic() + 60
+    with Job(["-c", program], 2, 1, {"JAX_PLATFORMS": "cpu"},
+             lambda worker, stream, new: lines.extend(new) if (worker, stream) == (left, "stderr") else None) as job:
+        while left in job.running:
+            job.wait(0.05)
+            assert time.monotonic() < deadline, lines
+        ended = time.monotonic()
+        job.wait(0.2)
+    text = b"\n".join(lines).decode()
+    begun = next(float(line.split()[1]) for line in text.splitlines() if line.startswith("at "))
+    return job.codes[left], text, ended - begun
+
+
+@pytest.mark.parametrize(("failing", "name"), [(0, "worker 0, which coordinates the job,"), (1, "worker 1")])
+def test_a_process_that_is_killed_is_named_at_once(failing, name):
+    code, text, secs = run_without_launcher("SIGKILL", failing)
+    assert code == 75, text  # not by SIGABRT, though JAX aborts those that lose process 0
+    assert f'Watchdog: {name} is lost: its process has ended, ' in text
+    assert f'It was at step 2, in "train". Worker {1 - failing} ends at step 3 with exit code 75' in text
+    assert "test_watchdog.py" in text.partition("main thread is here:")[2]
+    assert secs < TIMEOUT_SECS / 4 + NOTICED_AT_ONCE_SECS
+
+
+@pytest.mark.parametrize(("failing", "says"), [
+    (0, "worker 0, which coordinates the job, is lost: it has not answered for "),
+    (1, "worker 1 is lost: nothing was heard of it for "),
+])
+def test_a_process_that_is_suspended_is_named(failing, says):
+    code, text, secs = run_without_launcher("SIGSTOP", failing)
+    assert code == 75, text
+    assert f"Watchdog: {says}" in text
+    assert f'It was at step 2, in "train". Worker {1 - failing} ends at step 3 with exit code 75' in text
+    assert "test_watchdog.py" in text.partition("main thread is here:")[2]
+    assert 0.75 * TIMEOUT_SECS < secs < 2 * NOTICED_SECS
+
+
+def test_a_worker_stuck_in_its_data_is_named_by_all(capfd):
+    with pytest.raises(WorkerError) as caught:
+        LocalCluster(2, timeout_secs=60).run(work, 1, "sleep")
+    assert caught.value.exit_code == 75
+    err = capfd.readouterr().err
+    for index in range(2):
+        assert f"Worker {index} ends at step 3 with exit code 75; its main thread is here" in err
+    assert err.count('worker 1 has stalled at step 3, in "data" for ') == 2
+    assert err.count("while worker 0 waits (step 3, \"device\")") == 2
+    assert err.count("time.sleep(60)") == 2
+
+
+def test_a_healthy_run_ends_well_though_one_compiles_for_long():
+    assert LocalCluster(2, timeout_secs=60).run(work, 1, "compile") == [0, 1]

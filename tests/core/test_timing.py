@@ -1,0 +1,132 @@
+"""Where the time of a run went: what is measured adds up, and is found where it was spent."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+
+import trainer
+from tests.support.clock import StandingClock
+from tests.support.networks import classification, compiled_mlp
+from trainer.core import timing
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = StandingClock()
+    monkeypatch.setattr(timing, "time", clock)
+    return clock
+
+
+def test_nested_time_counts_once_and_the_rest_is_the_hosts(clock):
+    watch = timing.Timing()
+    watch.rows = 50
+    clock.now += 1
+    with watch.measure("callbacks"):
+        clock.now += 2
+        with watch.measure("device"):
+            clock.now += 4
+        clock.now += 8
+    with contextlib.suppress(KeyError), watch.measure("compile"):
+        clock.now += 16
+        raise KeyError
+    watch.end()
+    clock.now += 100
+    assert watch.report() == {"data": 0, "compile": 16, "device": 4, "callbacks": 10, "checkpoint": 0, "host": 1,
+                              "total": 31, "rows_per_sec": 50 / 15}
+
+
+def test_what_is_measured_after_the_end_is_told_nobody(clock):
+    watch, told = timing.Timing(), []
+    watch.on_phase = told.append
+    with watch.measure("data"):
+        pass
+    watch.end()
+    with watch.measure("compile"):
+        pass
+    assert told == ["data", "host"]
+
+
+def run(callbacks=None, slow_data=0.0, **options):
+    x, y, _ = classification(32)
+
+    class Batches:
+        def __iter__(self):
+            for start in range(0, 32, 8):
+                time.sleep(slow_data)
+                yield x[start:start + 8], y[start:start + 8]
+
+    model = compiled_mlp()
+    return model, model.fit(Batches(), epochs=2, verbose=0, callbacks=callbacks, **options).timing
+
+
+def test_a_slow_pipeline_shows_as_data_a_slow_callback_as_callbacks_and_the_parts_add_up():
+    slow = trainer.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.15))
+    _, secs = run([slow], slow_data=0.05)
+    assert secs["data"] >= 0.3  # a part passes while the step compiles
+    assert secs["callbacks"] >= 0.3
+    assert secs["compile"] > 0.05
+    assert secs["checkpoint"] == 0
+    parts = sum(value for name, value in secs.items() if name not in ("total", "rows_per_sec"))
+    np.testing.assert_allclose(parts, secs["total"], rtol=1e-6)
+    np.testing.assert_allclose(secs["rows_per_sec"], 64 / (secs["total"] - secs["compile"]), rtol=1e-6)
+
+
+def test_what_was_compiled_before_costs_nothing_again():
+    model, _ = run()
+    x, y, _ = classification(32)
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert model.fit(x, y, batch_size=8, verbose=0).timing["compile"] < 0.05
+
+
+def test_an_evaluation_by_a_callback_leaves_the_clock_of_fit_alone():
+    x, y, _ = classification(32)
+    inner = []
+
+    def evaluate(epoch, logs):
+        model.evaluate(x, y, batch_size=8, verbose=0)
+        model.predict(x, verbose=0)
+        inner.append(model.timing.report()["total"])
+
+    model = compiled_mlp()
+    callbacks = trainer.callbacks.LambdaCallback(on_epoch_end=evaluate)
+    secs = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks).timing
+    assert model.timing.report() == secs
+    assert inner[0] < inner[1] < secs["total"], "after them the clock is that of fit again"
+    np.testing.assert_allclose(secs["rows_per_sec"], 64 / (secs["total"] - secs["compile"]), rtol=1e-6)
+    model.evaluate(x, y, batch_size=8, verbose=0)
+    assert model.timing.report()["total"] < secs["total"]
+
+
+def test_it_is_there_when_fit_was_interrupted():
+    def stop(batch, logs):
+        raise KeyboardInterrupt
+
+    model = compiled_mlp()
+    x, y, _ = classification(32)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, verbose=0, callbacks=trainer.callbacks.LambdaCallback(on_train_batch_end=stop))
+    assert model.history.timing["compile"] > 0
+
+
+def test_a_fit_by_a_callback_or_beside_a_prediction_has_its_own_history_and_clock():
+    x, y, _ = classification(32)
+    inner = []
+
+    def fit(epoch, logs):
+        inner.append(model.fit(x, y, batch_size=8, verbose=0))
+
+    model = compiled_mlp()
+    outer = model.fit(x, y, batch_size=8, epochs=3, verbose=0,
+                      callbacks=trainer.callbacks.LambdaCallback(on_epoch_end=fit))
+    assert outer.epoch == [0, 1, 2]
+    assert model.history is outer
+    assert all(history.epoch == [0] for history in inner)
+    assert sum(history.timing["total"] for history in inner) < outer.timing["total"]
+    predictions = model.predict_iter(x, batch_size=8)
+    next(predictions)
+    assert model.fit(x, y, batch_size=8, verbose=0).timing["rows_per_sec"] > 0
+    predictions.close()

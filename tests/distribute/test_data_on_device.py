@@ -1,0 +1,352 @@
+"""Data that is placed on the devices once, and gathered there: the same numbers, and when it happens."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import numpy as np
+import pytest
+
+import trainer
+from tests.loop.test_compilation import count_compilations
+from tests.support.hlo import collectives
+from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss, mirrored
+from trainer.data import Dataset, Group, HostArrays
+from trainer.data.arrays import aligned_empty, is_aligned
+from trainer.distribute.placement import device_cache, placement
+from trainer.distribute.strategies import strategy
+from trainer.loop import phase_input
+from trainer.step import compiled_phase
+
+ROWS, BATCH = 53, 8  # an uneven last batch of five rows
+
+
+def train(replicas=1, module=LinenMLP, steps_per_epoch=None, callbacks=None, under=None, **options):
+    """Returns the weights, the history and the predictions of a run."""
+    x, y, weights = classification(ROWS)
+    with (under or mirrored(replicas)).scope():
+        model = trainer.Model(module(batch_norm=True, dropout=0.2), seed=1)
+        model.compile(trainer.optimizers.SGD(0.1, momentum=0.9), logits_loss(), metrics=["accuracy"], **options)
+    history = model.fit(x, y, batch_size=BATCH, epochs=3, steps_per_epoch=steps_per_epoch, sample_weight=weights,
+                        validation_data=(x[:21], y[:21]), callbacks=callbacks, verbose=0)
+    return model.get_weights(), history.history
+
+
+def assert_same_numbers(one, other):
+    for mine, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("replicas", "module", "options"), [
+    (1, LinenMLP, {}), (4, LinenMLP, {"steps_per_execution": 3}), (2, NNXMLP, {"steps_per_execution": 1})], ids=str)
+def test_data_on_the_device_and_data_sent_there_give_the_same_numbers(replicas, module, options):
+    assert_same_numbers(train(replicas, module, data_on_device=True, **options),
+                        train(replicas, module, data_on_device=False, **options))
+
+
+def test_single_steps_for_a_callback_give_the_bits_of_fused_ones():
+    seen = []
+    every_batch = trainer.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    fused = train(2, steps_per_epoch=5)
+    single = train(2, steps_per_epoch=5, callbacks=[every_batch])
+    for mine, theirs in zip(jax.tree.leaves(fused), jax.tree.leaves(single), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert_same_numbers(fused, train(2, steps_per_epoch=5, data_on_device=False))
+    assert seen == [0, 1, 2, 3, 4] * 3
+
+
+def test_row_numbers_of_many_batches_are_placed_at_once_and_change_no_bit(monkeypatch):
+    placed, place = [], strategy.Strategy.place_group
+    monkeypatch.setattr(strategy.Strategy, "place_group", lambda self, group, arrays=None: (
+        placed.append(group.count) if arrays is not None else None, place(self, group, arrays))[1])
+    whole = train(2, steps_per_execution=2)
+    # An epoch and its validation, each with an uneven last batch, and in between the first numbers of the next epoch.
+    assert placed == [6, 1, 6, 2, 1, 1, 6, 2, 1, 1, 2, 1]
+    placed.clear()
+    monkeypatch.setattr(phase_input, "_NUMBERS_AT_ONCE", 4 * BATCH)
+    in_parts = train(2, steps_per_execution=2)
+    assert placed == [4, 2, 1, 4, 2, 1, 2, 1, 4, 2, 1, 2, 1, 2, 1]
+    for mine, theirs in zip(jax.tree.leaves(whole), jax.tree.leaves(in_parts), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """Makes the devices so small that the data do not fit on one of them, but do on four."""
+    x, y, weights = classification(ROWS)
+    nbytes = HostArrays((x, y, weights)).nbytes
+    monkeypatch.setattr(strategy, "memory_bytes", lambda device: nbytes / 2 / placement.DATA_FRACTION)
+
+
+def test_data_that_one_device_cannot_hold_is_split_over_all(small_memory):
+    split, streamed = mirrored(4), mirrored(4)
+    arrays = HostArrays(classification(ROWS)[:2])
+    placed = split.place_arrays(arrays)
+    assert {leaf.addressable_shards[0].data.shape[0] for leaf in jax.tree.leaves(placed)} == {56 // 4}
+    assert_same_numbers(train(under=split, data_on_device="auto"), train(under=streamed, data_on_device=False))
+
+
+def test_data_that_all_devices_cannot_hold_is_sent_in_batches_unless_it_is_forced(small_memory):
+    arrays = HostArrays(classification(ROWS))
+    one_device = mirrored(1)
+    assert one_device.place_arrays(arrays) is None
+    assert one_device.placed_arrays(arrays) is None
+    assert one_device.place_arrays(arrays, forced=True) is not None
+
+
+def placements(monkeypatch):
+    """Returns a list that grows by the bytes of whatever is placed."""
+    placed = []
+    real = placement.place_arrays
+
+    def place(arrays, *rest):
+        placed.append(arrays.nbytes)
+        return real(arrays, *rest)
+
+    monkeypatch.setattr(strategy, "place_arrays", place)
+    return placed
+
+
+def test_what_is_read_once_is_not_placed(monkeypatch):
+    x, y, _ = classification(ROWS)
+    model = compiled_mlp(2)
+    placed = placements(monkeypatch)
+    model.fit(x, y, validation_data=(x, y), verbose=0)
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    assert not placed
+    model.fit(x, y, epochs=3, validation_data=(x, y), validation_freq=[3], verbose=0)
+    assert len(placed) == 1
+    model.fit(x, y, epochs=3, validation_data=(x + 1, y), verbose=0)
+    assert len(placed) == 2
+
+
+@pytest.fixture
+def unpadded(monkeypatch):
+    """Arrays keep their length on the devices, by which a test knows its own."""
+    monkeypatch.setattr(placement, "SMALL_BYTES", 0)
+
+
+@pytest.mark.usefixtures("unpadded")
+def test_arrays_are_placed_once_for_all_fits_and_let_go_with_them(monkeypatch):
+    x, y = (array.copy() for array in classification(ROWS)[:2])
+    model = compiled_mlp(2)
+    placed = placements(monkeypatch)
+    for _ in range(3):
+        model.fit(x, y, epochs=2, validation_data=(x[:8], y[:8]), verbose=0)
+        model.fit(x[:], y[:], epochs=2, verbose=0)
+    assert len(placed) == 2
+    shape = (ROWS, 6)
+    assert any(array.shape == shape for array in jax.live_arrays())
+    del x
+    gc.collect()
+    assert not any(array.shape == shape for array in jax.live_arrays())
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_arrays_that_were_written_to_are_placed_anew(monkeypatch, contiguous):
+    rows = classification(ROWS)
+    x = rows[0].copy() if contiguous else np.repeat(rows[0], 2, axis=1)[:, ::2]
+    model, fresh = compiled_mlp(2), compiled_mlp(2)
+    placed = placements(monkeypatch)
+    model.fit(x, rows[1], epochs=2, shuffle=False, verbose=0)
+    x *= -1
+    logs = model.fit(x, rows[1], epochs=2, shuffle=False, verbose=0).history
+    assert len(placed) == 2
+    fresh.fit(rows[0], rows[1], epochs=2, shuffle=False, verbose=0)
+    assert fresh.fit(-rows[0], rows[1], epochs=2, shuffle=False, verbose=0).history == logs
+
+
+@pytest.mark.usefixtures("unpadded")
+def test_of_arrays_only_the_last_two_stay_placed():
+    model, kept = compiled_mlp(2), []
+    for width in range(3):
+        x, y, _ = classification(ROWS + width)
+        kept.append((x, y))
+        model.fit(x, y, epochs=2, verbose=0)
+    gc.collect()
+    rows = {array.shape[0] for array in jax.live_arrays() if array.shape[1:] == (6,)}
+    assert ROWS not in rows and {ROWS + 1, ROWS + 2} <= rows
+
+
+def test_checksums_tell_where_any_byte_differs():
+    array = np.random.default_rng(0).normal(size=(3000, 700))
+    before = device_cache.checksums(array)
+    assert len(before) > 2 and device_cache.checksums(array.copy()) == before
+    array[-1, -1] = -array[-1, -1]
+    after = device_cache.checksums(array)
+    assert after[:-1] == before[:-1] and after[-1] != before[-1]
+    assert device_cache.checksums(np.zeros((4, 0))) == device_cache.checksums(np.zeros((4, 0)))
+
+
+@pytest.mark.usefixtures("unpadded")
+def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
+    x, y = (array.copy() for array in classification(ROWS)[:2])
+    model = compiled_mlp(2)
+    placed = placements(monkeypatch)
+    dataset = Dataset.from_arrays((x, y)).shuffle(1).batch(BATCH)
+    model.fit(dataset, epochs=2, verbose=0)
+    model.fit(dataset.take(3), epochs=2, verbose=0)
+    history = model.fit(dataset, verbose=0)
+    assert model.evaluate(dataset, verbose=0)["loss"] < history.history["loss"][0]
+    assert len(placed) == 1
+    shape = (ROWS, 6)
+    assert any(array.shape == shape for array in jax.live_arrays())
+    del dataset, x
+    gc.collect()
+    assert not any(array.shape == shape for array in jax.live_arrays())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_copy_on_the_device_is_not_the_users_array(aligned, replicas):
+    memory = aligned_empty((65, 6), np.float32)
+    x = memory[:64] if aligned else memory.reshape(-1)[1:385].reshape(64, 6)
+    x[:] = 1
+    assert is_aligned(x) == aligned
+    placed = mirrored(replicas).place_arrays(HostArrays(x))
+    x[:] = 2
+    assert np.asarray(placed).max() == 1
+
+
+def test_arrays_are_placed_in_the_dtypes_that_jax_gives_them():
+    arrays = HostArrays({"wide": np.ones((3, 2), np.float64), "flags": np.ones(3, bool), "labels": np.arange(3)})
+    placed = mirrored(2).place_arrays(arrays)
+    assert {name: leaf.dtype.name for name, leaf in placed.items()} == {
+        "wide": "float32", "flags": "bool", "labels": "int32"}
+    assert arrays.nbytes == sum(leaf[:3].nbytes for leaf in jax.tree.leaves(placed))
+
+
+def test_small_arrays_of_many_lengths_need_few_programs():
+    model, (x, y, _) = compiled_mlp(2), classification(64)
+    model.fit(x[:40], y[:40], batch_size=BATCH, epochs=2, verbose=0)
+    with count_compilations() as compiled:
+        model.fit(x[:48], y[:48], batch_size=BATCH, epochs=2, verbose=0)
+        model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    assert not compiled
+
+
+def test_large_arrays_are_placed_without_padding(monkeypatch):
+    monkeypatch.setattr(placement, "SMALL_BYTES", 1000)
+    x = np.ones((ROWS, 6), np.float32)
+    assert mirrored(2).place_arrays(HostArrays(x)).shape == x.shape
+
+
+def test_streamed_batches_of_any_size_are_stacked_as_elsewhere(monkeypatch):
+    x, y, _ = classification(ROWS)
+    weights = []
+    for on_device in (True, False):
+        model = compiled_mlp(data_on_device=on_device)
+        monkeypatch.setattr(compiled_phase, "FUSED_BYTES_OF_ARRAYS", 1)
+        model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+        weights.append(model.get_weights())
+    # A stack of one has another program, which need not round alike.
+    rooms = {spec[1][0][0][0] for spec in model._phases["train"]._executables}
+    assert rooms == {2}
+    for placed, streamed in zip(*weights, strict=True):
+        np.testing.assert_array_equal(placed, streamed)
+
+
+def test_arrays_of_a_single_group_need_no_thread(monkeypatch):
+    model, (x, y, _) = compiled_mlp(), classification(16)
+    model.build(x)
+    monkeypatch.setattr(
+        phase_input, "prefetch", lambda *arguments, **options: pytest.fail("nothing can be placed ahead"))
+    assert model.predict_on_batch(x).shape == (16, 3)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert model.evaluate(x, y, batch_size=BATCH, verbose=0)["loss"] > 0
+
+
+def test_on_cpu_devices_no_thread_gathers_rows_and_elsewhere_one_does(monkeypatch):
+    x, y, _ = classification(ROWS)
+    threads, results = [], []
+    real = phase_input.prefetch
+    monkeypatch.setattr(
+        phase_input, "prefetch", lambda *arguments, **options: threads.append(1) or real(*arguments, **options))
+    for is_on_cpu in (True, False):
+        monkeypatch.setattr(trainer.distribute.Strategy, "is_on_cpu", is_on_cpu)
+        model = compiled_mlp(data_on_device=False, steps_per_execution=2)
+        model.fit(x, y, batch_size=BATCH, epochs=2, validation_data=(x, y), verbose=0)
+        results.append([*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0),
+                        *model.history.history["val_loss"]])
+        assert len(threads) == (0 if is_on_cpu else 2 + 2 + 1)
+    for gathered, prefetched in zip(*results, strict=True):
+        np.testing.assert_array_equal(gathered, prefetched)
+
+
+def test_the_devices_keep_few_numbers_of_batches():
+    batch = [np.zeros((1, 6), np.float32)]
+    assert phase_input._batches_at_once("train", 256, batch) == phase_input._BATCHES_AT_ONCE
+    assert phase_input._batches_at_once("train", 256, [np.zeros((2**14, 6), np.float32)]) == 256
+
+
+def test_gathering_from_whole_copies_needs_no_collective():
+    x, y, _ = classification(ROWS)
+    under = mirrored(4)
+    with under.scope():
+        model = trainer.Model(LinenMLP())
+        model.compile("sgd", logits_loss(), metrics=["accuracy"])
+    model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    phase = model._phases["train"]
+    numbers = np.zeros((4, BATCH), np.int32)
+    streamed = under.place_group(Group((x[numbers], y[numbers].astype(np.int32)), 4, BATCH, 0))
+    resident = under.place_group(Group(numbers, 4, BATCH, 0), under.place_arrays(HostArrays((x, y))))
+    zero, kinds = under.place_number(0), []
+    for placed in (streamed, resident):
+        lowered = phase._execution(True).lower(model.state, phase.empty_logs, placed.data, placed.mask, zero, zero)
+        kinds.append([(found.kind, found.bytes) for found in collectives(lowered.compile().as_text())])
+    assert kinds[0] == kinds[1]
+    assert kinds[0], "the gradients are summed"
+
+
+def test_forcing_data_that_is_not_arrays_is_refused():
+    x, y, _ = classification(16)
+    model = compiled_mlp(2, data_on_device=True)
+    with pytest.raises(ValueError, match="`data_on_device=True` needs data that batches are rows of"):
+        model.fit(iter([(x, y)] * 4), verbose=0)
+    with pytest.raises(ValueError, match="without `map`"):
+        model.fit(Dataset.from_arrays((x, y)).batch(8).map(lambda x, y: (x + 1, y)), verbose=0)
+    assert len(model.predict(iter([x]), verbose=0)) == 16
+
+
+def test_other_words_are_refused():
+    with pytest.raises(ValueError, match=r"`data_on_device` must be True, False or 'auto'\. Received: 'gpu'"):
+        compiled_mlp(2, data_on_device="gpu")
+
+
+def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
+    x, y, _ = classification(64)
+    y[60] = 7
+    model = compiled_mlp(2)
+    with pytest.raises(ValueError, match="label 7"):
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert not model._phases["train"]._executables
+
+
+@pytest.mark.parametrize("data_on_device", [True, False])
+def test_the_executions_before_a_bad_label_run(data_on_device):
+    x, y, _ = classification(64)
+    y[60] = 7
+    model = compiled_mlp(2, steps_per_execution=3, data_on_device=data_on_device)
+    with pytest.raises(ValueError, match="label 7"):
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert int(model.state.step) == 6
+
+
+def test_bad_labels_of_an_epoch_do_not_end_the_one_before():
+    x, y, _ = classification(64)
+    y[60] = 7
+    ended = []
+    callback = trainer.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
+    with pytest.raises(ValueError, match="label 7"):
+        compiled_mlp(2).fit(x, y, batch_size=8, epochs=2, steps_per_epoch=4, shuffle=False, verbose=0,
+                            callbacks=[callback])
+    assert ended == [0]
+
+
+def test_a_label_that_is_never_read_does_no_harm():
+    x, y, _ = classification(64)
+    y[60] = 7
+    dataset = Dataset.from_arrays((x, y)).take(48).batch(8)
+    assert compiled_mlp(2).fit(dataset, epochs=2, verbose=0).epoch == [0, 1]

@@ -1,0 +1,239 @@
+"""Less usual runs that are interrupted and go on: data that depend on their passes, arguments that differ, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.callbacks.test_backup_and_restore import (
+    BATCH_SIZE,
+    Interrupt,
+    Interruption,
+    X,
+    Y,
+    assert_same_run,
+    batches,
+    fit,
+    interrupted,
+    make_model,
+)
+from trainer import callbacks as cb
+from trainer.callbacks.base.late_logs_callback import LateLogsCallback
+
+
+class Shuffled:
+    """Batches in another order in each pass, as a seeded loader of another library draws them."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self):
+        order = self.rng.permutation(len(X))
+        for start in range(0, len(X), BATCH_SIZE):
+            yield X[order[start:start + BATCH_SIZE]], Y[order[start:start + BATCH_SIZE]]
+
+
+class Indexed:
+    """What `keras.utils.PyDataset` is used for: shuffled at the end of each epoch."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+        self.on_epoch_end()
+
+    def on_epoch_end(self):
+        self.order = self.rng.permutation(len(X))
+
+    def __len__(self):
+        return -(-len(X) // BATCH_SIZE)
+
+    def __getitem__(self, index):
+        rows = self.order[index * BATCH_SIZE:][:BATCH_SIZE]
+        return X[rows], Y[rows]
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("data", [Shuffled, Indexed])
+def test_data_that_depend_on_the_passes_before_go_on(tmp_path, data, steps):
+    arguments = {"batch_size": None, "steps_per_epoch": steps, "shuffle": False}
+    expected = make_model()
+    expected_history = fit(expected, data=(data(),), **arguments)
+    for at in ((0, 4), (2, 1)):
+        interrupted(tmp_path, Interrupt(*at), data=(data(),), **arguments)
+    model = make_model()
+    history = fit(model, cb.BackupAndRestore(tmp_path), data=(data(),), **arguments)
+    assert_same_run(model, history, expected, expected_history)
+
+
+def test_a_generator_that_was_read_to_its_end_has_no_further_epoch(tmp_path):
+    def once():
+        yield from list(batches())[:7]
+
+    with pytest.warns(UserWarning, match="ran out of data"):
+        fit(make_model(), cb.BackupAndRestore(tmp_path, delete_checkpoint=False), data=(once(),), batch_size=None)
+    history = fit(make_model(), cb.BackupAndRestore(tmp_path), data=(once(),), batch_size=None)
+    assert history.epoch == [0]
+
+
+def test_a_generator_is_read_on_by_a_later_fit():
+    generator, seen = batches(), []
+
+    class Counts(cb.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    model, whole = make_model(), make_model()
+    for first in (0, 1):
+        fit(model, Counts(), data=(generator,), batch_size=None, steps_per_epoch=7, initial_epoch=first,
+            epochs=first + 1)
+    fit(whole, data=(batches(),), batch_size=None, steps_per_epoch=7, epochs=2)
+    assert seen == [*range(7)] * 2
+    for ours, theirs in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+class ReadsLate(LateLogsCallback):
+    state_attributes = ("seen",)
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self.seen = []
+
+    def _read_logs(self, first, last, logs):
+        self.seen.append((first, last, logs["loss"]))
+
+
+class SavesInValidation(cb.Callback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_save_point(self, point):
+        if point.kind == "start":
+            point.restore(self.folder)
+        if point.kind == "validation":
+            point.save(self.folder, keep=1, wait=True)
+
+
+def test_logs_that_are_read_late_are_read_once(tmp_path):
+    def seen(*callbacks):
+        reader = ReadsLate()
+        fit(make_model(steps_per_execution=1), reader, *callbacks, validation_data=(X, Y), epochs=1)
+        return reader.seen
+
+    with pytest.raises(Interruption):
+        seen(SavesInValidation(str(tmp_path)), Interrupt(0, 1, "test"))
+    resumed = seen(SavesInValidation(str(tmp_path)))
+    assert resumed == seen() and len(resumed) > 1
+
+
+def test_the_end_of_training_is_told_the_last_logs_after_a_resume_too(tmp_path):
+    ends = []
+
+    class Ends(cb.Callback):
+        def on_train_end(self, logs=None):
+            ends.append(dict(logs))
+
+    for _ in range(2):
+        fit(make_model(), cb.BackupAndRestore(tmp_path, delete_checkpoint=False), Ends(), epochs=1)
+    assert ends[0] == ends[1] != {}
+
+
+@pytest.mark.parametrize(("make", "arguments", "message"), [
+    ({"precision": "mixed_bfloat16"}, {}, "differs in precision"),
+    ({"microbatches": 2}, {}, r"differs in microbatches \(received 2, in the checkpoint 1\)"),
+    ({}, {"initial_epoch": 1}, r"differs in initial_epoch \(received 1, in the checkpoint 0\)"),
+    ({}, {"epochs": 0}, r"has 1 epochs behind it\. Received: epochs=0"),
+])
+def test_what_differs_from_the_run_is_refused(tmp_path, make, arguments, message):
+    fit(make_model(), cb.BackupAndRestore(tmp_path, delete_checkpoint=False), epochs=1)
+    with pytest.raises(ValueError, match=message):
+        fit(make_model(**make), cb.BackupAndRestore(tmp_path), **arguments)
+    assert any(tmp_path.iterdir()), "the checkpoint stays"
+
+
+def test_two_backups_of_one_run_are_refused(tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    with pytest.raises(Interruption):
+        fit(make_model(), *(cb.BackupAndRestore(folder, 1) for folder in folders), Interrupt(0, 3))
+    with pytest.raises(ValueError, match="Two `BackupAndRestore`"):
+        fit(make_model(), *(cb.BackupAndRestore(folder, 1) for folder in folders))
+
+
+def test_a_relative_folder_does_not_move_with_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    class Moves(cb.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            os.chdir(tmp_path / "elsewhere")
+
+    fit(make_model(), cb.BackupAndRestore("backup", delete_checkpoint=False), Moves(), epochs=2)
+    assert len(list((tmp_path / "backup").iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    begun = []
+    begins = cb.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    with pytest.raises(OSError, match="cannot be written to the folder"):
+        fit(make_model(), cb.BackupAndRestore(tmp_path / "file"), begins)
+    assert not begun
+
+
+def test_the_signal_ends_the_process_after_fits_that_failed(tmp_path):
+    received = []
+    outer = signal.signal(signal.SIGTERM, lambda *arguments: received.append(arguments))
+    backup = cb.BackupAndRestore(tmp_path, 2)
+    try:
+        for _ in range(2):
+            with pytest.raises(Interruption):
+                fit(make_model(), backup, Interrupt(2, 3))
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, outer)
+    assert len(received) == 1
+
+
+@pytest.mark.parametrize(("members", "message"), [
+    ({"state_attributes": "count"}, r"must be a tuple of names.*Write \('count',\)"),
+    ({"state_dict": lambda self: {}}, "defines `state_dict` and not `load_state_dict`"),
+])
+def test_a_callback_that_could_not_be_restored_is_refused_at_the_first_save(tmp_path, members, message):
+    odd = type("Odd", (cb.Callback,), members)()
+    with pytest.raises(TypeError, match=message):
+        fit(make_model(), cb.BackupAndRestore(tmp_path, 1), odd)
+
+
+class Halves(cb.Callback):
+    """Changes weights and learning rate in the middle of epochs, and counts how often."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch % 3 == 2:
+            self.count += 1
+            self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+            self.model.optimizer.learning_rate = 0.02 / (1 + self.count)
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_what_a_callback_changes_in_an_epoch_takes_effect_and_is_saved(tmp_path):
+    plain, expected = make_model(), make_model()
+    fit(plain)
+    halves = Halves()
+    expected_history = fit(expected, halves)
+    assert halves.count == 6
+    assert any((one != other).any() for one, other in zip(plain.get_weights(), expected.get_weights(), strict=True))
+    interrupted(tmp_path, Interrupt(1, 4), Halves(), save_freq=2)
+    model, resumed = make_model(), Halves()
+    history = fit(model, cb.BackupAndRestore(tmp_path), resumed)
+    assert_same_run(model, history, expected, expected_history)
+    assert resumed.count == 6

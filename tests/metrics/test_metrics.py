@@ -1,0 +1,141 @@
+"""Metrics give Keras's numbers, on parts of the data as on the whole, eagerly and compiled."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from trainer import metrics
+from trainer.metrics.registry import CLASSES
+
+REFERENCE = json.loads((pathlib.Path(__file__).parents[1] / "reference" / "metrics.json").read_text())
+CASES = [pytest.param(case, id="-".join([case["name"], case["data"], *map(str, case["arguments"].values())]))
+         for case in REFERENCE["cases"]]
+
+
+def arrays(nested):
+    array = np.asarray(nested)
+    return array.astype("float32" if array.dtype.kind == "f" else "int32")
+
+
+def batches_of(case):
+    return [tuple(map(arrays, batch)) for batch in case["batches"]]
+
+
+def metric_of(case):
+    return getattr(metrics, case["name"])(**case["arguments"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_those_of_keras(case):
+    metric = metric_of(case)
+    for batch in batches_of(case):
+        metric.update_state(*batch)
+    np.testing.assert_allclose(metric.result(), case["result"], rtol=2e-5, atol=2e-6)
+
+    metric.reset_state()
+    for batch, weight in zip(batches_of(case), case["weights"], strict=True):
+        metric.update_state(*batch, sample_weight=weight)
+    np.testing.assert_allclose(metric.result(), case["weighted_result"], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_accumulators_of_parts_merge_to_those_of_the_whole(case):
+    metric = metric_of(case)
+    batch, weights = batches_of(case)[0], arrays(case["weights"][0])
+    metric.build(batch[0], batch[-1])
+    zeros = metric.stateless_reset_state()
+
+    @jax.jit
+    def updated_with_result(variables, part, weight):
+        variables = metric.stateless_update_state(variables, *part, sample_weight=weight)
+        return variables, metric.stateless_result(variables)
+
+    updates = [updated_with_result(zeros, [values[rows] for values in batch], weights[rows])
+               for rows in (slice(0, 3), slice(3, 6))]
+    merged = metric.merge_variables(*(variables for variables, result in updates))
+    whole = metric.stateless_update_state(zeros, *batch, sample_weight=weights)
+    for one, other in zip(merged, whole, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    for variables, result in updates:
+        np.testing.assert_allclose(result, metric.stateless_result(variables), rtol=2e-5, atol=2e-6)
+    assert metric.additive
+    assert all(variable.value.dtype == jnp.float32 and not variable.numpy().any() for variable in metric.variables)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_of_weight_zero_are_as_if_absent(case):
+    metric, without = metric_of(case), metric_of(case)
+    batch = batches_of(case)[0]
+    metric.update_state(*batch, sample_weight=np.array([1, 1, 1, 0, 0, 0], "float32"))
+    without.update_state(*(values[:3] for values in batch), sample_weight=np.ones(3, "float32"))
+    for one, other in zip(metric.variables, without.variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_that_are_all_zero_give_a_number(case):
+    metric = metric_of(case)
+    batch = batches_of(case)[0]
+    assert np.all(np.isfinite(metric(*batch, sample_weight=np.zeros(6, "float32"))))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_makes_an_equal_metric(case):
+    metric = metric_of(case)
+    config = metric.get_config()
+    copy = type(metric).from_config(config)
+    assert copy.get_config() == config
+    assert config["name"] == metric.name
+    batch = batches_of(case)[0]
+    np.testing.assert_array_equal(copy(*batch), metric(*batch))
+
+
+def test_every_class_has_reference_numbers_and_is_public():
+    assert {cls.__name__ for cls in CLASSES} == {case["name"] for case in REFERENCE["cases"]}
+    assert {cls.__name__ for cls in CLASSES} <= set(metrics.__all__)
+
+
+def test_a_class_to_ignore_does_not_count_with_or_without_weights():
+    y_true, y_pred = np.array([[0, -1, 1]]), np.array([[[0.5, 0.5], [0.9, 0.1], [0.75, 0.25]]])
+    expected = (np.log(2) + np.log(4)) / 2
+    for weight in (None, np.ones(1), np.ones((1, 3))):
+        metric = metrics.SparseCategoricalCrossentropy(ignore_class=-1)
+        np.testing.assert_allclose(metric(y_true, y_pred, sample_weight=weight), expected, rtol=1e-5)
+
+
+def test_a_scalar_weight_counts_for_each_row():
+    metric = metrics.Mean()
+    metric.update_state([1.0, 2.0, 3.0], sample_weight=2.0)
+    metric.update_state([10.0], sample_weight=2.0)
+    assert float(metric.result()) == 4.0
+
+
+def test_fractional_weights_count_in_an_intersection_over_union_of_integers():
+    metric = metrics.MeanIoU(num_classes=2, dtype="float32")
+    metric.update_state([0, 1], [0, 0], sample_weight=[0.25, 0.75])
+    np.testing.assert_allclose(metric.result(), 0.125)
+
+
+@pytest.mark.parametrize("metric", [metrics.Mean(dtype="bfloat16"), metrics.Sum(dtype="float16")])
+def test_a_narrow_dtype_is_that_of_the_result_and_not_of_the_accumulators(metric):
+    for _ in range(3):
+        metric.update_state(np.full(1000, 1.0, metric.dtype))
+    assert metric.total.value.dtype == jnp.float32
+    assert float(metric.total) == 3000.0
+    assert metric.result().dtype == metric.dtype
+
+
+def test_an_area_with_scores_outside_of_zero_and_one_counts_every_row():
+    metric = metrics.AUC()
+    metric.update_state([0, 1, 1], [-2.0, 0.5, 3.0])
+    totals = sum(variable.numpy() for variable in metric.variables)
+    assert totals.tolist() == [3.0] * 200
+
+
+def test_a_function_that_returns_a_mean_over_rows_leaves_out_rows_of_weight_zero():
+    metric = metrics.MeanMetricWrapper(lambda y_true, y_pred: jnp.mean(jnp.abs(y_true - y_pred)))
+    assert float(metric(np.zeros((3, 1)), np.array([[1.0], [2.0], [9.0]]), sample_weight=[1, 1, 0])) == 1.5

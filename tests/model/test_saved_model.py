@@ -1,0 +1,126 @@
+"""`Model.save` and `trainer.load`: the whole training state, in a file or a folder."""
+
+import numpy as np
+import pytest
+
+import trainer
+from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from trainer import distribute
+from trainer.model import saved_model
+
+X, Y, _ = classification(40)
+
+
+def make_model(module=None, optimizer="adam", strategy=None):
+    with (strategy or distribute.OneDeviceStrategy()).scope():
+        model = trainer.Model(module or LinenMLP(batch_norm=True, dropout=0.2), seed=3)
+        model.compile(optimizer, logits_loss(), metrics=["accuracy"], ema_decay=0.9)
+    return model
+
+
+def fit(model, epochs, initial_epoch=0):
+    return model.fit(X, Y, batch_size=8, epochs=epochs, initial_epoch=initial_epoch, verbose=0)
+
+
+def assert_same_weights(one, other):
+    for mine, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model = make_model()
+    fit(model, 2)
+    return model
+
+
+@pytest.mark.parametrize("name", ["model", "model.keras"])
+@pytest.mark.parametrize("built", [False, True])
+def test_a_loaded_model_trains_on_to_the_bit(tmp_path, trained, name, built):
+    trained.save(tmp_path / name)
+    assert (tmp_path / name).is_file() == ("." in name)
+    expected, model = make_model(), make_model()
+    fit(expected, 3)
+    if built:
+        model.build(X)
+    assert trainer.load(tmp_path / name, model) is model
+    assert_same_weights(model, trained)
+    assert int(model.state.step) == 10
+    fit(model, 3, initial_epoch=2)
+    assert_same_weights(model, expected)
+
+
+@pytest.mark.parametrize("name", ["model", "model.safetensors"])
+def test_the_strategy_may_be_another_one(tmp_path, trained, name):
+    trained.save(tmp_path / name)
+    sharded = distribute.FullyShardedStrategy([f"cpu:{index}" for index in range(4)], min_shard_bytes=0)
+    model = trainer.load(tmp_path / name, make_model(strategy=sharded))
+    assert_same_weights(model, trained)
+    model.save(tmp_path / f"again_{name}")
+    assert_same_weights(trainer.load(tmp_path / f"again_{name}", make_model(strategy=mirrored(2))), trained)
+
+
+def test_an_nnx_model_is_built_by_loading(tmp_path):
+    model = make_model(NNXMLP())
+    fit(model, 1)
+    model.save(tmp_path / "model")
+    assert_same_weights(trainer.load(tmp_path / "model", make_model(NNXMLP(seed=1))), model)
+
+
+def test_what_is_there_is_replaced_unless_told_otherwise(tmp_path, trained):
+    for name in ("model", "model.keras"):
+        trained.save(tmp_path / name)
+        trained.save(tmp_path / name)
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            trained.save(tmp_path / name, overwrite=False)
+
+
+@pytest.mark.parametrize("name", ["model", "model.keras"])
+def test_another_optimizer_is_refused(tmp_path, trained, name):
+    trained.save(tmp_path / name)
+    with pytest.raises(ValueError, match=r"opt_state(.|\n)*compile the model as it was when it was saved"):
+        trainer.load(tmp_path / name, make_model(optimizer="sgd"))
+
+
+def test_a_damaged_file_is_refused(tmp_path, trained):
+    path = tmp_path / "model.keras"
+    trained.save(path)
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged"):
+        trainer.load(path, make_model())
+
+
+@pytest.mark.parametrize("name", ["model", "model.keras"])
+def test_a_newer_format_is_refused(tmp_path, trained, monkeypatch, name):
+    monkeypatch.setattr(saved_model, "FORMAT_VERSION", 2)
+    trained.save(tmp_path / name)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"has version 2 of the format of training states\. This trainer knows"):
+        trainer.load(tmp_path / name, make_model())
+
+
+def test_other_files_are_told_apart(tmp_path, trained):
+    trained.save_weights(tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=r"is another kind of file\. Expected: a training state, as `Model\.save` "
+                                         r"writes it\. Weights alone are loaded with `Model.load_weights`"):
+        trainer.load(tmp_path / "weights.safetensors", make_model())
+    trained.save(tmp_path / "model.keras")
+    with pytest.raises(FileNotFoundError, match=r"Did you mean .*model.keras"):
+        trainer.load(tmp_path / "model.kers", make_model())
+    with pytest.raises(TypeError, match="`model` must be a model"):
+        trainer.load(tmp_path / "model.keras", LinenMLP())
+
+
+def test_a_checkpoint_of_a_run_is_told_apart(tmp_path):
+    fit_callbacks = [trainer.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)]
+    make_model().fit(X, Y, epochs=1, callbacks=fit_callbacks, verbose=0)
+    (checkpoint,) = tmp_path.iterdir()
+    with pytest.raises(ValueError, match="`BackupAndRestore`"):
+        trainer.load(checkpoint, make_model())
+
+
+def test_a_model_without_weights_has_nothing_to_save(tmp_path):
+    with pytest.raises(RuntimeError, match="no weights yet"):
+        make_model().save(tmp_path / "model")

@@ -1,0 +1,20 @@
+"""Every example in a docstring runs and prints what it says."""
+
+import doctest
+import importlib
+
+import pytest
+
+from tests.support import project_files
+
+
+@pytest.mark.parametrize("name", sorted(project_files.modules()))
+def test_examples_in_docstrings_hold(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.testmod(importlib.import_module(name), optionflags=options).failed == 0
+
+
+def test_a_wrong_example_is_noticed():
+    example = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "example", None, None)
+    assert doctest.DocTestRunner(verbose=False).run(example, out=lambda text: None).failed == 1

@@ -1,0 +1,190 @@
+"""A batch in parts: one update per batch, and the numbers of the whole batch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import trainer
+from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from trainer.distribute import get_replica_context
+
+
+def trained(make_model, replicas=1, rows=21, batch_size=8, loss=None, seed=3, **options):
+    """Returns the weights and the history of two epochs, the last batch of each uneven."""
+    x, y, w = classification(rows)
+    with mirrored(replicas).scope():
+        model = make_model(seed)
+        model.compile(optax.chain(optax.clip_by_global_norm(0.3), optax.sgd(0.2, momentum=0.9)),
+                      loss or logits_loss(), metrics=["accuracy", trainer.metrics.SparseTopKCategoricalAccuracy(k=2)],
+                      weighted_metrics=[trainer.metrics.SparseCategoricalCrossentropy(from_logits=True, name="ce")],
+                      **options)
+    history = model.fit(x, y, sample_weight=w, batch_size=batch_size, epochs=2, verbose=0).history
+    return model.get_weights(), history
+
+
+def assert_same(one, other, rtol=2e-4, atol=2e-5):
+    for ours, theirs in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(("reduction", "replicas", "microbatches"), [
+    ("sum_over_batch_size", 1, 3), ("sum_over_batch_size", 4, 64), ("sum", 3, 2), ("mean_with_sample_weight", 2, 3)])
+def test_microbatches_give_the_numbers_of_the_whole_batch(reduction, replicas, microbatches):
+    # 8 rows do not divide by 3 parts, and the last batch of 5 rows neither by replicas nor by parts.
+    def fit(**options):
+        return trained(lambda seed: trainer.Model(LinenMLP(), seed=seed), loss=logits_loss(reduction=reduction),
+                       **options)
+
+    assert_same(fit(), fit(replicas=replicas, microbatches=microbatches))
+
+
+def test_an_nnx_model_and_an_ignored_class_give_the_numbers_of_the_whole_batch():
+    def fit(**options):
+        return trained(lambda seed: trainer.Model(NNXMLP(), seed=seed), loss=logits_loss(ignore_class=1), **options)
+
+    assert_same(fit(), fit(replicas=2, microbatches=3))
+
+
+class Regularised(trainer.Model):
+    """A loss of its own, with terms that are means over rows."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        context = get_replica_context()
+        per_row = (y_pred ** 2).mean(-1) * context.row_mask
+        penalty = per_row.sum() * context.num_replicas_in_sync / context.global_rows
+        return super().compute_loss(x, y, y_pred, sample_weight) + 0.1 * penalty
+
+    def compute_metrics(self, x, y, y_pred, sample_weight):
+        context = get_replica_context()
+        size = (jnp.abs(y_pred).mean(-1) * context.row_mask).sum() * context.num_replicas_in_sync / context.global_rows
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), "size": size}
+
+
+def test_an_overridden_loss_and_overridden_metrics_give_the_numbers_of_the_whole_batch():
+    def fit(**options):
+        return trained(lambda seed: Regularised(LinenMLP(), seed=seed), **options)
+
+    assert_same(fit(), fit(replicas=2, microbatches=3))
+
+
+def test_there_is_one_update_per_batch():
+    x, y, _ = classification(12)
+    model = trainer.Model(LinenMLP(), seed=3)
+    model.compile("adam", logits_loss(), microbatches=4)
+    model.fit(x, y, batch_size=6, epochs=1, verbose=0)
+    assert model.optimizer.iterations == 2
+    assert int(model.state.step) == 2
+
+
+def test_the_running_mean_of_batch_norm_is_that_of_the_whole_batch():
+    def fit(**options):
+        x, y, _ = classification(10)
+        with mirrored(options.pop("replicas", 1)).scope():
+            model = trainer.Model(LinenMLP(batch_norm=True), seed=3)
+            model.compile(optax.sgd(0.0), logits_loss(), **options)
+        model.fit(x, y, batch_size=10, epochs=1, verbose=0)
+        return jax.device_get(model.state.model_state["batch_stats"]["BatchNorm_0"])
+
+    whole = fit()
+    for replicas, microbatches in ((1, 3), (2, 2), (4, 3)):
+        parts = fit(replicas=replicas, microbatches=microbatches)
+        np.testing.assert_allclose(parts["mean"], whole["mean"], rtol=1e-5, atol=1e-6)
+        # Each part has a mean of its own, so there is less variance within the parts.
+        assert (parts["var"] < whole["var"] + 1e-6).all() and not np.allclose(parts["var"], whole["var"])
+
+
+def test_batch_norm_of_a_microbatch_is_that_of_replicas_with_these_rows():
+    """Two parts of one replica see what two batches would: rows 0-3 and rows 4-7."""
+    x, y, _ = classification(8)
+
+    def gradients_of(rows):
+        model = trainer.Model(LinenMLP(batch_norm=True), seed=3)
+        model.compile(optax.sgd(1.0), logits_loss())
+        model.build(x)
+        before = model.get_weights()
+        model.fit(x[rows], y[rows], batch_size=8, shuffle=False, verbose=0)
+        return [after - weights for after, weights in zip(model.get_weights(), before, strict=True)]
+
+    first, second = gradients_of(slice(0, 4)), gradients_of(slice(4, 8))
+    model = trainer.Model(LinenMLP(batch_norm=True), seed=3)
+    model.compile(optax.sgd(1.0), logits_loss(), microbatches=2)
+    model.build(x)
+    before = model.get_weights()
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    for after, weights, one, other in zip(model.get_weights(), before, first, second, strict=True):
+        np.testing.assert_allclose(after - weights, (one + other) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_each_microbatch_draws_masks_of_its_own():
+    class Masks(nn.Module):
+        @nn.compact
+        def __call__(self, x, training=False):
+            shift = self.param("shift", nn.initializers.zeros, (4,))
+            return nn.Dropout(0.5, deterministic=not training)(jnp.ones_like(x)) + shift
+
+    class Kept(trainer.Model):
+        def compute_metrics(self, x, y, y_pred, sample_weight):
+            kept = (y_pred > 0).astype(jnp.float32)
+            # Whether the masks of the first and of the second part are alike shows in the mean of their product.
+            return {f"kept_{index}": kept[0, index] for index in range(4)}
+
+    x = np.ones((8, 4), np.float32)
+    with mirrored(2).scope():
+        model = Kept(Masks(), seed=0)
+        model.compile(optax.sgd(0.0), "mse", microbatches=4)
+    history = model.fit(x, x, batch_size=8, epochs=1, verbose=0).history
+    # Eight parts in all: the same mask in all of them would give means of 0 and 1 only.
+    means = [history[f"kept_{index}"][0] for index in range(4)]
+    assert any(0 < mean < 1 for mean in means)
+
+
+def test_less_memory_is_needed_for_activations():
+    class Wide(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            for _ in range(4):
+                x = nn.tanh(nn.Dense(64)(x))
+            return nn.Dense(3)(x)
+
+    def temporary_bytes(microbatches):
+        x, y, _ = classification(512)
+        model = trainer.Model(Wide(), seed=0)
+        model.compile("sgd", logits_loss(), microbatches=microbatches, steps_per_execution=1)
+        phase = model.prepared_phase("train", (x, y))
+        return phase.lowered(model.current_state, (x, y)).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(8) < 0.5 * temporary_bytes(1)
+
+
+@pytest.mark.parametrize("microbatches", [0, -1, 2.0, True, "2"])
+def test_microbatches_are_a_count(microbatches):
+    with pytest.raises((ValueError, TypeError), match="microbatches"):
+        trainer.Model(LinenMLP()).compile("sgd", "mse", microbatches=microbatches)
+
+
+def test_an_overridden_train_step_is_refused():
+    class Custom(trainer.Model):
+        def train_step(self, state, batch):
+            return super().train_step(state, batch)
+
+    with pytest.raises(ValueError, match=r"overrides it.*compute_loss"):
+        Custom(LinenMLP()).compile("sgd", "mse", microbatches=2)
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "all_gather"])
+def test_a_loss_over_all_replicas_is_refused(method):
+    class Contrastive(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            context = get_replica_context()
+            return (context.all_gather(y_pred) if method == "all_gather" else context.all_reduce("mean", y_pred)).mean()
+
+    x, y, _ = classification(8)
+    model = Contrastive(LinenMLP())
+    model.compile("sgd", microbatches=2)
+    with pytest.raises(ValueError, match=rf"{method}.*microbatches"):
+        model.fit(x, y, verbose=0)

@@ -1,0 +1,93 @@
+"""Clusters on loopback for the tests of `preflight`: members in threads, and processes that speak its protocol."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from trainer.cluster.description.cluster_description import ClusterDescription
+from trainer.cluster.rendezvous import gather, join
+from trainer.cluster.rendezvous.messages import Hello, encode
+from trainer.cluster.rendezvous.rendezvous import agree, package_versions
+
+LONG_SECS = 10.0  # a timeout that no test reaches
+SHORT_SECS = 0.4
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def is_free(port: int) -> bool:
+    """Returns whether a port can be bound by a program that takes no care to share it."""
+    with socket.socket() as sock:
+        with contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return True
+        return False
+
+
+def cluster_of(size: int) -> list[ClusterDescription]:
+    """Returns what each member of a cluster on loopback knows. Only the first port is used."""
+    addresses = (f"127.0.0.1:{free_port()}", *(f"127.0.0.1:{index}" for index in range(1, size)))
+    names = tuple(f"worker {index}" for index in range(size))
+    return [ClusterDescription(addresses, index, "worker", names) for index in range(size)]
+
+
+def port_of(cluster) -> int:
+    return int(cluster[0].coordinator_address.rpartition(":")[2])
+
+
+@dataclasses.dataclass
+class Member:
+    """One call of `agree`, in a thread of its own."""
+
+    future: concurrent.futures.Future
+    lines: list[str]
+
+    def error(self) -> BaseException | None:
+        return self.future.exception(timeout=LONG_SECS)
+
+
+@contextlib.contextmanager
+def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
+    """Yields a function that starts a member; waits for all of them in the end."""
+    monkeypatch.setattr(gather, "GRACE_SECS", 0.3)
+    monkeypatch.setattr(gather, "DRAIN_SECS", 0.3)
+    monkeypatch.setattr(join, "LAST_WORDS_SECS", 0.3)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        def start(description, digest=None, timeout_secs=LONG_SECS, job_id="job", say_every_secs=LONG_SECS):
+            lines = []
+            return Member(pool.submit(lambda: agree(description, digest or {}, timeout_secs, lines.append, job_id,
+                                                    say_every_secs=say_every_secs).close()), lines)
+
+        yield start
+
+
+def until(condition, secs=2.0):
+    """Returns as soon as a condition holds."""
+    deadline = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < deadline, "The condition did not come true."
+        time.sleep(0.005)
+
+
+def connect(cluster) -> socket.socket:
+    """Returns a socket that is connected to process 0, as soon as that listens."""
+    deadline = time.monotonic() + 2
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port_of(cluster)), timeout=2)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+def hello_of(description, **changes) -> bytes:
+    """Returns what a member sends first, with some fields changed."""
+    hello = Hello(description.addresses, description.process_id, "job", package_versions(), "pid 1 on host", "nonce")
+    return encode({**hello.to_message(), **changes})

@@ -1,0 +1,279 @@
+"""Trainings in two real processes to one of which something happens; with and without a launcher.
+
+Owns the training and how it is started, struck and watched. What must come of it is for the tests to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from tests.support.rendezvous_cluster import free_port, until
+from trainer.saving.checkpoint import CheckpointFolder, open_checkpoint
+
+TIMEOUT_SECS = 5.0  # of the strategy
+BUSY_SECS = 2.0  # for a busy machine
+NOTICED_SECS = TIMEOUT_SECS + BUSY_SECS
+ENDED_SECS = NOTICED_SECS + TIMEOUT_SECS  # the chief waits for the last words of the others
+START_SECS = 90.0  # for importing and compiling everything on a busy machine
+STEPS, EPOCHS, SAVE_FREQ = 12, 2, 3
+FAULT_STEP = 17  # in the middle of the second epoch
+SAVED_STEPS = (12, 15)  # the second one may be being written
+DATA_ERROR = "RuntimeError: The data pipeline raised KeyError at batch 4: 'a row that is not there'"
+
+SCRIPT = f"""
+import json, os, signal, sys, time
+import numpy as np
+from flax import linen as nn
+import trainer
+from trainer import callbacks as cb
+
+fault, place = sys.argv[1], int(sys.argv[2])
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+is_struck = place in (index, -1) and not os.path.exists("struck")
+
+def note(name, text=""):
+    with open(name + ".new", "w") as file:
+        file.write(text)
+    os.rename(name + ".new", name)
+
+def strike():
+    note("struck", str(time.monotonic()))
+    if fault == "block":
+        time.sleep(600)
+    if fault == "raise":
+        raise KeyError("a row that is not there")
+    if fault == "exit":
+        sys.exit(3)
+    os.kill(os.getpid(), getattr(signal, fault))
+
+def batches():
+    rng = np.random.default_rng(0)
+    for number in range(1, {STEPS * EPOCHS} + 1):
+        if is_struck and fault in ("block", "raise") and number == {FAULT_STEP}:
+            strike()
+        x = rng.normal(size=(7, 4)).astype(np.float32)
+        yield x, x.sum(1, keepdims=True)
+
+class Strikes(cb.Callback):
+    state_attributes = ("step",)
+    # Else the processes wait for each other after each batch, beside the devices.
+    stops_alike = fault not in ("raise", "save")
+    trained = 0
+
+    def on_train_begin(self, logs=None):
+        self.step = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step, self.trained = self.step + 1, self.trained + 1
+        if not is_struck or self.step != {FAULT_STEP}:
+            return
+        if fault.startswith("SIG"):
+            time.sleep({0.4 * TIMEOUT_SECS})  # so that the other one has heard of this step
+            strike()
+        if fault == "exit":
+            strike()
+        if fault == "save":
+            with self.model.timing.measure("checkpoint"):
+                time.sleep({1.4 * TIMEOUT_SECS})
+        if fault == "wait":
+            note(f"waiting_{{index}}", json.dumps([os.getpid(), os.environ["TF_CONFIG"]]))
+            while not os.path.exists("struck"):
+                time.sleep(0.01)
+
+options = trainer.distribute.CommunicationOptions(timeout_seconds={TIMEOUT_SECS})
+strategy = trainer.distribute.MultiWorkerMirroredStrategy(options)
+with strategy.scope():
+    model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2, deterministic=False), nn.Dense(1)])
+    model.compile(trainer.optimizers.SGD(0.01, momentum=0.9), "mse", steps_per_execution=1)
+strikes = Strikes()
+history = model.fit(batches(), epochs={EPOCHS}, steps_per_epoch={STEPS}, verbose=0, callbacks=[
+    cb.BackupAndRestore("backup", {SAVE_FREQ}, delete_checkpoint=False), strikes])
+np.savez(f"result_{{index}}.npz", *model.get_weights(), **history.history)
+note(f"trained_{{index}}", str(strikes.trained))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A process that has ended.
+
+    By the monotonic clock, `noticed` is when its watchdog said something, infinite if it did not, and `at` when it
+    ended. `left` is whether something that it started has not.
+    """
+
+    code: int
+    stderr: str
+    noticed: float
+    at: float
+    left: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Struck:
+    """What is left of a training to which something happened at the time `at`.
+
+    `step` is that of the newest checkpoint, and `document` what it holds besides arrays.
+    """
+
+    folder: pathlib.Path
+    address: str
+    at: float
+    processes: list[Ended]
+    port_is_free: bool
+    is_over: bool
+    step: int
+    document: dict
+
+    def assert_ended_in_time(self, index: int, has_noticed: bool = True) -> None:
+        """Asserts that a process has ended soon after the fault, and has said soon what it was."""
+        one = self.processes[index]
+        assert one.at - self.at < ENDED_SECS
+        assert one.noticed - self.at < NOTICED_SECS or not has_noticed
+
+
+def environment(**changes):
+    # One device for each process; what else makes programs compile fast stays.
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S+", "", os.environ.get("XLA_FLAGS", ""))
+    inherited = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "TRAINER_JOB_ID")}
+    return {**inherited, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **changes}
+
+
+def can_listen(address):
+    """Tells whether a program can listen on a port, as the next start of the job will."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_server((host, int(port))).close()
+    except OSError:
+        return False
+    return True
+
+
+def group_is_left(group):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, 0)
+        return True
+    return False
+
+
+def state_of(pid):
+    """Returns the letter by which the kernel tells what a process does; "" if there is none."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+class Scenarios:
+    """Starts processes, each in a session of its own, and ends those that are left."""
+
+    def __init__(self, root):
+        self._root = root
+        self._processes = []
+
+    def folder(self, name):
+        folder = self._root / name
+        folder.mkdir()
+        (folder / "train.py").write_text(SCRIPT)
+        return folder
+
+    def popen(self, command, folder, name, **variables):
+        with open(folder / f"stdout_{name}", "wb") as out, open(folder / f"stderr_{name}", "wb") as err:
+            process = subprocess.Popen(command, cwd=folder, env=environment(**variables), stdin=subprocess.DEVNULL,
+                                       stdout=out, stderr=err, start_new_session=True)
+        self._processes.append(process)
+        return process
+
+    def pair(self, folder, address, fault, place):
+        """Trains in two processes until both have ended by themselves, or one of them was suspended."""
+        addresses = [address, "127.0.0.1:1"]  # nobody listens on the second one
+        processes = [self.popen([sys.executable, "train.py", fault, str(place)], folder, index, TF_CONFIG=json.dumps(
+            {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})) for index in range(2)]
+        ended, noticed = {}, [float("inf")] * 2
+        deadline = time.monotonic() + START_SECS
+        while len(ended) < 2:
+            for index, process in enumerate(processes):
+                code, text, now = process.poll(), (folder / f"stderr_{index}").read_text(), time.monotonic()
+                if "Watchdog: " in text:
+                    noticed[index] = min(noticed[index], now)
+                if index not in ended and code is not None:
+                    ended[index] = Ended(code, text, noticed[index], now, group_is_left(process.pid))
+            if len(ended) == 1 and fault == "SIGSTOP" and state_of(processes[place].pid) == "T":
+                os.kill(processes[place].pid, signal.SIGCONT)
+            assert time.monotonic() < deadline, f"Only these have ended: {ended}"
+            time.sleep(0.02)
+        return [ended[0], ended[1]]
+
+    def struck(self, fault, place):
+        folder, address = self.folder(f"{fault}_{place}"), f"127.0.0.1:{free_port()}"
+        processes = self.pair(folder, address, fault, place)
+        return self._after(folder, address, processes)
+
+    @staticmethod
+    def _after(folder, address, processes):
+        step = max(CheckpointFolder(folder / "backup").steps())
+        newest = open_checkpoint(folder / "backup" / f"step_{step}")  # raises if it is not whole
+        return Struck(folder, address, float((folder / "struck").read_text()), processes, can_listen(address),
+                      any(folder.glob("result_*")), step, newest.document)
+
+    def struck_and_resumed(self, fault, place):
+        struck = self.struck(fault, place)
+        return struck, self.pair(struck.folder, struck.address, fault, place)
+
+    def saved_for_long(self):
+        folder = self.folder("saved_for_long")
+        return folder, self.pair(folder, f"127.0.0.1:{free_port()}", "save", 0)
+
+    def launcher(self, folder, *arguments):
+        """Starts the launcher with two workers."""
+        # Whatever the tests' own parent does with Ctrl-C.
+        program = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+                   "from trainer import launch; sys.exit(launch.main(sys.argv[1:]))")
+        return self.popen([sys.executable, "-c", program, "--workers", "2", *arguments], folder, "launcher")
+
+    def launched(self, name, *options):
+        """Starts a job whose processes wait in the middle of it; returns the launcher and what the workers said."""
+        folder = self.folder(name)
+        launcher = self.launcher(folder, *options, "train.py", "wait", "-1")
+        notes = [folder / f"waiting_{index}" for index in range(2)]
+        until(lambda: all(note.exists() for note in notes) or launcher.poll() is not None, START_SECS)
+        workers = [json.loads(note.read_text()) for note in notes]
+        address = json.loads(workers[0][1])["cluster"]["worker"][0]
+        return folder, launcher, [pid for pid, _ in workers], address
+
+    def worker_killed_under_launcher(self):
+        folder, launcher, pids, _ = self.launched("restarts", "--restarts", "1")
+        os.kill(pids[1], signal.SIGKILL)
+        (folder / "struck").touch()
+        launcher.wait(START_SECS)
+        return folder, launcher.returncode, (folder / "stderr_launcher").read_text()
+
+    def worker_raises_under_launcher(self):
+        folder = self.folder("launched_raise")
+        code = self.launcher(folder, "train.py", "raise", "1").wait(START_SECS)
+        return code, time.monotonic() - float((folder / "struck").read_text()), (folder / "stderr_launcher").read_text()
+
+    def launcher_signalled(self, number):
+        """Returns the launcher's exit code, and how long after the signal no worker was left, nor their port taken."""
+        _, launcher, pids, address = self.launched(f"launcher_{number}")
+        begin = time.monotonic()
+        os.kill(launcher.pid, number)
+        launcher.wait(START_SECS)
+        # Who adopts the workers of a killed launcher may never reap them.
+        until(lambda: all(state_of(pid) in ("", "Z") for pid in pids) and can_listen(address), START_SECS)
+        return launcher.returncode, time.monotonic() - begin
+
+    def close(self):
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

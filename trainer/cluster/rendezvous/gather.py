@@ -1,0 +1,278 @@
+"""Process 0's side of the meeting before JAX starts: it listens, compares, and tells everybody the outcome.
+
+Agreement takes two rounds. Everybody is told "agreed" and answers; only when all answers are in is everybody told
+"go". So nobody goes on while another that has just died is still counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from typing import NoReturn
+
+from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout
+from trainer.cluster.liveness.listen import close_all, listen
+from trainer.cluster.rendezvous.messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
+from trainer.cluster.rendezvous.startup_monitor import Company
+from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
+
+HELLO_SECS = 10.0  # a connection that has not said who it is by then is dropped
+GRACE_SECS = 1.0  # from the first difference to the error, so that those who come at the same time are told too
+STATUS_SECS = 1.0  # from one sign of life to the next
+DRAIN_SECS = 1.0  # for the others to read the outcome
+
+
+def gather(hello: Hello, wait: Wait) -> Company:
+    """Returns the other processes once all have connected, said the same as `hello`, and been told so.
+
+    Raises:
+      ClusterError: if processes differ or have one number, or if the port cannot be listened on.
+      ClusterTimeout: if not all met in time.
+    """
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        listeners = listen(wait.cluster)
+        stack.callback(close_all, listeners)
+        gathering = _Gathering(hello, wait, selector, listeners)
+        stack.callback(gathering.close)
+        members = gathering.run()
+        stack.pop_all()
+        return Company(selector, members, wait.cluster)
+
+
+class _Peer:
+    """A connection, and what is known of the process at its other end."""
+
+    def __init__(self, sock: socket.socket, host: str, selector: selectors.BaseSelector):
+        self.connection = Connection(sock, selector, data=self)
+        self.host = host
+        self.since = time.monotonic()
+        self.hello: Hello | None = None
+        self.told = False  # that all agree
+        self.answered = False
+
+
+class _Gathering:
+    def __init__(self, hello: Hello, wait: Wait, selector: selectors.BaseSelector, listeners: list[socket.socket]):
+        self._hello = hello
+        self._wait = wait
+        self._cluster = wait.cluster
+        self._selector = selector
+        self._listeners = listeners
+        self._peers: list[_Peer] = []
+        self._members: dict[int, _Peer] = {}  # those that agree with `hello`, by number
+        self._left: dict[int, float] = {}  # when a member left that has not come back
+        self._problems: list[str] = []
+        self._fail_at = 0.0
+        self._strangers = 0
+        self._next_status = time.monotonic() + STATUS_SECS
+        for listener in listeners:
+            listener.setblocking(False)
+            selector.register(listener, selectors.EVENT_READ)
+
+    def run(self) -> dict[int, Connection]:
+        """Returns the connections to all others; no other is open then."""
+        while not self._all_answered():
+            now = time.monotonic()
+            if self._problems and (now >= self._fail_at or self._wait.remaining_secs <= 0 or self._all_named()):
+                self._fail(ClusterError(self._refusal()))
+            if self._wait.remaining_secs <= 0:
+                self._fail(ClusterTimeout(f"After {self._wait.timeout_secs:g} s, {self._absence()}"))
+            if not self._problems and not self._missing():
+                for peer in self._members.values():
+                    self._tell_agreed(peer)
+            if now >= self._next_status:
+                self._next_status = now + STATUS_SECS
+                for peer in self._named():
+                    self._send_status(peer)
+            self._drop_silent(now)
+            self._wait.say_if_due(self._line)
+            self._step(self._wait.poll_secs)
+        self._stop_listening()
+        for peer in list(self._peers):
+            if peer in self._members.values():
+                peer.connection.send({"kind": "go"})
+            else:
+                self._drop(peer, abort=True)
+        return {number: peer.connection for number, peer in self._members.items()}
+
+    def close(self) -> None:
+        for peer in list(self._peers):
+            peer.connection.close(abort=True)
+
+    def _step(self, timeout_secs: float) -> None:
+        for key, events in self._selector.select(timeout_secs):
+            if key.data is None:
+                self._accept(key.fileobj)  # type: ignore[arg-type]
+                continue
+            if events & selectors.EVENT_WRITE:
+                key.data.connection.flush()
+            self._read(key.data)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except OSError:  # it left already, or no file descriptor is free for it
+            return
+        self._peers.append(_Peer(sock, address[0].removeprefix("::ffff:"), self._selector))
+
+    def _read(self, peer: _Peer) -> None:
+        if peer not in self._peers:  # dropped on behalf of another one
+            return
+        try:
+            for message in peer.connection.receive():
+                self._take(peer, message)
+        except NotOurs:
+            self._strangers += 1
+            self._drop(peer, abort=True)
+            return
+        if peer.connection.ended:
+            self._drop(peer)
+
+    def _take(self, peer: _Peer, message: dict) -> None:
+        if peer.hello is None:
+            peer.hello = Hello.from_message(message)
+            self._admit(peer, peer.hello)
+        elif message.get("kind") == "agreed":
+            peer.answered = peer.told
+        elif message.get("kind") == "gave_up":
+            self._fail(ClusterTimeout(f"{peer.hello.described(self._cluster)}, gave up after its own timeout: "
+                                      f"{self._absence()}"))
+        else:
+            raise NotOurs("It sent a message that has no meaning here.")
+
+    def _admit(self, peer: _Peer, hello: Hello) -> None:
+        """Counts a process among the members, or notes why not."""
+        number, who = hello.process_id, hello.described(self._cluster)
+        differences = hello.differences(self._hello, self._cluster.name(0))
+        if differences:
+            self._note_problem(f"{who}: {'; '.join(differences)}.")
+            return
+        if not 1 <= number < self._cluster.num_processes:
+            self._note_problem(f"{who}: its number is not from 1 to {self._cluster.num_processes - 1}.")
+            return
+        former = self._members.get(number)
+        if former is not None:
+            self._read(former)  # its end may be waiting to be read
+        former = self._members.get(number)
+        if former is not None and former.hello is not None and former.hello.nonce != hello.nonce:
+            self._note_problem(f"Two processes are {self._cluster.member(number)}: {former.hello.process} and "
+                               f"{hello.process}. Give each an index of its own.")
+            return
+        if former is not None:
+            self._drop(former)
+        self._members[number] = peer
+        self._left.pop(number, None)
+        self._send_status(peer)
+
+    def _note_problem(self, text: str) -> None:
+        if not self._problems:
+            self._fail_at = time.monotonic() + GRACE_SECS
+        self._problems.append(text)
+
+    def _drop(self, peer: _Peer, abort: bool = False) -> None:
+        peer.connection.close(abort)
+        self._peers.remove(peer)
+        if peer.hello is not None and self._members.get(peer.hello.process_id) is peer:
+            del self._members[peer.hello.process_id]
+            self._left[peer.hello.process_id] = time.monotonic()
+
+    def _drop_silent(self, now: float) -> None:
+        for peer in [peer for peer in self._peers if peer.hello is None and now - peer.since > HELLO_SECS]:
+            self._strangers += 1
+            self._drop(peer, abort=True)
+
+    def _named(self) -> list[_Peer]:
+        return [peer for peer in self._peers if peer.hello is not None]
+
+    def _all_named(self) -> bool:
+        numbers = {peer.hello.process_id for peer in self._peers if peer.hello is not None}
+        return numbers.issuperset(range(1, self._cluster.num_processes))
+
+    def _missing(self) -> list[int]:
+        return [number for number in range(1, self._cluster.num_processes) if number not in self._members]
+
+    def _all_answered(self) -> bool:
+        return not self._missing() and all(peer.answered for peer in self._members.values())
+
+    def _tell_agreed(self, peer: _Peer) -> None:
+        if not peer.told:
+            peer.told = True
+            peer.connection.send({"kind": "agreed"})
+
+    def _send_status(self, peer: _Peer) -> None:
+        if not peer.connection.has_unsent:
+            peer.connection.send({"kind": "waiting", "for": self._names(self._missing())})
+
+    def _names(self, numbers: list[int]) -> str:
+        names = [self._cluster.member(number) for number in numbers[:MAX_SHOWN]]
+        more = [f"and {len(numbers) - MAX_SHOWN} more"] if len(numbers) > MAX_SHOWN else []
+        return ", ".join([*names, *more]) or "nobody"
+
+    def _line(self) -> str:
+        here = self._names(sorted(self._members))
+        ignored = f" Connections of others, ignored: {self._strangers}." if self._strangers else ""
+        return (f"{self._cluster.name(0)} awaits {self._names(self._missing() or self._silent())}. "
+                f"Connected: {here}.{ignored}")
+
+    def _silent(self) -> list[int]:
+        return [number for number, peer in sorted(self._members.items()) if not peer.answered]
+
+    def _absence(self) -> str:
+        """Returns who is missing, since when, and what the likely cause is."""
+        missing = self._missing()
+        if not missing:
+            return f"these connected but answer no more: {self._names(self._silent())}. They may be stopped or stuck."
+        now = time.monotonic()
+        left = [f"{self._cluster.name(number)} had connected, but left {now - self._left[number]:.1f} s ago"
+                for number in missing if number in self._left]
+        parts = [f"{len(missing)} of {self._cluster.num_processes} processes are missing: {self._names(missing)}.",
+                 f"Connected: {self._names(sorted(self._members))}."]
+        if left:
+            parts.append(f"{'; '.join(left[:MAX_SHOWN])}.")
+        if self._strangers:
+            parts.append(f"{self._strangers} connections of others, or of another version of trainer, were ignored.")
+        parts.append("Likely cause: it was not started, has ended (see its own output), has another address for "
+                     f"{self._cluster.name(0)} in its {self._cluster.source}, or cannot reach "
+                     f"{self._cluster.coordinator_address} (firewall, other network).")
+        return " ".join(parts)
+
+    def _refusal(self) -> str:
+        more = len(self._problems) - MAX_SHOWN
+        lines = [*self._problems[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        return "\n".join(["The processes of this cluster were not started alike, so none starts to train:",
+                          *(f"- {line}" for line in lines),
+                          "Start all with the same program and package versions, as tasks of one cluster in their "
+                          f"{self._cluster.source}."])
+
+    def _fail(self, error: ClusterError | ClusterTimeout) -> NoReturn:
+        kind = "timeout" if isinstance(error, ClusterTimeout) else "cluster"
+        self._stop_listening()
+        self._tell_all({"kind": "failed", "error": kind, "text": str(error)[:MAX_TEXT]})
+        raise error
+
+    def _stop_listening(self) -> None:
+        # Before the outcome is told: JAX's first connection must find its own coordinator or nothing.
+        for listener in self._listeners:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(listener)
+            listener.close()
+
+    def _tell_all(self, message: dict) -> None:
+        """Tells everybody the outcome, and gives them time to close first: who closes first keeps the port a while."""
+        for peer in list(self._peers):
+            if peer.hello is None:
+                self._drop(peer, abort=True)
+            else:
+                peer.connection.send(message)
+        deadline = time.monotonic() + DRAIN_SECS
+        while self._peers and time.monotonic() < deadline:
+            for key, _ in self._selector.select(POLL_SECS):
+                peer = key.data
+                peer.connection.flush()
+                with contextlib.suppress(NotOurs):
+                    peer.connection.receive()  # what comes now no longer matters
+                if peer.connection.ended:
+                    self._drop(peer)

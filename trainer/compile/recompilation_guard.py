@@ -1,0 +1,93 @@
+"""Noticing steps that compile again and again.
+
+Owns which compilations of a run are to be expected, and what is said of the others.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+
+from trainer.core import errors
+from trainer.data.arrays import leaf_names
+
+MODES = ("warn", "error", "off")
+
+
+class CompileGuard:
+    """Reports compilations of a step, in one run, that its data did not need.
+
+    A run (one `fit`, `evaluate` or `predict`) may compile for its first batches, and once more for a last batch of
+    fewer rows. Batches of ever other shapes compile ever again, which costs seconds each and goes unnoticed otherwise.
+
+    Args:
+      mode: "warn" issues a RuntimeWarning, "error" raises before compiling, "off" does nothing.
+      step: the name of the step, for messages.
+    """
+
+    def __init__(self, mode: str, step: str):
+        self._mode = mode
+        self._step = step
+        self._compiled: list[Any] = []
+        self._begins_midway = False
+
+    def check(self, batch: Any, number: int) -> None:
+        """Notes that the step is about to compile; reports it, if that was not to be expected.
+
+        Args:
+          batch: the shapes of the batch, a tree of `jax.ShapeDtypeStruct`s.
+          number: the batch's number in its epoch.
+
+        Raises:
+          RuntimeError: for an unexpected compilation, in the mode "error".
+        """
+        if self._mode == "off":
+            return
+        before = self._compiled
+        self._compiled = [*before, batch]
+        if not before:
+            self._begins_midway = number > 0
+        # A resumed run may begin with the last batch of an epoch.
+        is_first_tail = len(before) == 1 and (
+            _is_shorter(batch, before[0]) or (self._begins_midway and _is_shorter(before[0], batch)))
+        # Batches of a known shape may be stacked in another number, which is not the user's doing.
+        if not before or batch in before or is_first_tail:
+            return
+        message = (f"The {self._step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
+                   f"{_difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
+                   "many rows (the last one of an epoch may have fewer), or allow it with "
+                   "`compile(compile_guard='off')`.")
+        if self._mode == "error":
+            raise RuntimeError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def check_mode(mode: Any) -> str:
+    """Returns `mode`, or raises ValueError if it is none of `MODES`."""
+    if mode not in MODES:
+        raise errors.unknown_name("compile_guard", str(mode), MODES)
+    return mode
+
+
+def _is_shorter(batch: Any, than: Any) -> bool:
+    if not _have_same_structure(batch, than):
+        return False
+    pairs = list(zip(jax.tree.leaves(batch), jax.tree.leaves(than), strict=True))
+    return all(mine.dtype == other.dtype and mine.shape[0] < other.shape[0] for mine, other in pairs)
+
+
+def _difference(before: Any, after: Any) -> str:
+    if not _have_same_structure(before, after):
+        return f"the batch was {errors.describe(before)} and is {errors.describe(after)}"
+    names = leaf_names(after)
+    pairs = zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    changes = [f"`{name}` was {old.dtype.name}{list(old.shape)} and is {new.dtype.name}{list(new.shape)}"
+               for name, old, new in pairs if (old.shape, old.dtype) != (new.shape, new.dtype)]
+    return ", ".join(changes)
+
+
+def _have_same_structure(one: Any, other: Any) -> bool:
+    structure: Any = jax.tree.structure(one)
+    return structure == jax.tree.structure(other)

@@ -1,0 +1,314 @@
+"""Dtype policies and dynamic loss scaling: training in float16 or bfloat16 with weights and losses in float32.
+
+Owns the boundary of a module: what is cast on the way in and out, how gradients are scaled while they are inside, and
+how the scale adapts. It must not know what kind of module it wraps, nor the loss: so it holds for every `compute_loss`
+and `train_step`, for several losses, and for gradients that pass through several modules.
+
+What the boundary cannot see keeps its dtype:
+
+- A layer with a `dtype` of its own computes in that, as `nn.Dense(10, dtype=jnp.float32)` does: the way to keep a part
+  of a model in float32.
+- A layer without one computes in the widest dtype that it meets, and a float32 array that is neither parameter nor
+  input makes it float32: a constant table, say. Modules that are told a `compute_dtype` (see `modules`) give it to
+  their layers; operations outside of Flax's layers still promote.
+
+Sources: Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740; the names of
+`keras.DTypePolicy` and the schedule of `keras.optimizers.LossScaleOptimizer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import errors
+
+Apply = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""`(params, model_state, inputs) -> (outputs, new_model_state)`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Which dtypes a module stores, computes and answers in.
+
+    Args:
+      name: what the policy is called.
+      param_dtype: the floating dtype that parameters are stored and updated in.
+      compute_dtype: the floating dtype that the module computes in.
+      output_dtype: the floating dtype of its outputs, which the loss and the metrics see.
+      scales_gradients: whether gradients need a loss scale, as float16's narrow range does.
+
+    Raises:
+      ValueError: if a dtype is not a floating one.
+
+    >>> get("mixed_float16").compute_dtype
+    dtype('float16')
+    """
+
+    name: str
+    param_dtype: Any = jnp.float32
+    compute_dtype: Any = jnp.float32
+    output_dtype: Any = jnp.float32
+    scales_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("param_dtype", "compute_dtype", "output_dtype"):
+            dtype = jnp.dtype(getattr(self, field))
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ValueError(f"`{field}` of a policy must be a floating dtype, such as float32 or bfloat16. "
+                                 f"Received: {dtype}.")
+            object.__setattr__(self, field, dtype)  # so that "float16" and jnp.float16 make equal policies
+
+    def cast_params(self, params: Any) -> Any:
+        """Returns new parameters as the policy stores them: floating leaves in `param_dtype`, others as they are.
+
+        Leaves of a narrower dtype than `param_dtype` keep it: a layer's own `param_dtype` chose it.
+
+        >>> get("bfloat16").cast_params({"kernel": jnp.ones((2, 3)), "ids": jnp.arange(3)})["kernel"].dtype
+        dtype(bfloat16)
+        """
+        return _narrowed(params, self.param_dtype)
+
+
+POLICIES = {policy.name: policy for policy in (
+    Policy("float32"),
+    Policy("bfloat16", param_dtype=jnp.bfloat16, compute_dtype=jnp.bfloat16),
+    Policy("mixed_bfloat16", compute_dtype=jnp.bfloat16),
+    Policy("mixed_float16", compute_dtype=jnp.float16, scales_gradients=True),
+)}
+
+
+def get(precision: str | Policy | None) -> Policy | None:
+    """Returns the policy of a name.
+
+    Args:
+      precision: "float32", "bfloat16", "mixed_bfloat16" or "mixed_float16", as Keras names them; a `Policy`; or None,
+        which leaves all dtypes as the module and the data have them.
+
+    Raises:
+      ValueError: if the name is unknown.
+      TypeError: if `precision` is none of these.
+
+    >>> get("mixed_bfloat16").param_dtype
+    dtype('float32')
+    """
+    if precision is None or isinstance(precision, Policy):
+        return precision
+    if not isinstance(precision, str):
+        raise errors.wrong_type("precision", precision, "a name such as 'mixed_bfloat16', a Policy or None")
+    if precision not in POLICIES:
+        raise errors.unknown_name("precision", precision, POLICIES)
+    return POLICIES[precision]
+
+
+# --- the boundary of a module --------------------------------------------------------------------------------------
+
+
+def apply_with_policy(
+    policy: Policy | None, apply: Apply, params: Any, model_state: Any, inputs: Any, scale: jax.Array | None = None,
+) -> tuple[Any, Any]:
+    """Returns the outputs and the new model state of a module that computes as the policy says.
+
+    Gradients with respect to `params`, `inputs` and `model_state` come in the dtypes of these. With a `scale`, those
+    inside of the module are `scale` times as large, and outside of it nothing tells: derivatives of any order and
+    through any number of modules are the true ones. A scale that is too large makes them infinite or NaN.
+
+    Args:
+      policy: the policy; None applies the module as it is.
+      apply: the module as a function.
+      params: its parameters. Floating leaves are computed with in `compute_dtype`, narrower ones as they are.
+      model_state: its state, which is not cast: running averages need float32.
+      inputs: one batch. Floating leaves are cast like parameters. Give numbers that stand for things, such as tokens,
+        as integers: bfloat16 tells whole numbers apart only up to 256.
+      scale: the factor of gradients inside of the module, a float32 scalar; None to leave them.
+
+    Returns:
+      `(outputs, new_model_state)`: floating outputs in `output_dtype`; the state in the dtypes of `model_state`. With
+      a `scale`, a finite number of the state stays as it was where its next value is infinite or NaN: a step that
+      overflows is skipped, and must not leave running averages that no later step can mend.
+
+    >>> def dense(params, model_state, x):
+    ...     return x @ params, model_state
+    >>> outputs, _ = apply_with_policy(get("mixed_bfloat16"), dense, jnp.full((2, 1), 0.001), {}, jnp.ones((3, 2)))
+    >>> outputs.dtype, float(outputs[0, 0])
+    (dtype('float32'), 0.00199...)
+    """
+    if policy is None:
+        return apply(params, model_state, inputs)
+    if scale is not None:
+        # Before the casts: going backward, these come first, and the division is in float32.
+        params, model_state, inputs = _cotangents_times((params, model_state, inputs), 1 / scale)
+    outputs, new_model_state = apply(
+        _narrowed(params, policy.compute_dtype), model_state, _narrowed(inputs, policy.compute_dtype))
+    outputs = jax.tree.map(lambda leaf: _cast(leaf, policy.output_dtype), outputs)
+    # A state of another structure is left for the step to report.
+    structure: jax.tree_util.PyTreeDef = jax.tree.structure(model_state)
+    if structure == jax.tree.structure(new_model_state):
+        new_model_state = jax.tree.map(lambda new, old: _cast(new, old.dtype), new_model_state, model_state)
+        if scale is not None:
+            new_model_state = jax.tree.map(_kept_finite, new_model_state, model_state)
+    if scale is not None:
+        # After the casts: going backward, the product is taken in float32, before a small gradient can become zero.
+        outputs, new_model_state = _cotangents_times((outputs, new_model_state), scale)
+    return outputs, new_model_state
+
+
+def _is_floating(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _cast(leaf: Any, dtype: Any) -> Any:
+    return jnp.asarray(leaf, dtype) if _is_floating(leaf) and leaf.dtype != dtype else leaf
+
+
+def _kept_finite(new: Any, old: Any) -> Any:
+    return jnp.where(jnp.isfinite(new) | ~jnp.isfinite(old), new, old) if _is_floating(new) else new
+
+
+def _narrowed(tree: Any, dtype: Any) -> Any:
+    # Of equal width too: JAX would promote a float16 and a bfloat16 to float32.
+    width = jnp.dtype(dtype).itemsize
+    return jax.tree.map(
+        lambda leaf: _cast(leaf, dtype) if _is_floating(leaf) and leaf.dtype.itemsize >= width else leaf, tree)
+
+
+def _cotangents_times(tree: Any, factor: jax.Array) -> Any:
+    """Returns `tree`; on the way back, the cotangents of its floating leaves are multiplied by `factor`."""
+    # Leaf by leaf, so that no cotangents are made for what is not differentiated.
+    return jax.tree.map(lambda leaf: _value(leaf, factor) if _is_floating(leaf) else leaf, tree)
+
+
+# A value that crosses the boundary is the same on both sides; its cotangent is `factor` times as large on the other.
+# Derivatives may be differentiated again, as gradient penalties do. So the rules are made of the same two functions:
+# what comes back for a cotangent crosses as a value does, or second derivatives would lack a factor.
+
+
+@jax.custom_vjp
+def _value(value: jax.Array, factor: jax.Array) -> jax.Array:
+    return value
+
+
+@jax.custom_vjp
+def _cotangent(cotangent: jax.Array, factor: jax.Array) -> jax.Array:
+    return (cotangent.astype(jnp.float32) * factor).astype(cotangent.dtype)
+
+
+# None: nothing is differentiated with respect to the factor.
+_value.defvjp(lambda value, factor: (_value(value, factor), factor),
+              lambda factor, received: (_cotangent(received, factor), None))
+_cotangent.defvjp(lambda cotangent, factor: (_cotangent(cotangent, factor), factor),
+                  lambda factor, received: (_value(received, factor), None))
+
+
+# --- the loss scale ------------------------------------------------------------------------------------------------
+
+INITIAL_SCALE = 2.0**15
+GROWTH_STEPS = 2000
+MIN_SCALE = 2.0**-15
+MAX_SCALE = 2.0**100
+"""The smallest float16, 2**-24, divided by it is still a normal float32."""
+
+
+class LossScale(NamedTuple):
+    """The state of dynamic loss scaling.
+
+    Attributes:
+      scale: the factor of gradients inside of modules, a float32 scalar and a power of two.
+      good_steps: steps with finite gradients since the scale last changed, an int32 scalar.
+    """
+
+    scale: jax.Array
+    good_steps: jax.Array
+
+
+def initial_loss_scale() -> LossScale:
+    """Returns the loss scale before the first step: 2**15, Keras's.
+
+    >>> float(initial_loss_scale().scale)
+    32768.0
+    """
+    return LossScale(jnp.asarray(INITIAL_SCALE, jnp.float32), jnp.zeros((), jnp.int32))
+
+
+def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array) -> LossScale:
+    """Returns the loss scale after a step: halved if gradients were not finite, doubled after 2000 steps that were.
+
+    This is the schedule of Keras's `LossScaleOptimizer`, within bounds that Keras lacks. Below 2**-15 nothing is left
+    to gain: a model whose gradients are NaN for another reason would come to a scale of zero, and never recover. Above
+    2**100 a model whose gradients are all zero would come to an infinite scale, and to NaN.
+
+    Args:
+      loss_scale: the loss scale of the step.
+      is_finite: whether all gradients of the step were finite, a boolean scalar that is equal on all replicas, as
+        `all_finite` of reduced gradients is.
+
+    >>> float(next_loss_scale(initial_loss_scale(), jnp.array(False)).scale)
+    16384.0
+    """
+    scale, good_steps = loss_scale
+    good_steps = jnp.where(is_finite, good_steps + 1, 0)
+    grows = good_steps >= GROWTH_STEPS
+    grown = jnp.where(grows, jnp.minimum(scale * 2, MAX_SCALE), scale)
+    return LossScale(
+        scale=jnp.where(is_finite, grown, jnp.maximum(scale / 2, MIN_SCALE)),
+        good_steps=jnp.where(grows, 0, good_steps),
+    )
+
+
+# --- updates that are left out -------------------------------------------------------------------------------------
+
+
+class SkippedUpdates(NamedTuple):
+    """How many updates were left out, as their gradients were not finite.
+
+    Attributes:
+      total: so far, an int32 scalar.
+      in_a_row: since the last update that was made, an int32 scalar.
+    """
+
+    total: jax.Array
+    in_a_row: jax.Array
+
+
+def no_skipped_updates() -> SkippedUpdates:
+    """Returns the counts before the first update.
+
+    >>> int(no_skipped_updates().total)
+    0
+    """
+    return SkippedUpdates(*jax.device_put((np.int32(0), np.int32(0))))  # between steps, too: an explicit transfer
+
+
+def next_skipped_updates(skipped: SkippedUpdates, is_finite: jax.Array) -> SkippedUpdates:
+    """Returns the counts after an update, which was made if its gradients, as `is_finite` says, were finite.
+
+    >>> skipped = next_skipped_updates(no_skipped_updates(), jnp.array(False))
+    >>> [int(count) for count in next_skipped_updates(skipped, jnp.array(True))]
+    [1, 0]
+    """
+    return SkippedUpdates(total=skipped.total + jnp.where(is_finite, 0, 1),
+                          in_a_row=jnp.where(is_finite, 0, skipped.in_a_row + 1))
+
+
+def all_finite(tree: Any) -> jax.Array:
+    """Returns whether no number in a tree of arrays is infinite or NaN, a boolean scalar.
+
+    >>> bool(all_finite({"kernel": jnp.array([1.0, jnp.inf]), "count": jnp.array(3)}))
+    False
+    """
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.stack(finite).all() if finite else jnp.array(True)
+
+
+def where_finite(is_finite: jax.Array, new: Any, old: Any) -> Any:
+    """Returns the tree `new` if `is_finite`, a boolean scalar, else `old`, a tree of the same structure and dtypes.
+
+    >>> where_finite(jnp.array(False), {"step": jnp.array(4)}, {"step": jnp.array(3)})
+    {'step': Array(3, dtype=int32...)}
+    """
+    return jax.tree.map(lambda new_leaf, old_leaf: jnp.where(is_finite, new_leaf, old_leaf), new, old)

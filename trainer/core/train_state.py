@@ -1,0 +1,189 @@
+"""TrainState: everything that a train step reads and replaces, as one frozen pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.core import errors
+from trainer.core.replica_context import ReduceOp, get_replica_context
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The state of training after `step` steps.
+
+    Attributes:
+      step: train steps done, an int32 scalar. It advances once per train step, however often gradients are applied.
+      params: the trainable arrays, a nested dict; for a dict of modules, one entry per module.
+      model_state: every other collection of the model, such as BatchNorm's running averages.
+      opt_state: the optimizer's state; for a dict of optimizers, one entry per optimizer. None without an optimizer.
+      seed: what all random streams derive from, a uint32 scalar.
+      optimizer: the `UpdateRule` that gradients are applied by, or a mapping of them by module name. Not part of the
+        pytree's leaves.
+    """
+
+    step: jax.Array
+    params: Any
+    model_state: Any
+    opt_state: Any
+    seed: jax.Array
+    optimizer: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    def replace(self, **changes: Any) -> TrainState:
+        """Returns a copy with the given fields replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def trainable(self, tree: Any) -> Any:
+        """Returns the part of a tree like `params` that gradients are applied to: all that is not frozen."""
+        if isinstance(self.optimizer, Mapping):
+            return {name: rule.trainable(tree[name]) for name, rule in self.optimizer.items()}
+        return {} if self.optimizer is None else self.optimizer.trainable(tree)
+
+    @property
+    def loss_scale(self) -> jax.Array | None:
+        """The factor that gradients have inside of the model at present, a float32 scalar; None without one."""
+        scales = [part.loss_scale.scale for part in self._opt_states() if part.loss_scale is not None]
+        return functools.reduce(jnp.minimum, scales) if scales else None
+
+    def with_one_loss_scale(self) -> TrainState:
+        """Returns the state with the least loss scale of several optimizers in all of them: it is the one in use."""
+        if self.loss_scale is None or not isinstance(self.optimizer, Mapping):
+            return self
+        opt_state = {name: part._replace(loss_scale=part.loss_scale._replace(scale=self.loss_scale))
+                     for name, part in self.opt_state.items()}
+        return self.replace(opt_state=opt_state)
+
+    @property
+    def skipped_updates(self) -> Any:
+        """A `precision.SkippedUpdates`: of all optimizers, and the most of one in a row; None where all are made."""
+        skipped = [part.skipped for part in self._opt_states() if part.skipped is not None]
+        if not skipped:
+            return None
+        return skipped[0]._replace(total=functools.reduce(jnp.add, [counts.total for counts in skipped]),
+                                   in_a_row=functools.reduce(jnp.maximum, [counts.in_a_row for counts in skipped]))
+
+    @property
+    def skips_non_finite(self) -> bool:
+        """Whether updates are skipped whose gradients are not finite, and not only for the sake of a loss scale."""
+        rules = self.optimizer.values() if isinstance(self.optimizer, Mapping) else [self.optimizer]
+        return any(rule is not None and rule.skips_non_finite for rule in rules)
+
+    def averaged(self) -> TrainState:
+        """Returns the state to evaluate with: with the moving averages of the parameters, where they are kept."""
+        if self.optimizer is None:
+            return self
+        if isinstance(self.optimizer, Mapping):
+            averages = {name: rule.averaged(self.opt_state[name], self.params[name])
+                        for name, rule in self.optimizer.items()}
+            return self.replace(params={**self.params, **averages})
+        return self.replace(params=self.optimizer.averaged(self.opt_state, self.params))
+
+    def _opt_states(self) -> list[Any]:
+        if self.optimizer is None:
+            return []
+        return list(self.opt_state.values()) if isinstance(self.optimizer, Mapping) else [self.opt_state]
+
+    def apply_gradients(
+        self,
+        grads: Any = None,
+        *,
+        model_state: Any = None,
+        reduce: ReduceOp | str | None = "mean",
+        **named_grads: Any,
+    ) -> TrainState:
+        """Returns the state after one optimizer update.
+
+        Args:
+          grads: a tree like `params`, this replica's gradients.
+          model_state: the model state to keep, as `Model.apply` returned it; None leaves it as it is.
+          reduce: how gradients are combined over replicas before the update. "mean" suits losses from
+            `Model.compute_loss`; "sum" suits a loss divided by the global batch; None takes them as they are.
+          **named_grads: gradients of single modules by name, when the model is a dict of modules. Modules that are
+            not named keep their parameters.
+
+        Raises:
+          ValueError: if there is no optimizer, or a name is not one of the optimizers'.
+          TypeError: if neither or both of `grads` and `named_grads` are given.
+
+        Example:
+          >>> state = state.apply_gradients(grads, model_state=model_state)  # doctest: +SKIP
+          >>> state = state.apply_gradients(generator=grads)  # doctest: +SKIP
+        """
+        if self.optimizer is None:
+            raise ValueError("There is no optimizer to apply gradients with: call `compile(optimizer=...)` first.")
+        if (grads is None) == (not named_grads):
+            raise TypeError("`apply_gradients` takes either one tree of gradients or gradients by module name, such "
+                            "as `apply_gradients(generator=grads)`. Received: "
+                            + ("both." if named_grads else "neither."))
+        if named_grads and not isinstance(self.optimizer, Mapping):
+            raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
+                             "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
+        if isinstance(self.optimizer, Mapping):
+            params, opt_state = self._updated_by_name(named_grads or grads, reduce)
+        else:
+            context = get_replica_context()
+            reduced = context.reduce_gradients(reduce, self.optimizer.trainable(grads))
+            params, opt_state = context.update(self.optimizer, reduced, self.opt_state, self.params)
+        return dataclasses.replace(
+            self,
+            step=self.step + 1,
+            params=params,
+            opt_state=opt_state,
+            model_state=self.model_state if model_state is None else model_state,
+        )
+
+    def _updated_by_name(self, grads: Mapping[str, Any], reduce: ReduceOp | str | None) -> tuple[Any, Any]:
+        context = get_replica_context()
+        for name in grads:
+            if name not in self.optimizer:
+                raise errors.unknown_name("module for gradients", name, self.optimizer)
+        # In one reduction, as each is a rendezvous of all replicas.
+        reduced = context.reduce_gradients(
+            reduce, {name: self.optimizer[name].trainable(tree) for name, tree in grads.items()})
+        params, opt_state = dict(self.params), dict(self.opt_state)
+        for name, tree in reduced.items():
+            params[name], opt_state[name] = context.update(self.optimizer[name], tree, opt_state[name], params[name])
+        return params, opt_state
+
+
+def initial_state(params: Any, model_state: Any, optimizer: Any, seed: jax.Array) -> TrainState:
+    """Returns the state before the first step."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        model_state=model_state,
+        opt_state=initial_opt_state(optimizer, params),
+        seed=seed,
+        optimizer=optimizer,
+    )
+
+
+def initial_opt_state(optimizer: Any, params: Any) -> Any:
+    """Returns the optimizer's state for `params`; None without an optimizer."""
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, Mapping):
+        return {name: part.init(params[name]) for name, part in optimizer.items()}
+    return optimizer.init(params)
+
+
+def check_same_structure(function: str, before: TrainState, after: TrainState) -> None:
+    """Raises TypeError if `function` made of a state one of another structure, shapes or dtypes."""
+    old, new = _described(before), _described(after)
+    if old != new:
+        path = next(path for path in [*old, *new] if old.get(path) != new.get(path))
+        raise TypeError(f"`{function}` changed the structure of the state: `state{path}` was {old.get(path, 'absent')} "
+                        f"and became {new.get(path, 'absent')}. A step keeps the tree, shapes and dtypes of the state "
+                        "it was given.")
+
+
+def _described(state: TrainState) -> dict[str, str]:
+    return {jax.tree_util.keystr(path): f"{tuple(leaf.shape)} {leaf.dtype}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)}

@@ -1,0 +1,159 @@
+"""The names of a tree's leaves, such as "block/up/kernel", and patterns over them.
+
+Owns what a path looks like and what a pattern matches, the same wherever parameters are picked by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from trainer.core import errors
+
+SEPARATOR = "/"
+
+
+def path_name(key_path: Sequence[Any]) -> str:
+    """Returns the name of a leaf: the keys, indices and attributes that lead to it, joined by "/".
+
+    Args:
+      key_path: the path as `jax.tree_util` gives it; empty for a tree that is itself a leaf.
+
+    >>> path_name((jax.tree_util.DictKey("up"), jax.tree_util.SequenceKey(0), jax.tree_util.GetAttrKey("mu")))
+    'up/0/mu'
+    """
+    return jax.tree_util.keystr(tuple(key_path), simple=True, separator=SEPARATOR)
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by their names, in the tree's order.
+
+    Raises:
+      ValueError: if two leaves have one name, as those of `{"a/b": x, "a": {"b": y}}`.
+
+    >>> named_leaves({"up": {"kernel": 1, "bias": 2}})
+    {'up/bias': 2, 'up/kernel': 1}
+    """
+    leaves: dict[str, Any] = {}
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(key_path)
+        if name in leaves:
+            raise ValueError(f"Two leaves have the path {name!r}. Rename one: keys are told apart by {SEPARATOR!r}, so "
+                             f"a key that has a {SEPARATOR!r} itself can look like a nested one.")
+        leaves[name] = leaf
+    return leaves
+
+
+def with_leaves(tree: Any, leaves: Mapping[str, Any]) -> Any:
+    """Returns the tree with other leaves, given by the names of those that it has.
+
+    >>> with_leaves({"up": {"kernel": 1, "bias": 2}}, {"up/bias": 4, "up/kernel": 3})
+    {'up': {'bias': 4, 'kernel': 3}}
+    """
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in named_leaves(tree)])
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Tells whether a pattern matches a path.
+
+    A pattern is a regular expression. It matches a path if it matches one or more consecutive whole segments of it, a
+    segment being what stands between slashes: "encoder" matches everything below "encoder", and "up/kernel" matches
+    "block/up/kernel" but not "group/kernel". "^" and "$" stand for the path's own ends. A pattern that is equal to the
+    path matches it, whatever its characters mean in a regular expression.
+
+    Args:
+      pattern: a valid regular expression.
+      path: names joined by "/".
+
+    >>> matches("bias", "bias"), matches(".*/bias", "bias"), matches(".*/bias", "block/up/bias")
+    (True, False, True)
+    """
+    return pattern == path or _whole_segments(pattern).search(path) is not None
+
+
+def check_pattern(argument: str, pattern: Any) -> None:
+    """Checks that a pattern is a regular expression.
+
+    Args:
+      argument: the argument that the pattern was given for, such as "freeze".
+      pattern: the pattern.
+
+    Raises:
+      TypeError: if it is not a string.
+      ValueError: if it is not a valid regular expression.
+    """
+    if not isinstance(pattern, str):
+        raise errors.wrong_type(argument, pattern, "a path pattern, a string such as 'encoder' or 'up/kernel'")
+    try:
+        _whole_segments(pattern)
+    except re.error as error:
+        raise ValueError(f"`{argument}` has the pattern {pattern!r}, which is not a valid regular expression: {error}. "
+                         "Put a backslash before a character that is meant literally.") from None
+
+
+def check_patterns(argument: str, patterns: Iterable[str], paths: Iterable[str]) -> None:
+    """Checks that each pattern is a regular expression and matches a path.
+
+    Args:
+      argument: the argument that the patterns were given for, such as "freeze".
+      patterns: the patterns, as `matches` takes them.
+      paths: every path that there is.
+
+    Raises:
+      TypeError: if `patterns` is one string instead of several, or has anything but strings.
+      ValueError: if a pattern is not a valid regular expression or matches no path.
+
+    >>> check_patterns("freeze", ["upp/kernel"], ["block/up/bias", "block/up/kernel"])
+    Traceback (most recent call last):
+    ...
+    ValueError: `freeze` has the pattern 'upp/kernel', which matches none of the 2 paths. Did you mean 'up/kernel'? ...
+    """
+    if isinstance(patterns, str):
+        raise TypeError(f"`{argument}` must be a list of path patterns. Received: the string {patterns!r}. Write "
+                        f"[{patterns!r}].")
+    known = list(paths)
+    for pattern in patterns:
+        check_pattern(argument, pattern)
+        if not any(matches(pattern, path) for path in known):
+            raise ValueError(f"`{argument}` has the pattern {pattern!r}, which matches none of the {len(known)} paths. "
+                             f"{_near_or_known(pattern, known)} A pattern matches whole segments between slashes, such "
+                             "as 'encoder', 'up/kernel' or 'dense.*/bias'.")
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole_segments(pattern: str) -> re.Pattern[str]:
+    flags = re.compile(pattern).flags  # on its own first: "a)|(b" is an error that the parentheses below would hide
+    body = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern)  # flags such as "(?i)" may only stand at the very start
+    return re.compile(rf"(?:^|(?<={SEPARATOR}))(?:{body})(?={SEPARATOR}|$)", flags)
+
+
+def _near_or_known(pattern: str, paths: Sequence[str]) -> str:
+    near = _near_runs(pattern, paths)
+    if near:
+        return f"Did you mean {' or '.join(repr(run) for run in near)}?"
+    if not paths:
+        return "There is nothing to match."
+    shown = ", ".join(repr(path) for path in paths[:errors.MAX_ITEMS])
+    return f"Known paths: {shown}{', ...' if len(paths) > errors.MAX_ITEMS else ''}."
+
+
+def _near_runs(pattern: str, paths: Sequence[str]) -> list[str]:
+    """Returns runs of segments that look like the pattern, as long as it; else segments that look like one of its."""
+    segments = [path.split(SEPARATOR) for path in paths]
+    length = pattern.count(SEPARATOR) + 1
+    runs = list(dict.fromkeys(SEPARATOR.join(path[start:start + length])
+                              for path in segments for start in range(len(path) - length + 1)))
+    near = errors.near_names(pattern, runs)
+    if near:
+        return near
+    # A part of a name, which the regular expressions of other libraries would have found.
+    containing = [run for run in runs if pattern and pattern in run]
+    if containing:
+        return containing[:3]
+    names = list(dict.fromkeys(name for path in segments for name in path))
+    unknown = [part for part in pattern.split(SEPARATOR) if part not in names]
+    return [name for part in unknown for name in errors.near_names(part, names)][:3]

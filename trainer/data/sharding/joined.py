@@ -1,0 +1,122 @@
+"""Batches put together from those that each process has of its own.
+
+Owns how processes that read different data stay in step: how many rows each has of a batch, and when all are through.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Generator
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.data.arrays import DataError
+from trainer.data.batches import Batch, BatchConverter, Part, as_batch
+from trainer.data.sharding.processes import Channel, Processes
+from trainer.data.sources import Source
+
+
+class JoinedSource:
+    """Batches whose rows are those of all processes' own batches, process 0's first.
+
+    All processes must make it, read it and ask for its state in the same order.
+
+    Args:
+      source: this process's batches.
+      processes: those that join theirs.
+
+    Raises:
+      ValueError: if the data of some processes are endless, or can be read once only, and those of others not.
+    """
+
+    rows = None
+    pipeline: list[str] = []  # what differs between processes cannot be compared with another run's
+
+    def __init__(self, source: Source, processes: Processes):
+        self._source = source
+        self._processes = processes
+        self._channel = Channel(processes)
+        self._states = self._channel.open()
+        self._form: Batch | None = None  # a batch without rows
+        kinds = self._channel.all([source.num_batches, source.is_one_shot])
+        lengths = [length for length, _ in kinds]
+        if len({(length == math.inf, is_one_shot) for length, is_one_shot in kinds}) > 1:
+            raise ValueError("The data of all processes must be of one kind. Received, by process, batches and whether "
+                             f"they can be read only once: {kinds}.")
+        self.num_batches = None if None in lengths else max(lengths)
+        self.is_one_shot = source.is_one_shot
+        self.seeks = source.seeks
+
+    @property
+    def is_exact(self) -> bool:
+        return self._source.is_exact
+
+    def read(self, pass_index: int, start: int = 0) -> Generator[Part, None, None]:
+        return self._joined(self._source.read(pass_index, start), self._channel.open())
+
+    def state(self) -> dict[str, Any] | None:
+        """Returns the states of all processes' iterators; None if one has none, or one that is no plain data."""
+        own = self._source.state()
+        states = self._states.all(own if _is_plain(own) else None)
+        if own is None or None in states:
+            return None
+        return {"pass_index": own["pass_index"], "processes": states}
+
+    def read_from(self, state: dict[str, Any]) -> Generator[Part, None, None]:
+        states = state.get("processes", ())
+        if len(states) != self._processes.count:
+            raise ValueError(f"The data were read by {len(states) or 'other'} processes when they were saved, with a "
+                             f"position for each. Received: {self._processes.count} processes.")
+        return self._joined(self._source.read_from(states[self._processes.index]), self._channel.open())
+
+    def leave_out(self, passes: int) -> None:
+        self._source.leave_out(passes)
+
+    def _joined(self, batches: Generator[Any, None, None], channel: Channel) -> Generator[Part, None, None]:
+        own_batches = map(BatchConverter(), batches)
+        try:
+            while True:
+                with channel.reports_errors():
+                    own = next(own_batches, None)
+                    if own is None:
+                        own = self._without_rows()
+                rows = None if own is None else jax.tree.leaves(own)[0].shape[0]
+                counts = channel.all(rows)
+                if not any(counts):
+                    return
+                if None in counts:
+                    raise DataError(f"Process {counts.index(None)} has no batch at all, but others have. With "
+                                    "AutoShardPolicy.OFF each process must yield at least one.")
+                if rows:
+                    self._form = jax.tree.map(lambda leaf: np.empty_like(leaf[:0]), own)
+                yield Part(own, tuple(counts), functools.cache(functools.partial(self._gathered, own, tuple(counts))))
+        finally:
+            batches.close()
+
+    def _without_rows(self) -> Batch | None:
+        if self._form is None and not self.is_one_shot:  # resumed beyond this process's last batch
+            batches = self._source.read(0)
+            first = next(map(as_batch, batches), None)
+            batches.close()
+            self._form = None if first is None else jax.tree.map(lambda leaf: np.empty_like(leaf[:0]), first)
+        return self._form
+
+    def _gathered(self, own: Batch, counts: tuple[int, ...]) -> Batch:
+        def all_rows(leaf: np.ndarray) -> np.ndarray:
+            padded = np.zeros((max(counts), *leaf.shape[1:]), leaf.dtype)
+            padded[:len(leaf)] = leaf
+            return np.concatenate([rows[:count] for rows, count in
+                                   zip(self._processes.gather(padded), counts, strict=True)])
+
+        return jax.tree.map(all_rows, own)
+
+
+def _is_plain(state: Any) -> bool:
+    try:
+        return json.loads(json.dumps(state)) == state
+    except (TypeError, ValueError):
+        return False

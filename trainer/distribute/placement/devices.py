@@ -1,0 +1,99 @@
+"""Devices by name, index or object."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from trainer.core import errors
+
+_NAME = re.compile(r"^/?(?:device:)?([a-z]+)(?::(\d+))?$", re.IGNORECASE)
+
+
+def find_device(device: Any, argument: str = "devices") -> jax.Device:
+    """Returns the local device that `device` stands for.
+
+    Args:
+      device: a `jax.Device`, an index into `jax.local_devices()`, or a name such as "cpu:0", "gpu:1" or "/GPU:1".
+      argument: the argument's name, for error messages.
+
+    Raises:
+      ValueError: if there is no such device.
+      TypeError: if `device` is none of these.
+    """
+    if isinstance(device, jax.Device):
+        return device
+    if isinstance(device, int) and not isinstance(device, bool):
+        local = jax.local_devices()
+        if not 0 <= device < len(local):
+            raise ValueError(f"`{argument}` has index {device}, but there are {len(local)} local devices: "
+                             f"{_list(local)}.")
+        return local[device]
+    if not isinstance(device, str):
+        raise errors.wrong_type(argument, device, "a device name such as 'gpu:0', an index or a jax.Device")
+    match = _NAME.match(device)
+    if match is None:
+        raise ValueError(f"`{argument}` has {device!r}, which is not a device name. Names look like 'cpu:0' or "
+                         "'gpu:1'.")
+    platform, index = match[1].lower(), int(match[2] or 0)
+    try:
+        known = jax.local_devices(backend=platform)
+    except RuntimeError:
+        raise ValueError(f"`{argument}` has {device!r}, but JAX has no {platform!r} backend here. "
+                         f"Local devices: {_list(jax.local_devices())}.") from None
+    if index >= len(known):
+        hint = (" Simulated CPU devices are made by XLA_FLAGS=--xla_force_host_platform_device_count=N, set before JAX "
+                "starts." if platform == "cpu" else "")
+        raise ValueError(f"`{argument}` has {device!r}, but the local {platform} devices are {_list(known)}.{hint}")
+    return known[index]
+
+
+def find_devices(devices: Sequence[Any] | None, argument: str = "devices") -> list[jax.Device]:
+    """Returns the devices that `devices` stands for; all local ones for None.
+
+    Raises:
+      ValueError: if `devices` is empty, names a device twice, or names one that does not exist.
+      TypeError: if `devices` is not a sequence of devices.
+    """
+    if devices is None:
+        return list(jax.local_devices())
+    if isinstance(devices, (str, jax.Device)):
+        devices = [devices]
+    if not isinstance(devices, Sequence):
+        raise errors.wrong_type(argument, devices, "a list of devices")
+    if not devices:
+        raise ValueError(f"`{argument}` is empty. Give at least one device, or None for all local ones.")
+    found = [find_device(device, argument) for device in devices]
+    for index, device in enumerate(found):
+        if device in found[:index]:
+            raise ValueError(f"`{argument}` names {_name(device)} twice. Each replica needs a device of its own.")
+    return found
+
+
+def default_devices() -> list[jax.Device]:
+    """Returns all local accelerators, or one CPU device on a machine without any."""
+    local = jax.local_devices()
+    return list(local) if local[0].platform != "cpu" else local[:1]
+
+
+def memory_bytes(device: jax.Device) -> int:
+    """Returns how much memory a device has in all; for a CPU device, its share of the machine's.
+
+    What is free at the moment would make decisions that depend on it differ from one run to the next.
+    """
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(jax.local_devices())
+
+
+def _name(device: jax.Device) -> str:
+    return f"{device.platform}:{device.id}"
+
+
+def _list(devices: Sequence[jax.Device]) -> str:
+    return ", ".join(_name(device) for device in devices)

@@ -1,0 +1,407 @@
+"""The collectives between replicas. The only file that names them.
+
+Owns the algorithms of an all-reduce, how state that is split over replicas is gathered and reduced, and the context of
+a replica inside `shard_map`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from trainer.core import errors
+from trainer.core.replica_context import ReduceOp, ReplicaContext
+from trainer.distribute.replica.bucketing import (
+    BYTES_PER_PACK,
+    joined_along,
+    over_packs,
+    over_packs_elementwise,
+    padded_to_multiple,
+    split_in_front,
+)
+from trainer.distribute.replica.communication_options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    check_whole_number,
+)
+from trainer.distribute.replica.reductions import CrossDeviceOps, as_summable, sum_or_mean
+
+__all__ = [
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "MeshReplicaContext",
+    "NcclAllReduce",
+    "ReductionToOneDevice",
+    "RingAllReduce",
+    "gather_shards",
+    "reduce_to_shards",
+    "take_shards",
+]
+
+
+class NcclAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.NCCL):
+    """The all-reduce of the backend: NCCL's on NVIDIA GPUs, that of XLA elsewhere. The default.
+
+    Args:
+      num_packs: into how many packs a tree is split, about. 1 leaves it to the size of the tree and to the backend; 0
+        reduces each array on its own. The compiler may join packs again.
+      options: hints for every reduction.
+
+    Example:
+      >>> reduce = lambda x: NcclAllReduce().all_reduce("mean", x, "replica", num_replicas=4)
+      >>> jax.vmap(reduce, axis_name="replica")(jnp.arange(4.0)).tolist()
+      [1.5, 1.5, 1.5, 1.5]
+
+    Source: `tf.distribute.NcclAllReduce`.
+    """
+
+    takes_vectors_only = False
+
+    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+        return _sum(vector, axis_name)
+
+
+class HierarchicalCopyAllReduce(CrossDeviceOps):
+    """A reduction inside of groups, then between them: for groups that are better connected inside.
+
+    Each group reduces and scatters, so that each of its S replicas holds a part of the group's sum; the replicas that
+    hold the same part sum it over the groups; each group gathers. So only 1/S of a vector passes between groups.
+
+    Args:
+      num_packs: as in `CrossDeviceOps`.
+      group_size: how many replicas, next to each other, form a group. By default the divisor of the number of replicas
+        nearest to its square root, the larger of two. A prime number of replicas has none: they form one group,
+        without a second level.
+      options: hints for every reduction.
+
+    Raises:
+      ValueError: if `group_size` is less than 1, or, as soon as their number is known, does not divide the replicas.
+      TypeError: if an argument is of another type.
+
+    Example:
+      >>> HierarchicalCopyAllReduce().groups(num_replicas=8)
+      [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+    Source: `tf.distribute.HierarchicalCopyAllReduce`; the scheme is that of Jia et al., "Highly Scalable Deep Learning
+    Training System with Mixed-Precision", 2018.
+    """
+
+    def __init__(
+        self, num_packs: int = 1, *, group_size: int | None = None, options: CommunicationOptions | None = None
+    ):
+        super().__init__(num_packs, options=options)
+        if group_size is not None:
+            check_whole_number("group_size", group_size, 1)
+        self.group_size = group_size
+
+    def groups(self, num_replicas: int) -> list[list[int]]:
+        """Returns the replicas of each group."""
+        self.check_replicas(num_replicas)
+        divisors = [size for size in range(2, num_replicas) if num_replicas % size == 0]
+        # How far from the square root, as a factor: 2 and 4 are as far from that of 8.
+        nearest = min(divisors, key=lambda size: (max(size * size / num_replicas, num_replicas / size / size), -size),
+                      default=num_replicas)
+        size = self.group_size or nearest
+        return [list(range(first, first + size)) for first in range(0, num_replicas, size)]
+
+    def check_replicas(self, num_replicas: int) -> None:
+        super().check_replicas(num_replicas)
+        if self.group_size is not None and num_replicas % self.group_size:
+            raise ValueError(f"`group_size` {self.group_size} does not divide the {num_replicas} replicas. Give a "
+                             "divisor, or None.")
+
+    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+        inside = self.groups(num_replicas)
+        across = [list(replicas) for replicas in zip(*inside, strict=True)]
+        part = padded_to_multiple(vector, len(across))
+        if len(across) > 1:
+            part = lax.psum_scatter(part, axis_name, axis_index_groups=inside, tiled=True)
+        if len(inside) > 1:
+            part = lax.psum(part, axis_name, axis_index_groups=across)
+        if len(across) > 1:
+            part = lax.all_gather(part, axis_name, axis_index_groups=inside, tiled=True)
+        return part[:vector.size]
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """A reduction to one replica, and a broadcast from there, along a binary tree.
+
+    N replicas take log2(N) rounds there, rounded up, and as many back. In each, at most half of them send a whole
+    vector.
+
+    Args:
+      reduce_to_device: the number of the replica that holds the result first; 0 by default.
+      accumulation_fn: returns, from a list of two arrays, their sum, or what is to take its place: an associative
+        function of their entries. It has the derivative of the operations it consists of.
+      num_packs: as in `CrossDeviceOps`.
+      options: hints for every reduction.
+
+    Raises:
+      ValueError: if `reduce_to_device` is negative or, as soon as their number is known, not one of the replicas.
+      TypeError: if an argument is of another type.
+
+    Example:
+      >>> ReductionToOneDevice(reduce_to_device=2).check_replicas(num_replicas=2)
+      Traceback (most recent call last):
+      ValueError: `reduce_to_device` is 2, but there are 2 replicas, numbered from 0.
+
+    Source: `tf.distribute.ReductionToOneDevice`; the trees are the binomial ones of Thakur, Rabenseifner and Gropp,
+    "Optimization of Collective Communication Operations in MPICH", 2005.
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: int | None = None,
+        accumulation_fn: Callable[[list[jax.Array]], jax.Array] | None = None,
+        *,
+        num_packs: int = 1,
+        options: CommunicationOptions | None = None,
+    ):
+        super().__init__(num_packs, options=options)
+        if isinstance(reduce_to_device, str):
+            raise TypeError("`reduce_to_device` must be the number of a replica: the index of its device in the "
+                            f"strategy's `devices`. Received: the name {reduce_to_device!r}.")
+        if reduce_to_device is not None:
+            check_whole_number("reduce_to_device", reduce_to_device, 0)
+        if accumulation_fn is not None and not callable(accumulation_fn):
+            raise errors.wrong_type("accumulation_fn", accumulation_fn, "a function of a list of arrays, or None")
+        self.reduce_to_device = reduce_to_device or 0
+        self.accumulation_fn = accumulation_fn or sum
+
+    def check_replicas(self, num_replicas: int) -> None:
+        super().check_replicas(num_replicas)
+        if self.reduce_to_device >= num_replicas:
+            raise ValueError(f"`reduce_to_device` is {self.reduce_to_device}, but there are {num_replicas} replicas, "
+                             "numbered from 0.")
+
+    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+        def copied(distance: int, senders: range) -> jax.Array:
+            pairs = [(sender, sender + distance) for sender in senders if 0 <= sender + distance < num_replicas]
+            return lax.ppermute(vector, axis_name, [(replica(sender), replica(to)) for sender, to in pairs])
+
+        def replica(rank: int) -> int:  # ranks count from the root
+            return (rank + self.reduce_to_device) % num_replicas
+
+        rank = (lax.axis_index(axis_name) - self.reduce_to_device) % num_replicas
+        distances = [2**power for power in range((num_replicas - 1).bit_length())]
+        for distance in distances:
+            received = copied(-distance, range(distance, num_replicas, 2 * distance))
+            receives = (rank % (2 * distance) == 0) & (rank + distance < num_replicas)
+            vector = jnp.where(receives, self.accumulation_fn([vector, received]), vector)
+        for distance in reversed(distances):
+            received = copied(distance, range(0, num_replicas, 2 * distance))
+            vector = jnp.where(rank % (2 * distance) == distance, received, vector)
+        return vector
+
+
+class RingAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.RING):
+    """Copies from each replica to the next, in a ring: the least that any replica has to send.
+
+    A vector of B bytes is cut into N parts. In N-1 rounds each part goes around the ring and collects its sum, in N-1
+    more the sums go around: each replica sends 2 (N-1)/N B bytes. The rounds are loops, so the program has as many
+    operations for four replicas as for a thousand.
+
+    Args:
+      num_packs: as in `CrossDeviceOps`.
+      options: hints for every reduction.
+
+    Example:
+      >>> reduce = lambda x: RingAllReduce().all_reduce("sum", x, "replica", num_replicas=4)
+      >>> jax.vmap(reduce, axis_name="replica")(jnp.arange(4)).tolist()
+      [6, 6, 6, 6]
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+    """
+
+    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+        own = padded_to_multiple(vector, num_replicas).reshape(num_replicas, -1)
+        rank = lax.axis_index(axis_name)
+        pass_on = functools.partial(
+            lax.ppermute, axis_name=axis_name,
+            perm=[(replica, (replica + 1) % num_replicas) for replica in range(num_replicas)])
+
+        def part(of: jax.Array) -> jax.Array:
+            return lax.dynamic_index_in_dim(own, of % num_replicas, keepdims=False)
+
+        def gather(round_: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            sums, passing = carry
+            passing = pass_on(passing)
+            return lax.dynamic_update_index_in_dim(sums, passing, (rank - round_) % num_replicas, 0), passing
+
+        # Part p sets out from replica p + 1, so that its sum is complete at replica p.
+        total = lax.fori_loop(
+            1, num_replicas, lambda round_, partial: pass_on(partial) + part(rank - round_ - 1), part(rank - 1))
+        sums = lax.dynamic_update_index_in_dim(jnp.zeros_like(own), total, rank, 0)
+        sums, _ = lax.fori_loop(1, num_replicas, gather, (sums, total))
+        return sums.reshape(-1)[:vector.size]
+
+
+def gather_shards(tree: Any, axes: Any, axis_name: str, packs: bool = False) -> Any:
+    """Returns whole arrays from each replica's part of them.
+
+    The derivative is that of a sum: what reaches a part is its share of the sum of all replicas' gradients.
+
+    Args:
+      tree: arrays, of which some are this replica's part of a larger one.
+      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for one that is whole already.
+      axis_name: the mesh's axis of replicas.
+      packs: whether parts are joined before they are gathered.
+
+    Raises:
+      ValueError: if there are more or fewer axes than arrays.
+    """
+    leaves, treedef, along = _matched(tree, axes)
+    split = [index for index, axis in enumerate(along) if axis >= 0 and leaves[index].size]
+    gather = functools.partial(lax.all_gather, axis_name=axis_name)  # (...) to (replicas, ...)
+    if packs:
+        stacks = over_packs(gather, [leaves[index].ravel() for index in split], BYTES_PER_PACK)
+        wholes = [joined_along(stack.reshape(-1, *leaves[index].shape), along[index])
+                  for index, stack in zip(split, stacks, strict=True)]
+    else:
+        wholes = [gather(leaves[index], axis=along[index], tiled=True) for index in split]
+    # Empty arrays have a size along their axis as well, but no collective takes them.
+    gathered = [leaf if leaf.size or axis < 0 else joined_along(jnp.stack([leaf] * lax.axis_size(axis_name)), axis)
+                for leaf, axis in zip(leaves, along, strict=True)]
+    for index, whole in zip(split, wholes, strict=True):
+        gathered[index] = whole
+    return jax.tree.unflatten(treedef, gathered)
+
+
+def take_shards(tree: Any, axes: Any, axis_name: str, num_replicas: int) -> Any:
+    """Returns this replica's part of arrays that it has whole.
+
+    Args:
+      tree: whole arrays.
+      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for one that stays whole.
+      axis_name: the mesh's axis of replicas.
+      num_replicas: the size of that axis. It divides the arrays' sizes along `axes`.
+
+    Raises:
+      ValueError: if there are more or fewer axes than arrays, or a size does not divide.
+    """
+    leaves, treedef, along = _matched(tree, axes, num_replicas)
+    for index, axis in enumerate(along):
+        if axis >= 0:
+            size = leaves[index].shape[axis] // num_replicas
+            leaves[index] = lax.dynamic_slice_in_dim(leaves[index], lax.axis_index(axis_name) * size, size, axis)
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def reduce_to_shards(
+    reduce_op: ReduceOp | str, tree: Any, axes: Any, axis_name: str, num_replicas: int, packs: bool
+) -> Any:
+    """Returns this replica's part of the sum or the mean over replicas of a tree of arrays.
+
+    Args:
+      reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+      tree: arrays of the same shapes on all replicas.
+      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for one that stays whole.
+      axis_name: the mesh's axis of replicas.
+      num_replicas: the size of that axis. It divides the arrays' sizes along `axes`.
+      packs: whether arrays are joined before they are reduced.
+
+    Raises:
+      ValueError: if there are more or fewer axes than arrays, or a size does not divide.
+    """
+    op = ReduceOp.of(reduce_op)
+    leaves, treedef, along = _matched(tree, axes, num_replicas)
+    if num_replicas == 1:
+        return tree
+    arrays = [as_summable(leaf) for leaf in leaves]
+    split = [index for index, axis in enumerate(along) if axis >= 0 and arrays[index].size]
+    whole = [index for index, axis in enumerate(along) if axis < 0]
+    sums = _sums([arrays[index] for index in whole], axis_name, packs)
+    scatter = functools.partial(lax.psum_scatter, axis_name=axis_name)  # (replicas, ...) to (...)
+    if packs:
+        stacks = [split_in_front(arrays[index], along[index], num_replicas) for index in split]
+        flat = over_packs(scatter, [stack.reshape(num_replicas, -1) for stack in stacks], BYTES_PER_PACK)
+        parts = [part.reshape(stack.shape[1:]) for part, stack in zip(flat, stacks, strict=True)]
+    else:
+        parts = [scatter(arrays[index], scatter_dimension=along[index], tiled=True) for index in split]
+    reduced = [array if array.size or axis < 0 else split_in_front(array, axis, num_replicas)[0]
+               for array, axis in zip(arrays, along, strict=True)]
+    for index, total in zip([*split, *whole], [*parts, *sums], strict=True):
+        reduced[index] = total
+    return jax.tree.unflatten(treedef, [sum_or_mean(op, total, num_replicas) for total in reduced])
+
+
+class MeshReplicaContext(ReplicaContext):
+    """The context of one replica inside `shard_map` over a mesh axis.
+
+    Args:
+      axis_name: the mesh's axis of replicas.
+      num_replicas: the size of that axis.
+      packs: whether trees are packed before a collective.
+      rows: this replica's rows of the batch, padding included.
+      row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any.
+      ops: what carries out `all_reduce`, and so the reduction of gradients; `NcclAllReduce()` by default.
+    """
+
+    def __init__(
+        self,
+        axis_name: str,
+        num_replicas: int,
+        packs: bool,
+        rows: int | None,
+        row_mask: jax.Array | None,
+        ops: CrossDeviceOps | None = None,
+    ):
+        super().__init__(rows, row_mask)
+        self.axis_name = axis_name
+        self.num_replicas_in_sync = num_replicas
+        self.packs = packs
+        self.ops = ops or NcclAllReduce()
+
+    @property
+    def replica_id_in_sync_group(self) -> jax.Array:
+        return lax.axis_index(self.axis_name)
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+        return self.ops.all_reduce(
+            reduce_op, value, self.axis_name, self.num_replicas_in_sync, self.packs, options)
+
+    def sum(self, value: Any) -> Any:
+        if self.num_replicas_in_sync == 1:
+            return value
+        leaves, treedef = jax.tree.flatten(value)
+        sums = _sums([as_summable(leaf) for leaf in leaves], self.axis_name, self.packs)
+        return jax.tree.unflatten(treedef, sums)
+
+    def all_gather(self, value: Any, axis: int = 0) -> Any:
+        if self.num_replicas_in_sync == 1:
+            return value
+        return jax.tree.map(lambda leaf: lax.all_gather(leaf, self.axis_name, axis=axis, tiled=True), value)
+
+
+def _sums(arrays: list[jax.Array], axis_name: str, packs: bool) -> list[jax.Array]:
+    return over_packs_elementwise(
+        functools.partial(_sum, axis_name=axis_name), arrays, BYTES_PER_PACK if packs else None)
+
+
+def _sum(array: jax.Array, axis_name: str) -> jax.Array:
+    if array.dtype != jnp.bfloat16:
+        return lax.psum(array, axis_name)
+    # XLA adds in float32 on CPUs anyway. But it ends the process when it is to arrange that itself on a mesh with
+    # another axis that is left to it.
+    return lax.platform_dependent(
+        array, cpu=lambda array: lax.psum(array.astype(jnp.float32), axis_name).astype(array.dtype),
+        default=lambda array: lax.psum(array, axis_name))
+
+
+def _matched(tree: Any, axes: Any, num_replicas: int = 1) -> tuple[list[jax.Array], Any, list[int]]:
+    leaves, treedef = jax.tree.flatten(tree)
+    along = [int(axis) for axis in jax.tree.leaves(axes)]
+    if len(along) != len(leaves):
+        raise ValueError(f"`axes` must have an axis for each array. Received: {len(along)} axes for {len(leaves)} "
+                         "arrays.")
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    for array, axis in zip(arrays, along, strict=True):
+        if axis >= 0 and array.shape[axis] % num_replicas:
+            raise ValueError(f"Axis {axis} of an {errors.describe(array)} does not divide by {num_replicas} replicas. "
+                             "Keep that array whole, with axis -1.")
+    return arrays, treedef, along

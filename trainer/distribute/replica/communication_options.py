@@ -1,0 +1,109 @@
+"""How replicas communicate, as the user wishes it: hints for the reductions in `collectives.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import numbers
+from typing import Any
+
+from trainer.core import errors
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which algorithm reduces over the replicas, as in `tf.distribute.experimental.CommunicationImplementation`.
+
+    Attributes:
+      AUTO: the one of the strategy's `cross_device_ops`.
+      RING: a ring of copies from replica to replica, `RingAllReduce`.
+      NCCL: the all-reduce of the backend, `NcclAllReduce`: NCCL's on NVIDIA GPUs.
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+    @classmethod
+    def of(cls, implementation: CommunicationImplementation | str) -> CommunicationImplementation:
+        """Returns the member for `implementation`, which may be its name in any case.
+
+        Raises:
+          ValueError: for a name that no member has.
+          TypeError: for anything but a member or a name.
+        """
+        if isinstance(implementation, cls):
+            return implementation
+        if not isinstance(implementation, str):
+            raise errors.wrong_type("implementation", implementation, "a CommunicationImplementation or its name")
+        if implementation.upper() not in cls.__members__:
+            raise errors.unknown_name("implementation", implementation, cls.__members__)
+        return cls[implementation.upper()]
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Hints for reductions over replicas, of one strategy or of one `all_reduce`.
+
+    Attributes:
+      bytes_per_pack: how many bytes of a tree are reduced at once, about: an array is never divided. Smaller packs can
+        start sooner, larger ones have less overhead. 0 leaves it to the trainer, which takes 256 KiB on CPUs and leaves
+        it to the compiler elsewhere. The compiler may join packs again.
+      timeout_seconds: how long processes may wait for each other, in seconds; None leaves it to the runtime. It is no
+        part of a compiled reduction: a strategy of several processes may watch it.
+      implementation: which algorithm, or its name in any case.
+
+    Raises:
+      ValueError: if a value is out of its range, or the implementation unknown.
+      TypeError: if a value is of another type.
+
+    Example:
+      >>> CommunicationOptions(bytes_per_pack=50 * 2**20, implementation="nccl").implementation
+      <CommunicationImplementation.NCCL: 'NCCL'>
+
+    Source: `tf.distribute.experimental.CommunicationOptions`.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        check_whole_number("bytes_per_pack", self.bytes_per_pack, 0)
+        seconds = self.timeout_seconds
+        if seconds is not None:
+            if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+                raise errors.wrong_type("timeout_seconds", seconds, "a number of seconds or None")
+            if not 0 < seconds < math.inf:
+                raise ValueError("`timeout_seconds` must be more than 0 and finite, or None for the runtime's own. "
+                                 f"Received: {seconds}.")
+        object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
+
+
+def check_whole_number(argument: str, value: Any, minimum: int) -> None:
+    """Raises an error unless `value` is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise errors.wrong_type(argument, value, "a whole number")
+    if value < minimum:
+        raise ValueError(f"`{argument}` must be at least {minimum}. Received: {value}.")
+
+
+def checked_options(options: Any) -> CommunicationOptions | None:
+    """Returns `options`, or raises TypeError if they are anything but CommunicationOptions or None."""
+    if options is not None and not isinstance(options, CommunicationOptions):
+        raise errors.wrong_type("options", options, "CommunicationOptions or None")
+    return options
+
+
+def timeout_alone(options: Any) -> float | None:
+    """Returns the `timeout_seconds` of options for a strategy whose reductions are the compiler's.
+
+    Raises:
+      TypeError: as `checked_options`.
+      ValueError: if the options say how to reduce.
+    """
+    options = checked_options(options) or CommunicationOptions()
+    if options != CommunicationOptions(timeout_seconds=options.timeout_seconds):
+        raise ValueError("The compiler chooses how this strategy reduces: give `timeout_seconds` alone. "
+                         f"Received: {options}.")
+    return options.timeout_seconds

@@ -1,0 +1,271 @@
+"""Running a user's function once per replica.
+
+Owns which arguments and results are mirrored (the same on all replicas) and which are per-replica. State objects are
+mirrored: a TrainState, and NNX modules and optimizers, which are updated in place. So are plain arguments.
+What replicas make of an NNX object is the business of `nnx_objects.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import errors as nnx_errors
+from jax.sharding import PartitionSpec
+
+from trainer.compile.jit import compiled
+from trainer.core import errors, replica_context, trace_purity
+from trainer.core.identity import Identity
+from trainer.core.replica_context import ReplicaContext
+from trainer.core.train_state import TrainState, check_same_structure
+from trainer.distribute.replica.per_replica import PerReplica, is_per_replica
+from trainer.distribute.replica.zero import specs_of
+from trainer.modules.nnx_types import is_nnx_object
+
+
+class RunStrategy(Protocol):
+    """What running a function needs of a strategy; see `Strategy`."""
+
+    @property
+    def rows_spec(self) -> PartitionSpec:
+        """How arrays whose first axis is replicas are split."""
+
+    def state_shardings(self, state: TrainState) -> TrainState:
+        """Returns where each leaf of a state lives."""
+
+    def on_devices(self, state: TrainState) -> TrainState:
+        """Returns a state in the memory of the devices."""
+
+    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
+        """Returns what replicas are given for a state, and how that is split."""
+
+    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+        """Returns a state from the one before and what left the replicas."""
+
+    def map_over_replicas(self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any]) -> Any:
+        """Returns a function that runs `function` once on each replica."""
+
+    def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
+        """Returns the context of the replica being traced."""
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, TrainState)
+
+
+def _is_argument(value: Any) -> bool:
+    return is_per_replica(value) or _is_state(value) or is_nnx_object(value)
+
+
+@dataclasses.dataclass
+class _Program:
+    execute: Any
+    outputs: Any = None  # once traced: where each state in the results comes from, and the tree of the results
+
+
+class ReplicaRunner:
+    """Runs functions on all replicas of a strategy, compiled once per function and shapes of arguments.
+
+    Args:
+      strategy: the mesh and the context of its replicas.
+    """
+
+    def __init__(self, strategy: RunStrategy):
+        self._strategy = strategy
+        self._programs: dict[Any, _Program] = {}
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Returns what `function(*args, **kwargs)` returns on each replica; see `Strategy.run`."""
+        leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_argument)
+        objects = {index: leaf for index, leaf in enumerate(leaves) if is_nnx_object(leaf)}
+        object_structure, object_values = _split(objects.values())
+        split = {index: leaf for index, leaf in enumerate(leaves) if is_per_replica(leaf)}
+        constants: dict[int, Any] = {}
+        mirrored: dict[int, Any] = {}
+        for index, leaf in enumerate(leaves):
+            if index in split or index in objects:
+                continue
+            is_data = isinstance(leaf, (TrainState, jax.Array, np.ndarray, np.generic))
+            (mirrored if is_data else constants)[index] = leaf
+        dynamic = (mirrored, split, object_values)
+        key = (_identity(function), treedef, object_structure, tuple(constants.items()), _spec(dynamic))
+        try:
+            program = self._programs.get(key)
+        except TypeError:
+            unhashable = next(value for value in constants.values() if not _is_hashable(value))
+            received = type(unhashable).__name__
+            raise TypeError("Arguments of a function that runs on replicas are arrays, PerReplica values, state "
+                            f"objects, or hashable constants. Received: a value of type {received}.") from None
+        if program is None:
+            _check_captured(function, objects.values())
+            program = self._programs[key] = self._make_program(function, treedef, object_structure, constants)
+        try:
+            state_outputs, split_outputs, new_object_values = program.execute(*dynamic)
+        except nnx_errors.TraceContextError as error:
+            raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
+                            "only NNX objects among the arguments are updated.") from error
+        except jax.errors.UnexpectedTracerError as error:
+            raise TypeError(f"`{_name(function)}` keeps a traced value in an object outside of it, or uses one that a "
+                            "function kept there before. A function that runs on replicas is compiled: it runs once, "
+                            "to be traced, and what it keeps is no value. Return the value instead, and keep what "
+                            "`run` returns; give the object a value again, a metric by `reset_state()`. JAX says: "
+                            f"{error}") from error
+        except jax.errors.JAXTypeError as error:
+            raise TypeError(f"`{_name(function)}` turns a traced array into a Python value, with float(), int(), "
+                            "bool(), `if` or numpy. A function that runs on replicas is compiled: use jax.numpy, "
+                            "jnp.where or jax.lax.cond in it, and convert what it returns. JAX says: "
+                            f"{error}") from error
+        if object_structure is not None:
+            object_structure.write(objects.values(), new_object_values)
+        merged = iter(split_outputs)
+        states = iter(state_outputs)
+        origins, structure = program.outputs
+        return jax.tree.unflatten(structure, [next(merged) if origin is None else next(states) for origin in origins])
+
+    def _make_program(self, function: Any, treedef: Any, object_structure: Any,
+                      constants: Mapping[int, Any]) -> _Program:
+        strategy = self._strategy
+
+        def one_replica(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any]:
+            here = jax.tree.map(lambda leaf: leaf[0], split)
+            rows, row_mask = _rows(here)
+            context = strategy.replica_context(rows, row_mask)
+            mirrored = _map_states(context.open_state, mirrored)
+            values = {**constants, **mirrored, **{index: value.stacked for index, value in here.items()}}
+            objects = [] if object_structure is None else object_structure.open(object_values, context)
+            remaining = iter(objects)
+            arguments = [values[index] if index in values else next(remaining) for index in range(treedef.num_leaves)]
+            args, kwargs = jax.tree.unflatten(treedef, arguments)
+            with replica_context.enter(context), trace_purity.given_its_state(function), trace_purity.refused(function):
+                returned = function(*args, **kwargs)
+            leaves, structure = jax.tree.flatten(returned, is_leaf=_is_state)
+            origins = [_origin(leaf, mirrored) if _is_state(leaf) else None for leaf in leaves]
+            program.outputs = origins, structure
+            states = [_closed(context, _name(function), mirrored[origin], leaf)
+                      for leaf, origin in zip(leaves, origins, strict=True) if origin is not None]
+            outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not _is_state(leaf)]
+            if object_structure is not None:
+                object_values = object_structure.close(
+                    objects, object_values, lambda values: _averaged(values, [None] * len(values), context))
+            return states, outputs, object_values
+
+        def all_replicas(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any]:
+            mirrored = _map_states(strategy.on_devices, mirrored)
+            handed = {index: strategy.hand_out(value) if _is_state(value) else (value, PartitionSpec())
+                      for index, value in mirrored.items()}
+            mapped = strategy.map_over_replicas(
+                one_replica, ({index: specs for index, (_, specs) in handed.items()}, strategy.rows_spec,
+                              PartitionSpec()),
+                lambda outputs: (specs_of(outputs[0]), strategy.rows_spec, PartitionSpec()))
+            left, *others = mapped({index: value for index, (value, _) in handed.items()}, split, object_values)
+            origins = [origin for origin in program.outputs[0] if origin is not None]
+            states = [strategy.finish(mirrored[origin], state) for origin, state in zip(origins, left, strict=True)]
+            return [jax.device_put(state, strategy.state_shardings(state)) for state in states], *others
+
+        program = _Program(compiled(all_replicas))
+        return program
+
+
+def _split(objects: Collection[Any]) -> tuple[Any, Any]:
+    """Returns the `ObjectStructure` and the values of NNX objects; None and no values if there are none."""
+    if not objects:
+        return None, ()
+    # Not at the top: it imports `flax.nnx`, a large part of the time that importing the trainer would take.
+    from trainer.distribute.replica.nnx_objects import split_objects
+
+    return split_objects(objects)
+
+
+def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> None:
+    """Raises TypeError if a function uses NNX objects from outside, whose values would be constants of the program.
+
+    An object that is an argument too is one that the caller knows to be needed, often under the same name.
+    """
+    known = set(map(id, given))
+    for name, value in trace_purity.captured(function, is_nnx_object):
+        if id(value) not in known and jax.tree.leaves(_split([value])[1]):
+            raise TypeError(f"`{_name(function)}` uses `{name}`, an NNX object ({type(value).__name__}), from outside. "
+                            "A function that runs on replicas is compiled, and an object that is not among its "
+                            "arguments is a constant of the program: later training would not be seen. Pass it as an "
+                            "argument of `run`: NNX objects among the arguments are read anew in each call, and "
+                            "updated.")
+
+
+def _rows(values: Mapping[int, PerReplica]) -> tuple[int | None, jax.Array | None]:
+    """Returns this replica's number of rows and their mask, from the first value that has rows."""
+    for value in jax.tree.leaves(values, is_leaf=is_per_replica):
+        if value.row_mask is not None:
+            return value.row_mask.shape[0], value.row_mask
+    shapes = [value.stacked.shape for value in jax.tree.leaves(values, is_leaf=is_per_replica)]
+    return next((shape[0] for shape in shapes if shape), None), None
+
+
+def _as_output(leaf: Any, rows: int | None, row_mask: jax.Array | None) -> PerReplica:
+    if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float)):
+        raise TypeError("A function that runs on replicas returns arrays, or a TrainState. "
+                        f"Received: {errors.describe(leaf)}.")
+    value = jnp.asarray(leaf)[None]
+    has_rows = row_mask is not None and value.ndim > 1 and value.shape[1] == rows
+    return PerReplica(value, row_mask[None] if has_rows and row_mask is not None else None)
+
+
+def _map_states(function: Callable[[TrainState], TrainState], values: Mapping[int, Any]) -> dict[int, Any]:
+    return {index: function(value) if _is_state(value) else value for index, value in values.items()}
+
+
+def _origin(state: TrainState, mirrored: Mapping[int, Any]) -> int:
+    """Returns the number of the argument that a state was made of: no step changes its seed."""
+    for index, value in mirrored.items():
+        if _is_state(value) and value.seed is state.seed:
+            return index
+    raise ValueError("A function that runs on replicas returned a TrainState that is not made of one that it was "
+                     "given. Pass the state as an argument, and return what its `replace` or `apply_gradients` gives.")
+
+
+def _closed(context: ReplicaContext, name: str, before: TrainState, after: TrainState) -> TrainState:
+    if after.step is not before.step:
+        after = after.replace(step=before.step + 1)  # one step, however often gradients were applied in it
+    check_same_structure(name, before, after)
+    leaves, treedef = jax.tree.flatten(after.model_state)
+    averaged = _averaged(leaves, jax.tree.leaves(before.model_state), context)
+    return context.close_state(before, after.replace(model_state=jax.tree.unflatten(treedef, averaged)))
+
+
+def _averaged(new: list[Any], old: list[Any], context: ReplicaContext) -> list[Any]:
+    """Returns model state that is equal on all replicas: the mean of floating arrays that the function changed."""
+    changed = [index for index, (leaf, before) in enumerate(zip(new, old, strict=True))
+               if leaf is not before and jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    means = context.sum([new[index] / context.num_replicas_in_sync for index in changed])
+    averaged = list(new)
+    for index, mean in zip(changed, means, strict=True):
+        averaged[index] = mean.astype(new[index].dtype)
+    return averaged
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _spec(tree: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
+
+
+def _identity(function: Any) -> Any:
+    """Returns a key that two functions share if they are one, or have the same code, defaults and captured values."""
+    code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    if code is None or hasattr(function, "__self__"):
+        return function
+    return code, function.__defaults__, tuple(Identity(cell.cell_contents) for cell in closure or ())
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

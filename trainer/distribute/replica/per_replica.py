@@ -1,0 +1,83 @@
+"""Values that differ between replicas: how they are held, and how they become one.
+
+Owns the rule that padding is invisible: a value with rows carries the mask of its real ones, and every way out of a
+`PerReplica` leaves the others out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core.replica_context import ReduceOp
+from trainer.distribute.placement.placement import is_split_over_processes, to_host
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PerReplica:
+    """One array per replica, all of one shape.
+
+    Attributes:
+      stacked: shape `(replicas, ...)`, entry i on the device of replica i.
+      row_mask: float32 of shape `(replicas, rows)`, 0.0 for rows that pad; None if there are none, or no rows.
+    """
+
+    stacked: jax.Array
+    row_mask: jax.Array | None = None
+
+    @property
+    def values(self) -> tuple[np.ndarray, ...]:
+        """Each replica's array on the host, without rows that pad. Over processes, all of them must ask."""
+        return _real_rows(to_host(self.stacked), None if self.row_mask is None else to_host(self.row_mask))
+
+    @property
+    def local_values(self) -> tuple[np.ndarray, ...]:
+        """The same of the replicas that this process has devices of."""
+        return _real_rows(_here(self.stacked), None if self.row_mask is None else _here(self.row_mask))
+
+    def reduced(self, op: ReduceOp, axis: int | None) -> jax.Array:
+        """Returns the sum or mean over the replicas and, if `axis` is given, over that axis of each array as well.
+
+        Along axis 0 of a value with rows, each real row counts once.
+        """
+        if axis is None:
+            return self.stacked.sum(0) if op is ReduceOp.SUM else self.stacked.mean(0)
+        dimensions = self.stacked.ndim - 1
+        if not -dimensions <= axis < dimensions:
+            raise ValueError(f"`axis` is {axis}, but each replica's value has {dimensions} axes. "
+                             "Values without axes are reduced with `axis=None`.")
+        axes = (0, 1 + axis % dimensions)
+        if self.row_mask is None or axes[1] != 1:
+            return self.stacked.sum(axes) if op is ReduceOp.SUM else self.stacked.mean(axes)
+        mask = self.row_mask.reshape(self.row_mask.shape + (1,) * (dimensions - 1))
+        # Not a product: what a step made of a padding row may be infinite.
+        total = jnp.where(mask > 0, self.stacked, 0).sum(axes)
+        return total if op is ReduceOp.SUM else total / self.row_mask.sum()
+
+
+def _real_rows(stacked: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    if mask is None:
+        return tuple(stacked)
+    return tuple(one[rows > 0] for one, rows in zip(stacked, mask, strict=True))
+
+
+def _here(stacked: jax.Array) -> np.ndarray:
+    if not is_split_over_processes(stacked):
+        return np.asarray(stacked)
+    parts = {shard.index[0].start: shard.data for shard in stacked.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+
+
+def is_per_replica(value: Any) -> bool:
+    """Returns whether `value` is a PerReplica."""
+    return isinstance(value, PerReplica)
+
+
+def map_values(function: Any, tree: Any) -> Any:
+    """Returns `function` of each leaf of a tree, in which a PerReplica is one leaf."""
+    return jax.tree.map(function, tree, is_leaf=is_per_replica)

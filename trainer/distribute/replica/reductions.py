@@ -1,0 +1,137 @@
+"""What every algorithm of an all-reduce has in common: how a tree becomes vectors, sums become means, and hints.
+
+Names no collective: the algorithms are in `collectives.py`.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.core.replica_context import ReduceOp
+from trainer.distribute.replica.bucketing import BYTES_PER_PACK, over_packs_elementwise
+from trainer.distribute.replica.communication_options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    check_whole_number,
+    checked_options,
+)
+
+_IMPLEMENTATIONS: dict[CommunicationImplementation, type[CrossDeviceOps]] = {}
+
+
+class CrossDeviceOps(abc.ABC):
+    """How values of several replicas are summed: the base class of all algorithms.
+
+    Whatever the algorithm, all replicas end with the same bits, and the derivative of a sum over replicas is a sum over
+    replicas. The order of the additions differs, so another algorithm may round otherwise. Additions are made in the
+    arrays' dtype, or in the wider one that the backend takes for it.
+
+    All but `NcclAllReduce` join arrays to vectors, for which arrays that another axis of the mesh splits are gathered.
+
+    A subclass of one's own overrides `sum_over_replicas`.
+
+    Args:
+      num_packs: into how many packs a tree is split, about: an array is never divided. 1 leaves it to the size of the
+        tree and to the backend; 0 reduces each array on its own where the algorithm can.
+      options: hints for every reduction.
+
+    Raises:
+      ValueError: if `num_packs` is negative.
+      TypeError: if an argument is of another type.
+
+    Source: `tf.distribute.CrossDeviceOps`.
+    """
+
+    # Whether an algorithm only takes vectors, and so has to join small arrays on every backend.
+    takes_vectors_only = True
+
+    def __init_subclass__(cls, implementation: CommunicationImplementation | None = None, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if implementation is not None:
+            _IMPLEMENTATIONS[implementation] = cls
+
+    def __init__(self, num_packs: int = 1, *, options: CommunicationOptions | None = None):
+        check_whole_number("num_packs", num_packs, 0)
+        self.num_packs = num_packs
+        self.options = checked_options(options) or CommunicationOptions()
+
+    @abc.abstractmethod
+    def sum_over_replicas(self, vector: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
+        """Returns the sum over replicas of a vector that is not empty.
+
+        Args:
+          vector: of shape `(size,)`, this replica's.
+          axis_name: the mesh's axis of replicas.
+          num_replicas: the size of that axis, at least 2.
+        """
+
+    def check_replicas(self, num_replicas: int) -> None:
+        """Raises ValueError if the algorithm cannot work with this many replicas."""
+        check_whole_number("num_replicas", num_replicas, 1)
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        tree: Any,
+        axis_name: str,
+        num_replicas: int,
+        packs: bool = True,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Returns the sum or the mean over replicas of a tree of arrays; of one replica, the tree as it is.
+
+        Args:
+          reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+          tree: arrays of the same shapes on all replicas, of numbers or booleans, which count as 0 and 1. The mean of
+            whole numbers is floating.
+          axis_name: the mesh's axis of replicas.
+          num_replicas: the size of that axis.
+          packs: whether the backend gains from joining arrays. It undoes what another axis of the mesh splits.
+          options: hints for this reduction, in place of the op's own.
+
+        Raises:
+          ValueError: if the algorithm cannot work with this many replicas.
+          TypeError: if `options` are not CommunicationOptions.
+        """
+        op, options = ReduceOp.of(reduce_op), checked_options(options) or self.options
+        if num_replicas == 1:
+            return tree
+        ops = self._implementing(options.implementation)
+        ops.check_replicas(num_replicas)
+        leaves, treedef = jax.tree.flatten(tree)
+        arrays = [as_summable(leaf) for leaf in leaves]
+        limit = ops._bytes_per_pack(sum(array.nbytes for array in arrays), packs, options)
+        collective = functools.partial(ops.sum_over_replicas, axis_name=axis_name, num_replicas=num_replicas)
+        sums = over_packs_elementwise(collective, arrays, limit)
+        return jax.tree.unflatten(treedef, [sum_or_mean(op, total, num_replicas) for total in sums])
+
+    def _implementing(self, implementation: CommunicationImplementation) -> CrossDeviceOps:
+        if implementation is CommunicationImplementation.AUTO:
+            return self
+        wanted = _IMPLEMENTATIONS[implementation]
+        return self if isinstance(self, wanted) else wanted(self.num_packs)
+
+    def _bytes_per_pack(self, tree_bytes: int, packs: bool, options: CommunicationOptions) -> int | None:
+        """Returns how large packs may be; None where arrays are better left as they are."""
+        if self.num_packs == 0:
+            return 0 if self.takes_vectors_only else None
+        if not (packs or self.takes_vectors_only or self.num_packs > 1 or options.bytes_per_pack):
+            return None
+        limit = options.bytes_per_pack or BYTES_PER_PACK
+        return min(limit, -(-tree_bytes // self.num_packs)) if self.num_packs > 1 else limit
+
+
+def as_summable(leaf: Any) -> jax.Array:
+    """Returns an array of numbers: booleans count as 0 and 1."""
+    array = jnp.asarray(leaf)
+    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
+
+
+def sum_or_mean(op: ReduceOp, total: jax.Array, num_replicas: int) -> jax.Array:
+    """Returns what `op` makes of a sum over replicas."""
+    return total / num_replicas if op is ReduceOp.MEAN else total

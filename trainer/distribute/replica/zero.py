@@ -1,0 +1,197 @@
+"""State that is split over the replicas: how a replica gathers what it needs of it, and how it is updated in parts.
+
+A replica gathers the parameters, and its gradients leave it reduced and split. The update itself is made outside of the
+replicas, on arrays that the compiler knows to be split: so it is exact for any optax transformation, also one that
+looks at whole gradients, such as clipping by the global norm, and no device ever holds a whole optimizer state
+(Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020).
+
+A step that reads parameters after it has updated them, as that of a GAN does, gets them: the replica then gathers the
+optimizer's state and makes the update on whole arrays. Where nothing reads the result, the compiler drops that work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec
+
+from trainer.core.identity import Identity
+from trainer.core.replica_context import ReduceOp
+from trainer.core.train_state import TrainState
+from trainer.distribute.placement.placement import REPLICA_AXIS
+from trainer.distribute.replica import collectives
+from trainer.distribute.replica.collectives import MeshReplicaContext
+
+WHOLE = -1  # the axis of a leaf that is not split
+
+
+class ShardingRule(NamedTuple):
+    """Which axis of an array is split over the replicas.
+
+    Attributes:
+      num_replicas: over how many replicas.
+      min_bytes: smaller arrays stay whole: gathering them costs more than they take.
+      shards_params: whether parameters are split as well, or only the state of the optimizer.
+    """
+
+    num_replicas: int
+    min_bytes: int
+    shards_params: bool
+
+    def axis(self, leaf: Any) -> int:
+        """Returns the longest axis that divides by the number of replicas, the first of several; or `WHOLE`."""
+        if leaf.size * leaf.dtype.itemsize < self.min_bytes:
+            return WHOLE
+        dividing = [axis for axis, size in enumerate(leaf.shape) if size and size % self.num_replicas == 0]
+        return max(dividing, key=lambda axis: leaf.shape[axis], default=WHOLE)
+
+    def axes(self, tree: Any) -> Any:
+        """Returns the axis for each leaf of a tree."""
+        return jax.tree.map(self.axis, tree)
+
+    def axes_at_rest(self, params: Any) -> Any:
+        """Returns the axis for each parameter between steps."""
+        return self.axes(params) if self.shards_params else jax.tree.map(lambda leaf: WHOLE, params)
+
+
+def spec_of(axis: int) -> PartitionSpec:
+    """Returns how an array is split whose `axis` is."""
+    return PartitionSpec() if axis == WHOLE else PartitionSpec(*[None] * axis, REPLICA_AXIS)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """An array that is split over the replicas; within a replica, its part of it.
+
+    Attributes:
+      value: the part.
+      axis: the axis along which the parts make up the whole.
+    """
+
+    value: jax.Array
+    axis: int = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Closed:
+    """A part of a state as it leaves a replica: either new values, or the updates that lead to them.
+
+    Attributes:
+      grads: reduced gradients of one update after another, trees with `Shard`s.
+      values: `(params, opt_state)`, likewise; None if the updates tell all.
+    """
+
+    grads: tuple[Any, ...]
+    values: Any
+
+
+class _Update(NamedTuple):
+    grads: Any
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+
+
+class ShardedReplicaContext(MeshReplicaContext):
+    """The context of one replica of a strategy that splits the state over the replicas.
+
+    Args:
+      rule: which arrays are split.
+      *args: as in `MeshReplicaContext`.
+      **kwargs: likewise.
+    """
+
+    def __init__(self, rule: ShardingRule, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._rule = rule
+        self._updates: list[_Update] = []
+
+    def open_state(self, state: TrainState) -> TrainState:
+        return state.replace(params=self._gathered(state.params))
+
+    def _gathered(self, tree: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_shard)
+        axes = [leaf.axis if is_shard(leaf) else WHOLE for leaf in leaves]
+        values = [leaf.value if is_shard(leaf) else leaf for leaf in leaves]
+        return jax.tree.unflatten(treedef, collectives.gather_shards(values, axes, self.axis_name))
+
+    def _taken(self, tree: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(tree)
+        axes = [self._rule.axis(leaf) for leaf in leaves]
+        parts = collectives.take_shards(leaves, axes, self.axis_name, self.num_replicas_in_sync)
+        return jax.tree.unflatten(treedef, [_marked(leaf, axis) for leaf, axis in zip(parts, axes, strict=True)])
+
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: Any) -> Any:
+        if reduce_op is None:
+            return self._taken(grads)
+        leaves, treedef = jax.tree.flatten(grads)
+        axes = [self._rule.axis(leaf) for leaf in leaves]
+        parts = collectives.reduce_to_shards(
+            ReduceOp.of(reduce_op), leaves, axes, self.axis_name, self.num_replicas_in_sync, self.packs)
+        return jax.tree.unflatten(treedef, [_marked(leaf, axis) for leaf, axis in zip(parts, axes, strict=True)])
+
+    def update(self, rule: Any, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
+        whole_params, whole_opt_state = rule.update(self._gathered(grads), self._gathered(opt_state), params)
+        result = whole_params, self._taken(whole_opt_state)
+        self._updates.append(_Update(grads, _identities((params, opt_state)), _identities(result)))
+        return result
+
+    def close_state(self, before: TrainState, after: TrainState) -> TrainState:
+        closed = {name: self._closed(part(before, name), part(after, name)) for name in part_names(before)}
+        return after.replace(params=closed, opt_state=None)
+
+    def _closed(self, before: tuple[Any, Any], after: tuple[Any, Any]) -> Closed:
+        """Returns the updates that lead from one to the other; where something else happened, the values."""
+        start, reached, grads = _identities(before), _identities(after), []
+        for update in reversed(self._updates):
+            if reached != start and update.after == reached:
+                grads.append(update.grads)
+                reached = update.before
+        if reached == start:
+            return Closed(tuple(reversed(grads)), None)
+        params, opt_state = after
+        return Closed((), (self._taken(params), opt_state))
+
+
+def part_names(state: TrainState) -> tuple[str | None, ...]:
+    """Returns the names of the parts of a state that have optimizers of their own; `(None,)` for a single one."""
+    return tuple(state.params) if isinstance(state.optimizer, Mapping) else (None,)
+
+
+def part(state: TrainState, name: str | None) -> tuple[Any, Any]:
+    """Returns the parameters and the optimizer state of a part."""
+    return (state.params, state.opt_state) if name is None else (state.params[name], state.opt_state[name])
+
+
+def marked(tree: Any, axes: Any) -> Any:
+    """Returns a tree in which each leaf that is split is a `Shard`."""
+    return jax.tree.map(_marked, tree, axes)
+
+
+def _marked(leaf: jax.Array, axis: int) -> Any:
+    return leaf if axis == WHOLE else Shard(leaf, axis)
+
+
+def unmarked(tree: Any) -> Any:
+    """Returns a tree with plain arrays in place of its `Shard`s."""
+    return jax.tree.map(lambda leaf: leaf.value if is_shard(leaf) else leaf, tree, is_leaf=is_shard)
+
+
+def specs_of(tree: Any) -> Any:
+    """Returns how each leaf is split, for a tree in which those that are split are `Shard`s."""
+    return jax.tree.map(lambda leaf: spec_of(leaf.axis if is_shard(leaf) else WHOLE),
+                        tree, is_leaf=is_shard)
+
+
+def is_shard(leaf: Any) -> bool:
+    """Returns whether `leaf` is a `Shard`."""
+    return isinstance(leaf, Shard)
+
+
+def _identities(tree: Any) -> tuple[Any, ...]:
+    """Returns the arrays of a tree, to be compared by identity: the updates in between are known by them."""
+    return tuple(map(Identity, jax.tree.leaves(tree)))

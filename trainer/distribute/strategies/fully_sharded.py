@@ -1,0 +1,178 @@
+"""Strategies that split the state over the replicas: in the devices' memory, or in that of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from trainer.cluster.join_cluster import cluster_devices
+from trainer.core import errors
+from trainer.core.replica_context import ReplicaContext
+from trainer.core.train_state import TrainState
+from trainer.distribute.placement.devices import find_devices
+from trainer.distribute.replica.communication_options import CommunicationOptions, timeout_alone
+from trainer.distribute.replica.zero import (
+    ShardedReplicaContext,
+    ShardingRule,
+    marked,
+    part,
+    part_names,
+    spec_of,
+    specs_of,
+    unmarked,
+)
+from trainer.distribute.strategies.strategy import Strategy
+
+LEVELS = ("parameters", "optimizer")
+MIN_SHARD_BYTES = 4096
+
+
+class ShardedStrategy(Strategy):
+    """A strategy whose state is split over the replicas; see `FullyShardedStrategy` and `CentralStorageStrategy`.
+
+    Args:
+      devices: the devices, one replica each.
+      level: "parameters" or "optimizer", as in `FullyShardedStrategy`.
+      min_shard_bytes: likewise.
+      memory_kind: the memory that parameters, model state and the optimizer's state are in between executions; None
+        for the default memory of the devices.
+    """
+
+    def __init__(
+        self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None
+    ):
+        if level not in LEVELS:
+            raise errors.unknown_name("level", str(level), LEVELS)
+        if not isinstance(min_shard_bytes, int) or isinstance(min_shard_bytes, bool) or min_shard_bytes < 0:
+            raise ValueError("`min_shard_bytes` must be a number of bytes, an int of at least 0. "
+                             f"Received: {min_shard_bytes!r}.")
+        super().__init__(devices)
+        self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
+        self._memory_kind = memory_kind
+
+    def _sharding(self, axis: int) -> NamedSharding:
+        return NamedSharding(self.mesh, spec_of(axis))
+
+    def _shardings(self, axes: Any) -> Any:
+        return jax.tree.map(self._sharding, axes)
+
+    def state_shardings(self, state: TrainState) -> TrainState:
+        placed = self._device_shardings(state)
+        if self._memory_kind is None:
+            return placed
+        at_rest = jax.tree.map(lambda sharding: sharding.with_memory_kind(self._memory_kind),
+                               (placed.params, placed.model_state, placed.opt_state))
+        return placed.replace(params=at_rest[0], model_state=at_rest[1], opt_state=at_rest[2])
+
+    def _device_shardings(self, state: TrainState) -> TrainState:
+        return super().state_shardings(state).replace(
+            params=self._shardings(self._rule.axes_at_rest(state.params)),
+            opt_state=self._shardings(self._rule.axes(state.opt_state)))
+
+    def on_devices(self, state: TrainState) -> TrainState:
+        if self._memory_kind is None:
+            return state
+        return jax.device_put(state, self._device_shardings(state))
+
+    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
+        handed = state.replace(params=marked(state.params, self._rule.axes_at_rest(state.params)),
+                               opt_state=marked(state.opt_state, self._rule.axes(state.opt_state)))
+        return handed, specs_of(handed)
+
+    def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
+        return ShardedReplicaContext(self._rule, *self._context_arguments(rows, row_mask))
+
+    def gradient_shardings(self, state: TrainState) -> Any:
+        return self._shardings(self._rule.axes(state.trainable(state.params)))
+
+    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+        parts: dict[str | None, tuple[Any, Any]] = {}
+        for name in part_names(before):
+            closed, (params, opt_state) = left.params[name], part(before, name)
+            if closed.values is not None:
+                params, opt_state = unmarked(closed.values)
+            if closed.grads:
+                # Whole first, or the compiler carries them split from step to step and gathers them twice in each.
+                params = self._constrained(params, self._rule.axes_at_rest(params))
+                # Split also where parameters rest whole, so that each device updates its part of them only.
+                params = self._constrained(params, self._rule.axes(params))
+                rule = before.optimizer if name is None else before.optimizer[name]
+                for grads in closed.grads:
+                    params, opt_state = rule.update(unmarked(grads), opt_state, params)
+            parts[name] = (self._constrained(params, self._rule.axes_at_rest(params)),
+                           self._constrained(opt_state, self._rule.axes(opt_state)))
+        if None in parts:
+            return left.replace(params=parts[None][0], opt_state=parts[None][1])
+        return left.replace(params={name: params for name, (params, _) in parts.items()},
+                            opt_state={name: opt_state for name, (_, opt_state) in parts.items()})
+
+    def _constrained(self, tree: Any, axes: Any) -> Any:
+        return jax.lax.with_sharding_constraint(tree, self._shardings(axes))
+
+
+class FullyShardedStrategy(ShardedStrategy):
+    """Synchronous training with parameters and optimizer state split over the devices, for states too big for one.
+
+    In each step a device gathers the parameters, computes gradients on its rows, and keeps its part of their mean;
+    the update is made on the parts. So a device must hold the parameters whole for a while, but never the optimizer's
+    state; where parameters alone are too big, use `ModelParallelStrategy`. Numbers are those of one device for any
+    optax transformation, also those that look at whole gradients, such as clipping by the global norm, LAMB and
+    Adafactor. An array is split along its longest axis that divides by the number of devices; it stays whole if there
+    is none, which `explain` shows.
+
+    Args:
+      devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. By default all
+        devices of the cluster that this process joins, as with `MultiWorkerMirroredStrategy`, or else all local ones.
+      level: "parameters" splits parameters and optimizer state; "optimizer" splits the optimizer state only, which
+        saves the gathering of parameters for each step, at the cost of a whole copy of them on each device.
+      min_shard_bytes: smaller arrays stay whole.
+      communication_options: `timeout_seconds`, as of `MultiWorkerMirroredStrategy`, and nothing else.
+
+    Raises:
+      ValueError: for devices that cannot be used, an unknown level, a negative size, or options that say how to reduce.
+
+    Example:
+      >>> strategy = FullyShardedStrategy(["cpu:0"])
+      >>> strategy.num_replicas_in_sync
+      1
+
+    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020), of which
+    the levels are stages 3 and 1.
+    """
+
+    def __init__(
+        self, devices: Sequence[Any] | None = None, level: str = "parameters", min_shard_bytes: int = MIN_SHARD_BYTES,
+        communication_options: CommunicationOptions | None = None,
+    ):
+        timeout_secs = timeout_alone(communication_options)
+        super().__init__(
+            cluster_devices(timeout_secs) if devices is None else find_devices(devices), level, min_shard_bytes)
+
+
+class CentralStorageStrategy(ShardedStrategy):
+    """Synchronous training with the variables in the memory of the host.
+
+    Parameters, model state and optimizer state rest in pinned host memory, each large array once, in as many parts as
+    there are devices. They are copied to the devices for an execution, in which each device updates its part. Between
+    executions the devices are free of them.
+
+    Args:
+      compute_devices: the devices that compute, as `devices` of `MirroredStrategy`.
+
+    Raises:
+      ValueError: for devices that cannot be used.
+
+    Example:
+      >>> strategy = CentralStorageStrategy(["cpu:0"])
+      >>> strategy.num_replicas_in_sync
+      1
+
+    Source: `tf.distribute.experimental.CentralStorageStrategy`.
+    """
+
+    def __init__(self, compute_devices: Sequence[Any] | None = None):
+        super().__init__(find_devices(compute_devices, "compute_devices"), "parameters", MIN_SHARD_BYTES,
+                         memory_kind="pinned_host")

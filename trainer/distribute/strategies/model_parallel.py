@@ -1,0 +1,114 @@
+"""The strategy of models whose parameters are split by rules over a mesh axis of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from trainer.cluster.join_cluster import cluster_devices
+from trainer.core import errors
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import SEPARATOR, named_leaves
+from trainer.distribute.placement.devices import find_devices
+from trainer.distribute.placement.placement import REPLICA_AXIS
+from trainer.distribute.replica.communication_options import CommunicationOptions, timeout_alone
+from trainer.distribute.replica.zero import part, part_names
+from trainer.distribute.strategies.layout_map import LayoutMap
+from trainer.distribute.strategies.strategy import Strategy
+
+
+class ModelParallelStrategy(Strategy):
+    """Synchronous training on a mesh: data parallel over the axis "replica", parameters split over the other axes.
+
+    Each replica is a group of devices. Its step is one program over these devices: the compiler splits the computation
+    as the parameters are split, and adds the communication between them. Moments and other optimizer state of a
+    parameter are split like it.
+
+    Args:
+      mesh_shape: the sizes of the mesh's axes by name, such as `{"replica": 4, "model": 2}`. Without "replica" there is
+        one replica.
+      devices: as many devices as the mesh has places, the last axis fastest; as in `FullyShardedStrategy`.
+      layout_map: a `LayoutMap`, or a mapping that it takes: which parameters are split over which axes. Others are
+        whole on each device.
+      communication_options: as in `FullyShardedStrategy`.
+
+    Raises:
+      ValueError: for devices that cannot be used or a mesh that does not fit them; when a model is built or explained,
+        for rules that match no parameter or do not fit one.
+      TypeError: for arguments of a wrong type.
+
+    Example:
+      >>> strategy = ModelParallelStrategy({"replica": 1, "model": 1}, devices=["cpu:0"],
+      ...                                  layout_map={"up/kernel": (None, "model")})
+      >>> strategy.num_replicas_in_sync
+      1
+
+    Source: `keras.distribution.ModelParallel`.
+    """
+
+    def __init__(
+        self, mesh_shape: Mapping[str, int], devices: Sequence[Any] | None = None,
+        layout_map: LayoutMap | Mapping[str, Any] | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ):
+        sizes, timeout_secs = _checked_sizes(mesh_shape), timeout_alone(communication_options)
+        found = cluster_devices(timeout_secs) if devices is None else find_devices(devices)
+        if math.prod(sizes.values()) != len(found):
+            raise ValueError(f"`mesh_shape` {dict(mesh_shape)} has {math.prod(sizes.values())} places, but there are "
+                             f"{len(found)} devices. Expected: one device for each place.")
+        self.layout_map = layout_map if isinstance(layout_map, LayoutMap) else LayoutMap(layout_map)
+        super().__init__(Mesh(np.asarray(found).reshape(tuple(sizes.values())), tuple(sizes)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.mesh.shape)})"
+
+    def state_shardings(self, state: TrainState) -> TrainState:
+        specs = self.layout_map.specs(named_leaves(state.params), self.mesh.shape, REPLICA_AXIS)
+        opt_states = {}
+        for name in part_names(state):
+            params, opt_state = part(state, name)
+            prefix = "" if name is None else f"{name}{SEPARATOR}"
+            known = {path: (leaf.shape, specs[f"{prefix}{path}"]) for path, leaf in named_leaves(params).items()}
+            opt_states[name] = self._placed(opt_state, {
+                path: _spec_of_moment(path, leaf, known) for path, leaf in named_leaves(opt_state).items()})
+        return super().state_shardings(state).replace(
+            params=self._placed(state.params, specs),
+            opt_state=opt_states.get(None, opt_states))
+
+    def _placed(self, tree: Any, specs: Mapping[str, PartitionSpec]) -> Any:
+        shardings = [NamedSharding(self.mesh, spec) for spec in specs.values()]
+        return jax.tree.unflatten(jax.tree.structure(tree), shardings)
+
+    def gradient_shardings(self, state: TrainState) -> Any:
+        specs = self.layout_map.specs(named_leaves(state.params), self.mesh.shape, REPLICA_AXIS)
+        trained = state.trainable(state.params)
+        return self._placed(trained, {path: specs[path] for path in named_leaves(trained)})
+
+    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+        # Without it the compiler may choose another layout for the state between two steps of one execution.
+        return jax.lax.with_sharding_constraint(left, self.state_shardings(left))
+
+
+def _checked_sizes(mesh_shape: Any) -> dict[str, int]:
+    if not isinstance(mesh_shape, Mapping):
+        raise errors.wrong_type("mesh_shape", mesh_shape, 'a dict such as {"replica": 4, "model": 2}')
+    for name, size in mesh_shape.items():
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError("`mesh_shape` must have names of axes and their sizes, ints of at least 1. "
+                             f"Received: {dict(mesh_shape)}.")
+    return dict(mesh_shape) if REPLICA_AXIS in mesh_shape else {REPLICA_AXIS: 1, **mesh_shape}
+
+
+def _spec_of_moment(path: str, leaf: Any, known: Mapping[str, tuple[Any, PartitionSpec]]) -> PartitionSpec:
+    """Returns the spec of the parameter at the end of an optimizer state's path, if that has its shape."""
+    segments = path.split(SEPARATOR)
+    for start in range(len(segments)):
+        shape, spec = known.get(SEPARATOR.join(segments[start:]), (None, None))
+        if spec is not None and shape == leaf.shape:
+            return spec
+    return PartitionSpec()

@@ -1,0 +1,52 @@
+"""Synchronous training over the devices of several processes, on one machine or many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from trainer.cluster.join_cluster import join_cluster
+from trainer.distribute.placement.devices import default_devices
+from trainer.distribute.replica.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
+from trainer.distribute.replica.communication_options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    checked_options,
+)
+from trainer.distribute.strategies.strategy import Strategy
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on all devices of several processes, each with a copy of the state.
+
+    Every process runs the same script with the same data, of which each takes the rows of its own replicas. Weights,
+    losses, metrics and predictions are those of one device, and the same in all processes.
+
+    The processes are those that TF_CONFIG names, Open MPI or SLURM, or that JAX finds by itself (Kubernetes, TPU).
+    Without any there is one, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
+
+    Args:
+      communication_options: `implementation` says how gradients are reduced, `timeout_seconds` how long to wait for the
+        other processes, at the start and while training: 300 by default. It must be more than the longest execution,
+        callback and wait for data take.
+
+    Raises:
+      ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
+        jobs or versions.
+      ClusterTimeout: if not all processes come in time; it names those that are missing.
+      RuntimeError: if JAX has used its devices already.
+      TypeError: if `communication_options` are none.
+
+    Source: `tf.distribute.MultiWorkerMirroredStrategy`.
+    """
+
+    def __init__(self, communication_options: CommunicationOptions | None = None):
+        options = checked_options(communication_options) or CommunicationOptions()
+        join_cluster(options.timeout_seconds)
+        devices = jax.devices() if jax.process_count() > 1 else default_devices()
+        super().__init__(devices, _reduction(options.implementation))
+
+
+def _reduction(implementation: Any) -> CrossDeviceOps:
+    return RingAllReduce() if implementation is CommunicationImplementation.RING else NcclAllReduce()

@@ -1,0 +1,424 @@
+"""What a strategy is: a mesh, a placement of the state and of the data, and a way to reduce.
+
+Owns the strategy in scope. The loop, the step and the callbacks work with any strategy through this class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from trainer.compile.jit import on_each_device
+from trainer.core.replica_context import ReduceOp, ReplicaContext, in_replica_context
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
+from trainer.data import Dataset, Group, HostArrays, ResidentBatches
+from trainer.data.sharding.processes import use_processes
+from trainer.distribute.placement.device_cache import PlacedArrays
+from trainer.distribute.placement.devices import default_devices, memory_bytes
+from trainer.distribute.placement.global_batch import place_parts
+from trainer.distribute.placement.input_processes import processes_of
+from trainer.distribute.placement.placement import (
+    DATA_FRACTION,
+    REPLICA_AXIS,
+    PlacedGroup,
+    batches_to_devices,
+    pad_stack,
+    place_arrays,
+    replicas_here,
+    replicas_to_devices,
+    to_devices,
+)
+from trainer.distribute.replica.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
+from trainer.distribute.replica.custom_loops import ReplicaRunner
+from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, map_values
+from trainer.distribute.replica.zero import specs_of
+
+if TYPE_CHECKING:
+    from trainer.distribute.strategies.explain import StateReport
+
+
+class ValueContext(NamedTuple):
+    """What a function that makes one replica's value is told, as in `tf.distribute`.
+
+    Attributes:
+      replica_id_in_sync_group: the replica's number.
+      num_replicas_in_sync: how many replicas there are.
+    """
+
+    replica_id_in_sync_group: int
+    num_replicas_in_sync: int
+
+
+class Strategy:
+    """Runs each step on a group of replicas, one per device, that stay in sync.
+
+    A strategy with one device is a mesh of size one and takes the same path as any other.
+
+    Args:
+      mesh: the devices, with an axis `REPLICA_AXIS`; or a list of them, one replica each.
+      cross_device_ops: how gradients are reduced; `NcclAllReduce()` by default.
+    """
+
+    def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
+        self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
+        self._cross_device_ops = cross_device_ops or NcclAllReduce()
+        self._cross_device_ops.check_replicas(self.num_replicas_in_sync)
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
+        self._rows_sharding = NamedSharding(mesh, self.rows_spec)
+        self._numbers: dict[int, jax.Array] = {}
+        self._placed_arrays = PlacedArrays()
+        self._runner = ReplicaRunner(self)
+        self._processes = processes_of(mesh, self.num_replicas_in_sync)
+        if self._processes.count > 1:
+            use_processes(self._processes)
+
+    def __repr__(self) -> str:
+        devices = ", ".join(f"{device.platform}:{device.id}" for device in self.mesh.devices.flat)
+        return f"{type(self).__name__}({devices})"
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas take part in each step."""
+        return self.mesh.shape[REPLICA_AXIS]
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the devices are CPUs, which compute on the cores that the host's own work needs too."""
+        return self.mesh.devices.flat[0].platform == "cpu"
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether the replicas are on devices of several processes, all of which must then make the same calls."""
+        return self._processes.count > 1
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the first one, which writes what must be written once."""
+        return jax.process_index() == 0
+
+    @property
+    def local_replicas(self) -> int:
+        """How many of the replicas have devices of this process."""
+        return len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
+
+    @property
+    def logs_sharding(self) -> NamedSharding:
+        """Where running logs live: a copy on each device."""
+        return self._whole
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """Where groups of batches live, whose leaves are `(batches, rows, ...)`: rows split over the replicas."""
+        return self._batch_sharding
+
+    @property
+    def outputs_sharding(self) -> NamedSharding:
+        """Where the outputs of `predict` are: where the batches are, or on all devices if other processes have some."""
+        return self._batch_sharding if self._whole.is_fully_addressable else self._whole
+
+    @property
+    def rows_spec(self) -> PartitionSpec:
+        """How arrays whose first axis is rows, or replicas, are split."""
+        return PartitionSpec(REPLICA_AXIS)
+
+    # --- the state: where it lives, and how the replicas of a step get it. Here, a copy on each device. -------------
+
+    def state_shardings(self, state: TrainState) -> TrainState:
+        """Returns where each leaf of a state lives between steps, from a state of arrays or shapes."""
+        return jax.tree.map(lambda leaf: self._whole, state)
+
+    def on_devices(self, state: TrainState) -> TrainState:
+        """Returns a state in the memory of the devices; part of a compiled execution, before its first step."""
+        return state
+
+    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
+        """Returns what the replicas of a step are given for a state, and how that is split over them."""
+        return state, jax.tree.map(lambda leaf: PartitionSpec(), state)
+
+    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+        """Returns the state after a step, from the one before it and what left the replicas."""
+        return left
+
+    def map_over_replicas(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of
+    ) -> Any:
+        """Returns a function, to be called in a compiled one, that runs `function` once on each replica.
+
+        Args:
+          function: what a replica computes, from its part of the arguments.
+          in_specs: how each argument is split over the replicas, a prefix of their trees.
+          out_specs: returns how the outputs are put together, likewise, from the tree of one replica's. By default they
+            are equal on all replicas, but for those that say that they are split.
+        """
+        mapped = on_each_device(function, self.mesh, REPLICA_AXIS, in_specs, out_specs)
+
+        def call(*args: Any) -> Any:
+            _scopes.stack.append(self)  # what runs on replicas gets this strategy from `get_strategy`
+            try:
+                return mapped(*args)
+            finally:
+                _scopes.stack.pop()
+
+        return call
+
+    def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
+        """Returns the context of the replica being traced in a function given to `map_over_replicas`.
+
+        Args:
+          rows: the replica's rows, padding included; None for a function that is given no rows.
+          row_mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any.
+        """
+        return MeshReplicaContext(*self._context_arguments(rows, row_mask))
+
+    def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
+        # To pack arrays that are split over other axes would gather them.
+        packs = self.is_on_cpu and self.mesh.devices.size == self.num_replicas_in_sync
+        return REPLICA_AXIS, self.num_replicas_in_sync, packs, rows, row_mask, self._cross_device_ops
+
+    def place_state(self, state: TrainState) -> TrainState:
+        """Returns a state of host or device arrays placed as this strategy keeps it; JAX arrays may share buffers."""
+        # JAX would use the memory of a numpy array on CPU, and so see what its owner writes there later.
+        owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), state)
+        return to_devices(owned, self.state_shardings(owned))
+
+    def gradient_shardings(self, state: TrainState) -> Any:
+        """Returns where the reduced gradients of the trained parameters of a state live."""
+        return jax.tree.map(lambda leaf: self._whole, state.trainable(state.params))
+
+    def explain(self, model: Any, sample: Any = None) -> StateReport:
+        """Prints and returns how a model's state would be placed, and the bytes that each device would hold.
+
+        Nothing is allocated. The model may have been made under another strategy, to compare.
+
+        Args:
+          model: a `trainer.Model`, compiled, so that its optimizer's state is known.
+          sample: some rows of inputs `x`, which a model that is not built needs.
+
+        Raises:
+          ValueError: if the model is not built and there is no sample, or if the strategy cannot place its state.
+        """
+        from trainer.distribute.strategies.explain import report
+
+        state = model.state_shapes(sample)
+        shardings = self.state_shardings(state)
+        found = report(
+            f"{model.name} under {self!r}",
+            named_leaves(state.params), named_leaves(shardings.params),
+            named_leaves(state.opt_state), named_leaves(shardings.opt_state),
+            named_leaves(state.model_state), named_leaves(shardings.model_state),
+            named_leaves(self.gradient_shardings(state)))
+        print(found)
+        return found
+
+    # --- data ------------------------------------------------------------------------------------------------------
+
+    def placed_arrays(self, arrays: HostArrays) -> Any | None:
+        """Returns what `place_arrays` made of these arrays before; None if it did not."""
+        return self._placed_arrays.get(arrays)
+
+    def place_arrays(self, arrays: HostArrays, forced: bool = False) -> Any | None:
+        """Returns arrays placed on the devices once, or None if they are too large to be kept there.
+
+        Each device holds all rows if they fit into `DATA_FRACTION` of its memory, or else its share of them if that
+        does. Placed arrays are kept as long as `arrays` exists; see also `PlacedArrays`.
+
+        Args:
+          arrays: the arrays.
+          forced: place them even if they are too large, split over the replicas.
+        """
+        budget = memory_bytes(self.mesh.devices.flat[0]) * DATA_FRACTION
+        if arrays.nbytes <= budget:
+            return self._placed_arrays.get_or_place(arrays, lambda: place_arrays(arrays, self._whole))
+        if forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
+            return self._placed_arrays.get_or_place(
+                arrays, lambda: place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync))
+        return self.placed_arrays(arrays)
+
+    def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
+        """Returns a group of batches placed on the devices, rows split over the replicas.
+
+        A batch whose rows do not divide by the number of replicas is padded with repeats of its own rows, and gets a
+        mask. Of a group with `counts` this process has some rows only, and the other processes have the rest.
+
+        Args:
+          group: the batches; with `arrays`, the numbers of their rows in these.
+          arrays: what `place_arrays` returned.
+        """
+        rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
+        data, mask = group.data, None
+        if rows != group.rows:
+            mask = to_devices((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
+        if group.counts is not None:
+            data = place_parts(group, rows, self._batch_sharding, self._processes)
+        else:
+            if rows != group.rows:
+                data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
+            data = batches_to_devices(data, self._batch_sharding)
+        return PlacedGroup(
+            data=data if arrays is None else ResidentBatches(arrays, data),
+            mask=mask,
+            count=group.count,
+            rows=group.rows,
+            first=group.first,
+            mark=group.mark,
+        )
+
+    def place_number(self, number: int) -> jax.Array:
+        """Returns a small int as an int32 scalar on each device, placed once."""
+        if number not in self._numbers:
+            self._numbers[number] = to_devices(np.int32(number), self._whole)
+        return self._numbers[number]
+
+    # --- loops of one's own ----------------------------------------------------------------------------------------
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Runs a function on every replica at once, compiled once per function and shapes.
+
+        Batches of a distributed dataset and other `PerReplica` values reach each replica as its own part. Everything
+        else is mirrored. NNX modules and optimizers are updated in place. Nothing is donated.
+
+        Args:
+          fn: a pure function of arrays; inside it, `get_replica_context()` reduces over the replicas.
+          args: its arguments.
+          kwargs: its keyword arguments.
+
+        Returns:
+          What `fn` returns, with a TrainState mirrored and every other array a `PerReplica`.
+
+        Raises:
+          TypeError: for arguments or results that are not arrays, state objects or, as arguments, hashable constants;
+            and for a function that turns traced values into Python values.
+
+        Source: `tf.distribute.Strategy.run`.
+        """
+        return self._runner.run(fn, args, kwargs or {})
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
+        """Returns the sum or the mean of per-replica values over the replicas.
+
+        Args:
+          reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
+          value: what `run` returned, one value or a tree. A value that is not per-replica counts once per replica.
+          axis: an axis of each replica's value to reduce as well: 0 for the rows, of which each real one counts once.
+
+        Raises:
+          ValueError: if the values have no such axis.
+        """
+        op = ReduceOp.of(reduce_op)
+
+        def reduced(leaf: Any) -> Any:
+            if not is_per_replica(leaf):
+                leaf = PerReplica(jnp.stack([jnp.asarray(leaf)] * self.num_replicas_in_sync))
+            return leaf.reduced(op, axis)
+
+        return map_values(reduced, value)
+
+    def gather(self, value: Any, axis: int = 0) -> Any:
+        """Returns per-replica values concatenated along an axis, on the host and without rows that pad.
+
+        Over processes, all of them must call this, and all get the values of all replicas.
+        """
+        def gathered(leaf: Any) -> np.ndarray:
+            values = leaf.values if is_per_replica(leaf) else (leaf,) * self.num_replicas_in_sync
+            return np.concatenate(values, axis)
+
+        return map_values(gathered, value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the value of each replica of this process, on the host and without rows that pad, as a tuple."""
+        leaves, structure = jax.tree.flatten(value, is_leaf=is_per_replica)
+        count = len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
+        locals_ = [leaf.local_values if is_per_replica(leaf) else (leaf,) * count for leaf in leaves]
+        return tuple(jax.tree.unflatten(structure, [values[index] for values in locals_]) for index in range(count))
+
+    def experimental_distribute_dataset(self, dataset: Any) -> DistributedDataset:
+        """Returns an iterable of the dataset's batches, each split by rows over the replicas.
+
+        Args:
+          dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles does so anew in each iteration.
+            Several processes share them by their `AutoShardPolicy`.
+        """
+        return DistributedDataset(dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
+        """Returns an iterable whose elements have one batch of a dataset for each replica.
+
+        Args:
+          dataset_fn: returns a dataset with a replica's rows in each batch, from an `InputContext`. Each process calls
+            it, and gives the batches to its own replicas; nothing else shards them.
+
+        Raises:
+          ValueError: if processes share a replica.
+        """
+        dataset = dataset_fn(InputContext(self._processes.count, self._processes.index, self.num_replicas_in_sync))
+        return DistributedDataset(
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, deals_batches=True)
+
+    def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
+        """Returns a `Dataset` of arrays, to be batched and distributed."""
+        return Dataset.from_arrays(numpy_input)
+
+    experimental_make_numpy_dataset = make_experimental_numpy_dataset
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Returns per-replica values, a tree of `PerReplica`.
+
+        Args:
+          value_fn: returns one replica's value, from a `ValueContext`; of the same structure and shapes for each. It is
+            called for the replicas of this process.
+        """
+        replicas = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(index, replicas)) for index in replicas_here(replicas, self._rows_sharding)]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *values)
+        return jax.tree.map(PerReplica, replicas_to_devices(stacked, replicas, self._rows_sharding))
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Makes this the strategy of every model that is made inside the `with` block."""
+        if _scopes.stack and _scopes.stack[-1] is not self:
+            raise RuntimeError(f"The scope of {self!r} was entered inside that of {_scopes.stack[-1]!r}. "
+                               "A model belongs to one strategy: leave the outer scope first.")
+        _scopes.stack.append(self)
+        try:
+            yield self
+        finally:
+            _scopes.stack.pop()
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Strategy] = []
+
+
+_scopes = _Scopes()
+_default: list[Strategy] = []
+
+
+def has_strategy() -> bool:
+    """Returns whether the caller is inside a strategy's scope."""
+    return bool(_scopes.stack)
+
+
+def get_strategy() -> Strategy:
+    """Returns the strategy in scope; without one, that of all local accelerators (one device on a CPU-only machine)."""
+    if _scopes.stack:
+        return _scopes.stack[-1]
+    if not _default:
+        _default.append(Strategy(default_devices()))
+    return _default[0]
+
+
+def in_cross_replica_context() -> bool:
+    """Returns whether the caller is inside a strategy's scope and outside of any step."""
+    return has_strategy() and not in_replica_context()

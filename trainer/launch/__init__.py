@@ -1,0 +1,5 @@
+"""The local launcher: runs a script as the processes of a cluster on one machine. It imports no JAX."""
+
+from trainer.launch.command import main
+
+__all__ = ["main"]

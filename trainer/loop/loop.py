@@ -1,0 +1,370 @@
+"""The only host loop: fit, evaluate and predict are phases of it.
+
+It does not wait for the step that it has just begun: logs stay on the device until somebody reads them, and batches are
+placed ahead, by a thread where that saves time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the
+memory of their batches and outputs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from trainer.callbacks import CallbackList
+from trainer.callbacks.base.lazy_logs import LazyLogs
+from trainer.cluster.process_group import anywhere, check_alike
+from trainer.core.timing import Timing
+from trainer.data import Reader
+from trainer.data.batches import GroupBuffer, Mark
+from trainer.data.sharding.auto_shard import policy_of
+from trainer.distribute.placement.placement import PlacedGroup
+from trainer.loop.phase_input import Feed, Trainee, begin, timed
+from trainer.loop.resumable_run import TrainingRun
+from trainer.loop.run_fingerprint import describe_data, describe_run
+
+# How many executions may not have ended when the next one begins.
+MAX_IN_FLIGHT = 2
+MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # they hold many batches each, and take much longer than a dispatch
+MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and the batches of all take no more memory than the group
+
+Running = Any  # the running logs of a phase
+Reached = Callable[[int, Running, Mark | None], None]  # told how far an epoch is after each execution
+
+
+def fit(
+    model: Trainee,
+    reader: Reader,
+    callbacks: CallbackList,
+    epochs: int,
+    initial_epoch: int = 0,
+    validation: Reader | None = None,
+    validation_freq: Any = 1,
+    timing: Timing | None = None,
+) -> None:
+    """Trains for `epochs - initial_epoch` epochs.
+
+    Args:
+      model: the model; its state is replaced after each execution.
+      reader: the training batches.
+      callbacks: called as in Keras; whatever is recorded of the run, they record.
+      epochs: the number after that of the last epoch.
+      initial_epoch: the number of the first epoch.
+      validation: batches to evaluate at the end of an epoch.
+      validation_freq: evaluate every so many epochs, or in the epochs listed (counted from 1).
+      timing: the clock to use.
+    """
+    validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
+    if validation is not None and validation.is_single_pass and validations > 1:
+        raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {validations} "
+                         "validations are due. Pass data that can be iterated anew, or `validation_steps`: each "
+                         "validation then takes the next batches.")
+    model.stop_training = False
+    with timed(model, timing) as timing:
+        # All epochs count, not those that are left: a resumed run decides alike.
+        train = begin(model, "train", reader, passes=epochs, data_on_device=True)
+        test = None if validation is None else begin(model, "test", validation, passes=validations)
+        validation_names = test.phase.log_names if test else ()
+        _check_alike(model, "training", lambda: describe_run(
+            reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
+            logs=", ".join(train.phase.log_names), validation_freq=validation_freq))
+        callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
+        run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
+        with run, _validator(model, test, callbacks):
+            with timing.measure("callbacks"):
+                callbacks.on_train_begin()
+            run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
+            logs: Any = run.logs
+            while run.epoch < epochs and not run.is_over:
+                epoch = run.epoch
+                if run.batch == 0:
+                    if reader.ran_out():
+                        break
+                    with timing.measure("callbacks"):
+                        callbacks.on_epoch_begin(epoch)
+                if not run.is_epoch_over:
+                    _run_epoch(model, train, callbacks, epoch, run.batch, run.running, run.trained)
+                    if epoch + 1 < epochs and not model.stop_training:
+                        train.look_ahead(epoch + 1)
+                logs = train.lazy_logs(run.running)
+                if test is not None and _is_due(epoch, validation_freq):
+                    run.validation_begins()
+                    for name, value in _evaluate(model, test, callbacks, run.validated).items():
+                        logs[f"val_{name}"] = value
+                with timing.measure("callbacks"):
+                    callbacks.on_epoch_end(epoch, logs)
+                _stops(model, "train", model.strategy.spans_processes)
+                run.epoch_ended(logs)
+            with timing.measure("callbacks"):
+                callbacks.on_train_end(logs)
+
+
+def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
+    """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
+    with timed(model):
+        feed = begin(model, "test", reader, passes=1)
+        _check_alike(model, "data for `evaluate`", lambda: describe_data(reader))
+        return _evaluate(model, feed, callbacks)
+
+
+@contextlib.contextmanager
+def _validator(model: Trainee, feed: Feed | None, callbacks: CallbackList) -> Iterator[None]:
+    """Lets callbacks validate in the middle of an epoch while the block runs."""
+    outer = model.validator
+    model.validator = None if feed is None else functools.partial(_evaluate, model, feed, callbacks)
+    try:
+        yield
+    finally:
+        model.validator = outer
+
+
+def _evaluate(
+    model: Trainee, feed: Feed, callbacks: CallbackList, reached: Reached | None = None
+) -> dict[str, Any]:
+    model.stop_evaluating = False
+    with feed.timing.measure("callbacks"):
+        callbacks.on_test_begin()
+    with feed.timing.measure("data"):
+        feed.reader.peek()  # a generator may have nothing left
+    logs = feed.lazy_logs(_run_epoch(model, feed, callbacks, epoch=0, reached=reached))
+    with feed.timing.measure("callbacks"):
+        callbacks.on_test_end(logs)
+        return dict(logs)
+
+
+def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
+    """Yields the outputs for each batch as host arrays, in input order and without padding.
+
+    At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
+    """
+    model.stop_predicting = False
+    with timed(model) as timing:
+        feed = begin(model, "predict", reader, passes=1)
+        _check_alike(model, "data for `predict`", lambda: describe_data(reader))
+        with timing.measure("callbacks"):
+            callbacks.on_predict_begin()
+        ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
+        agrees = model.strategy.spans_processes and callbacks.may_stop_differently("predict")
+        with feed.groups(epoch=0) as groups:
+            for group in _awaited(feed, groups):
+                executable = feed.phase.executable(
+                    model.state_or_shapes, group=group, guard=feed.guard, timing=timing)
+                outputs = executable(model.current_state)
+                timing.steps += group.count
+                with timing.measure("callbacks"):
+                    count = _call_after_prediction(model, callbacks, group, outputs)
+                ahead.append((group, outputs, count))
+                if len(ahead) > MAX_IN_FLIGHT:
+                    yield from _on_host(*ahead.popleft(), timing)
+                if _stops(model, "predict", agrees):
+                    break
+        while ahead:
+            yield from _on_host(*ahead.popleft(), timing)
+        with timing.measure("callbacks"):
+            callbacks.on_predict_end()
+
+
+def _call_after_prediction(model: Trainee, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
+    """Calls the hooks for a group; returns how many of its batches came before `stop_predicting`.
+
+    Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
+    """
+    def logs(index: int) -> LazyLogs:
+        return LazyLogs(("outputs",), lambda: {"outputs": _batch_on_host(group, jax.device_get(outputs), index)})
+
+    count = group.count
+    if callbacks.wants_batch_hooks("predict"):
+        for index in range(group.count):
+            callbacks.on_predict_batch_begin(group.first + index, {})
+            callbacks.on_predict_batch_end(group.first + index, logs(index))
+            if model.stop_predicting:
+                count = index + 1
+                break
+    callbacks.on_execution_end("predict", group.first + count - 1, logs(count - 1))
+    return count
+
+
+def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
+    """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
+    with timed(model):
+        feed = begin(model, kind, reader, passes=1)
+        group = model.strategy.place_group(next(reader.read(0)))
+        with feed.interrupts:
+            running = _execute(model, feed, group, 0, 1, feed.phase.empty_logs)
+        return feed.phase.fetch_results(running)
+
+
+def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sample: bool) -> None:
+    """Compiles a phase for the batches of `reader` as a run that reads them `passes` times would, running nothing.
+
+    That is for full batches and, of arrays, for a shorter last one.
+
+    Args:
+      model: the model.
+      kind: "train", "test" or "predict".
+      reader: the batches.
+      passes: how often they will be read.
+      is_sample: whether there is one batch that stands for a stream of such batches.
+    """
+    with timed(model) as timing:
+        feed = begin(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
+        running = () if kind == "predict" else (feed.phase.empty_logs,)
+        if reader.arrays is not None and reader.num_batches is not None and not is_sample:
+            starts = sorted({0, reader.num_batches - 1})
+            groups = [next(reader.read(0, start, feed.numbers_of)) for start in starts]
+        else:
+            if is_sample:  # of what a pipeline yields, though it is an array
+                reader.group_size = feed.phase.steps_per_execution
+            buffer = GroupBuffer(reader.room)
+            buffer.begin(reader.peek(), 0)
+            groups = [buffer.take()]
+        for group in groups:
+            placed = model.strategy.place_group(group, feed.arrays)
+            feed.phase.executable(model.state_or_shapes, *running, group=placed, guard=feed.guard, timing=timing)
+        if running:
+            feed.phase.fetch_results(feed.phase.empty_logs)
+
+
+def _run_epoch(
+    model: Trainee, feed: Feed, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
+    reached: Reached | None = None,
+) -> Running:
+    """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
+
+    `reached` is told after each execution, and all callbacks before it.
+    """
+    kind, timing = feed.kind, feed.timing
+    running = feed.phase.empty_logs if running is None else running
+    per_batch = callbacks.wants_batch_hooks(kind)
+    agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
+    one_by_one = per_batch or _stops(model, kind, agrees)  # asked before the epoch, it ends after one batch
+    with feed.interrupts, feed.groups(epoch, batch) as groups:
+        for group, start, stop in _executions(feed, groups, callbacks, one_by_one):
+            first, last = group.first + start, group.first + stop - 1
+            if per_batch:
+                with timing.measure("callbacks"):
+                    getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
+            running = _execute(model, feed, group, start, stop, running)
+            _queue(feed, group, stop - start, running)
+            with timing.measure("callbacks"):
+                logs = feed.lazy_logs(running)
+                if per_batch:
+                    getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
+                callbacks.on_execution_end(kind, last, logs)
+            if reached is not None:
+                reached(last + 1, running, group.mark)
+            if _stops(model, kind, agrees):
+                break
+    return running
+
+
+def _executions(
+    feed: Feed, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool
+) -> Iterator[tuple[PlacedGroup, int, int]]:
+    """Yields `(group, start, stop)`: which batches of which group to execute at once.
+
+    That is as many as go into one execution, unless they go one by one or a callback looks at one in the middle.
+    """
+    looks = callbacks.wants("next_look")
+    # Where a group is of many executions, these end where they would if each had a group of its own.
+    steps = 1 if one_by_one else feed.reader.group_size
+    for group in _awaited(feed, groups):
+        start = 0
+        while start < group.count:
+            stop = min((start // steps + 1) * steps, group.count)
+            look = callbacks.next_look(feed.kind, group.first + start) if looks else None
+            if look is not None:
+                stop = min(stop, look - group.first + 1)
+            yield group, start, stop
+            start = stop
+
+
+def _awaited(feed: Feed, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+    while True:
+        with feed.timing.measure("data"):
+            group = next(groups, None)
+        if group is None:
+            return
+        yield group
+
+
+def _execute(model: Trainee, feed: Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
+    executable = feed.phase.executable(
+        model.state_or_shapes, running, group=group, guard=feed.guard, timing=feed.timing, start=start, stop=stop)
+    present = model.current_state  # its weights may still have been made beside the compilation
+    feed.timing.steps += stop - start
+    if feed.kind == "test":
+        return executable(present, running)
+    # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
+    with feed.interrupts.deferred:
+        state, running = executable(model.take_state(), running)
+        model.keep_state(state)
+    feed.timing.rows += group.rows * (stop - start)
+    return running
+
+
+def _queue(feed: Feed, group: PlacedGroup, steps: int, running: Running) -> None:
+    """Notes that an execution of some batches of `group` has begun, and waits until few enough are queued."""
+    most = MAX_IN_FLIGHT
+    if 1 < steps == group.count:
+        most = MAX_WHOLE_GROUPS_IN_FLIGHT
+    elif steps == 1 < group.count and feed.model.strategy.mesh.size == 1:  # simulated devices can lock each other
+        most = MAX_SINGLE_STEPS_IN_FLIGHT
+    in_flight = feed.in_flight  # of the epoch before, too
+    in_flight.append(running.sums["float32"])  # which are there even without logs
+    while len(in_flight) > most:
+        with feed.timing.measure("device"):
+            in_flight.popleft().block_until_ready()
+
+
+def _stops(model: Trainee, kind: str, agrees: bool) -> bool:
+    """Returns whether somebody has asked to stop; with `agrees`, in any of the processes, of which all get to know."""
+    flag = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}[kind]
+    if agrees:
+        with model.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            if anywhere(bool(getattr(model, flag))):
+                setattr(model, flag, True)
+    return bool(getattr(model, flag))
+
+
+def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> Iterator[Any]:
+    with timing.measure("device"):
+        outputs = jax.device_get(outputs)
+    for index in range(count):
+        yield _batch_on_host(group, outputs, index)
+
+
+def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
+
+
+def _check_alike(model: Trainee, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+    if model.strategy.spans_processes:
+        with model.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            check_alike(what, describe)
+
+
+def agree_on_data(model: Trainee, call: str, **data: Any) -> None:
+    """Raises ClusterError in all processes unless all make this call, with data that they share in the same way.
+
+    It goes before the data are looked at: processes that share them in different ways would wait for each other.
+
+    Args:
+      model: whose method is called.
+      call: the method.
+      **data: the user's, by the argument's name.
+    """
+    if model.strategy.spans_processes:
+        with timed(model):
+            _check_alike(model, f"data for `{call}`", lambda: {
+                f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
+
+
+def _is_due(epoch: int, validation_freq: Any) -> bool:
+    if isinstance(validation_freq, Container):
+        return epoch + 1 in validation_freq
+    return (epoch + 1) % validation_freq == 0

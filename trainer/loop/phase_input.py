@@ -1,0 +1,239 @@
+"""What a phase of a run needs while it lasts: its compiled step, its batches on the devices, its clock.
+
+Owns how these are begun and ended. When which batches run is the loop's business.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from trainer.callbacks.base.lazy_logs import LazyLogs
+from trainer.cluster import join_cluster
+from trainer.compile.recompilation_guard import CompileGuard
+from trainer.core.interrupts import Interrupts
+from trainer.core.timing import Timing
+from trainer.data import Demand, Group, Reader, prefetch
+from trainer.data.prefetch import is_abandoned
+from trainer.distribute import Strategy
+from trainer.distribute.placement.placement import PlacedGroup
+from trainer.step.compiled_phase import CompiledPhase, on_host
+
+_NUMBERS_AT_ONCE = 2**18
+_BATCHES_AT_ONCE = 2**13  # the devices keep the number of each, where callbacks have them run one by one
+
+
+class Trainee(Protocol):
+    """What the loop needs of a model."""
+
+    strategy: Strategy
+    stop_training: bool
+    stop_evaluating: bool
+    stop_predicting: bool
+    timing: Timing
+    validator: Callable[[], dict[str, Any]] | None  # while `fit` runs with validation data
+
+    @property
+    def state_or_shapes(self) -> Any:
+        """The state, for reading, or its shapes while it is being made."""
+
+    @property
+    def current_state(self) -> Any:
+        """The state, for reading: its buffers are not to be donated."""
+
+    def take_state(self) -> Any:
+        """Returns the state, in buffers that may be donated."""
+
+    def keep_state(self, state: Any) -> None:
+        """Stores the state after an execution."""
+
+    def prepared_phase(self, kind: str, batch: Any) -> CompiledPhase:
+        """Returns the compiled step of a phase, after checking the first batch and tracing the step on it."""
+
+    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+        """Returns the reader's arrays on the devices, if batches are to be gathered there."""
+
+    def run_settings(self) -> dict[str, Any]:
+        """Returns, as plain data, what must not differ when a run is resumed."""
+
+    def check_labels(self, batch: Any) -> None:
+        """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
+
+
+@contextlib.contextmanager
+def timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
+    """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
+    outer = model.timing
+    timing = model.timing = timing or Timing()
+    watchdog = join_cluster.watchdog()
+    if watchdog is not None:
+        timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
+        timing.on_phase("host")
+    try:
+        yield timing
+    finally:
+        timing.end()
+        if watchdog is not None:
+            watchdog.progress(timing.steps, "host" if outer.is_running else "idle")
+        if outer.is_running:
+            outer.inner_secs += timing.report()["total"]
+            model.timing = outer
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """What a phase runs on.
+
+    Attributes:
+      model: what is trained, evaluated or used.
+      kind: "train", "test" or "predict".
+      phase: the compiled step.
+      reader: yields the batches.
+      arrays: the reader's arrays on the devices, where batches are gathered from them.
+      numbers_of: of how many batches the row numbers are placed at once, then; None without `arrays`.
+      labels_are_checked: whether no label of the arrays on the devices is outside of the model's classes.
+      guard: watches the compilations of the run.
+      timing: the clock of the run.
+      interrupts: holds off Ctrl-C.
+      in_flight: an array of each execution that may not have ended, the oldest first.
+      begun: by epoch, its first group on the devices, and the others; see `look_ahead`.
+    """
+
+    model: Trainee
+    kind: str
+    phase: CompiledPhase
+    reader: Reader
+    arrays: Any | None
+    numbers_of: int | None
+    labels_are_checked: bool
+    guard: CompileGuard
+    timing: Timing
+    interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
+    in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
+    begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
+
+    def look_ahead(self, epoch: int) -> None:
+        """Finds and places the first row numbers of an epoch to come, while the devices are busy with the one before.
+
+        Nothing else is read ahead: a pipeline may depend on what callbacks do in between, and labels may be bad.
+        """
+        if self.arrays is not None and self.labels_are_checked:
+            with self.timing.measure("data"):
+                groups = self.reader.read(epoch, 0, self.numbers_of)
+                self.begun[epoch] = self._place(next(groups)), groups
+
+    @contextlib.contextmanager
+    def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
+        """Gives an epoch's groups on the devices, from a batch on; a thread is ahead where that saves time."""
+        if not self._reads_ahead:
+            if batch == 0 and epoch in self.begun:
+                first, groups = self.begun.pop(epoch)
+                begun = itertools.chain([first], map(self._place, groups))
+                del first  # it is not to stay on the devices for the whole epoch
+                yield begun
+            else:
+                yield map(self._place, self.reader.read(epoch, batch, self.numbers_of))
+            return
+        demand, spans_processes = Demand(), self.model.strategy.spans_processes
+
+        def is_urgent() -> bool:
+            # Several processes must run the same executions, so none of them may end a group for having waited. A group
+            # that nobody will get ends at once, so that no thread goes on with the user's pipeline.
+            return is_abandoned() or (not spans_processes and demand.is_urgent())
+
+        with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._place, demand=demand) as placed:
+            yield placed
+
+    def _place(self, group: Group) -> PlacedGroup:
+        if not self.labels_are_checked:
+            rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
+            self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
+        return self.model.strategy.place_group(group, self.arrays)
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether groups are read and placed by a thread, beside the loop."""
+        if self.reader.arrays is None:
+            return True
+        # Row numbers are placed in no time, and of a single group nothing can be placed ahead. CPU devices compute on
+        # the same cores while the loop gathers the next rows: a thread would only compete for the interpreter.
+        batches = self.reader.num_batches
+        is_single = batches is not None and batches <= self.reader.group_size
+        return self.arrays is None and not is_single and not self.model.strategy.is_on_cpu
+
+    def lazy_logs(self, running: Any) -> LazyLogs:
+        """Returns logs that are fetched when somebody reads them."""
+        results = _Results(self, running)
+        return LazyLogs(self.phase.log_names, results.fetch, results.begin)
+
+
+class _Results:
+    """What running logs amount to, computed once. Light, as there are new ones after each execution."""
+
+    __slots__ = ("_begun", "_feed", "_running")
+
+    def __init__(self, feed: Feed, running: Any):
+        self._feed = feed
+        self._running = running
+        self._begun: dict[str, jax.Array] | None = None
+
+    def begin(self) -> dict[str, jax.Array]:
+        if self._begun is None:
+            self._begun = self._feed.phase.begin_results(self._running)
+        return self._begun
+
+    def fetch(self) -> dict[str, Any]:
+        with self._feed.timing.measure("device"):
+            return on_host(self.begin())
+
+
+def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device: bool = False) -> Feed:
+    """Returns what a phase runs on, after checking the first batch and tracing the step on it.
+
+    Args:
+      model: see `Feed`.
+      kind: "train", "test" or "predict".
+      reader: yields the batches.
+      passes: how often they will be read.
+      data_on_device: whether `data_on_device=True` is meant for them.
+    """
+    timing = model.timing
+    with timing.measure("data"):
+        batch = reader.peek()
+    with timing.measure("compile"):
+        phase = model.prepared_phase(kind, batch)
+    reader.group_size = phase.steps_per_execution
+    with timing.measure("data"):
+        arrays = model.place_arrays(reader, passes, data_on_device)
+        if reader.arrays is not None and arrays is None:
+            reader.group_size = phase.steps_of_arrays(batch)
+        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
+        # Bad labels are told when their execution is due, and all rows of a group are looked at for them.
+        at_once = reader.group_size if not is_checked else _batches_at_once(
+            kind, reader.group_size, jax.tree.leaves(batch))
+    return Feed(
+        model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing)
+
+
+def _batches_at_once(kind: str, steps_per_execution: int, batch: list[np.ndarray]) -> int:
+    """Returns of how many batches the row numbers are placed at once: it takes as long as many small steps."""
+    if kind == "predict" or steps_per_execution == 1:  # an execution is of a whole group, or compiled for one batch
+        return steps_per_execution
+    batches = min(_NUMBERS_AT_ONCE // batch[0].shape[0], _BATCHES_AT_ONCE)
+    executions = batches // steps_per_execution
+    return max(executions, 1) * steps_per_execution
+
+
+def _has_good_labels(model: Trainee, reader: Reader) -> bool:
+    try:
+        model.check_labels(reader.arrays.tree if reader.arrays is not None else None)
+    except ValueError:
+        return False  # maybe in rows that are never read: each batch will be looked at
+    return True

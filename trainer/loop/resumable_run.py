@@ -1,0 +1,298 @@
+"""TrainingRun: where a `fit` stands, and all of it that a checkpoint holds.
+
+Owns what is saved, and how a run is brought back to where it was. How a checkpoint lies on the disk is in
+`checkpoint/`, and when to save is what callbacks decide.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from trainer.callbacks import CallbackList
+from trainer.core import tree_paths
+from trainer.core.timing import Timing
+from trainer.core.train_state import TrainState
+from trainer.data import Reader
+from trainer.data.batches import Mark
+from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
+
+_KIND = "run"
+
+
+def check_is_of_run(path: str, document: Any) -> None:
+    """Raises ValueError unless the document of the checkpoint at `path` is that of a run."""
+    if not isinstance(document, Mapping) or document.get("kind") != _KIND:
+        raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
+
+
+def is_at_the_end(document: Mapping[str, Any]) -> bool:
+    """Returns whether a run's document is of the moment after its last epoch."""
+    if document["batch"] > 0:
+        return False
+    return document["stop_training"] or document["epoch"] >= document["epochs"]
+
+
+def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
+    """Returns the training state that a run's checkpoint holds, without the rest of the run.
+
+    Args:
+      checkpoint: the checkpoint.
+      state: a training state of the same model, compiled in the same way, placed as the restored one shall be.
+
+    Raises:
+      ValueError: if the checkpoint is of another model or optimizer; the arrays that differ are listed.
+    """
+    targets = tree_paths.named_leaves({"state": state})
+    somewhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    for name, (shape, dtype) in checkpoint.specs.items():
+        if name.split(tree_paths.SEPARATOR)[0] == "logs":
+            targets[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=somewhere)
+    try:
+        leaves = checkpoint.restore(targets)
+    except CheckpointError as error:
+        raise ValueError("The model and its optimizer are not those of the run. Make and compile the model as there. "
+                         f"{error}") from None
+    return tree_paths.with_leaves({"state": state}, leaves)["state"]
+
+
+class TrainingRun:
+    """A `fit` that is running; what its callbacks get as a `SavePoint`, which documents the public part.
+
+    Use it as a context manager: its end waits for what is being written.
+
+    Args:
+      model: what is trained: has `current_state`, `keep_state` and `stop_training`.
+      reader: the training batches.
+      validation: the validation's batches, or None.
+      callbacks: all callbacks of the run.
+      empty_logs: the running logs at the beginning of an epoch.
+      epochs: the first epoch, and the number after that of the last one.
+      timing: the clock of the run.
+
+    Attributes:
+      kind, epoch, batch, batches: see `SavePoint`.
+      running: the running logs of the epoch so far.
+      logs: those of the last epoch that ended.
+      is_epoch_over: whether the epoch has no further batch, as the run that is resumed was stopped in it.
+      is_over: whether there is no further epoch, as the run was stopped.
+    """
+
+    def __init__(self, model: Any, reader: Reader, validation: Reader | None, callbacks: CallbackList, empty_logs: Any,
+                 epochs: tuple[int, int], timing: Timing):
+        self.kind = "start"
+        self.epoch = epochs[0]
+        self.logs: dict[str, Any] = {}
+        self.batch = self.batches = 0
+        self.running = self._empty_logs = empty_logs
+        self.is_epoch_over = self.is_over = False
+        self._epochs = epochs
+        self._is_restored = False
+        self._model = model
+        self._reader, self._validation = reader, validation
+        self._callbacks = callbacks
+        self._timing = timing
+        self._mark: Mark | None = None
+        self._before_validation: dict[str, Any] | None = None
+        self._writer: CheckpointWriter | None = None
+        self._is_watched = callbacks.wants("on_save_point")
+        # Before a batch is trained on: the first batches of a generator cannot be looked at again.
+        self._fingerprint = self._described_data() if self._is_watched else None
+        reader.marks_groups = self._is_watched
+
+    # --- what the loop tells ---------------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        """All callbacks were told that training begins."""
+        self._reached("start")
+
+    def trained(self, batch: int, running: Any, mark: Mark | None) -> None:
+        """`batch` batches of the epoch are done, the last one of a group with this `mark`."""
+        self.batches += batch - self.batch
+        self.batch, self.running, self._mark = batch, running, mark
+        self._reached("batches")
+
+    def validation_begins(self) -> None:
+        """The epoch's training is over, and its validation begins."""
+        # Callbacks may count what they see of it, and will see it again if the run is resumed.
+        self._before_validation = self._snapshot() if self._is_watched else None
+
+    def validated(self, batch: int, running: Any, mark: Mark | None) -> None:
+        """Some batches of the validation are done."""
+        self._reached("validation")
+
+    def epoch_ended(self, logs: Mapping[str, Any]) -> None:
+        """All callbacks were told that the epoch is over, which had these logs."""
+        self.logs = dict(logs) if self._is_watched else {}
+        self.epoch, self.batch, self.running, self._mark = self.epoch + 1, 0, self._empty_logs, None
+        self._before_validation = None
+        self.is_epoch_over, self.is_over = False, bool(self._model.stop_training)
+        self._reached("epoch")
+
+    def _reached(self, kind: str) -> None:
+        self.kind = kind
+        if self._is_watched:
+            with self._timing.measure("callbacks"):
+                self._callbacks.on_save_point(self)
+
+    def __enter__(self) -> TrainingRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kind = "closed"
+        if self._writer is None or (error is not None and jax.process_count() > 1):
+            return  # other processes would be waited for, which may not come
+        try:
+            with self._timing.measure("checkpoint"):
+                self._writer.close()
+        except (OSError, ValueError) as failure:
+            if error is None:
+                raise
+            warnings.warn(f"A checkpoint could not be written: {failure}", stacklevel=2)
+
+    # --- SavePoint -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str, keep: int, wait: bool = False) -> bool:
+        if self._callbacks.settle():
+            if wait:
+                self.wait()
+            return False
+        with self._timing.measure("checkpoint"):
+            checkpoints = CheckpointFolder(folder, keep)
+            if self._writer is None:
+                self._writer = CheckpointWriter()
+            arrays = tree_paths.named_leaves({"state": self._model.current_state, "logs": self.running})
+            document = self._before_validation or self._snapshot()
+            # After the last batch of an epoch the run may have been saved already, before the epoch's end.
+            self._writer.save(checkpoints.path_of(self.batches), arrays, document, replace=True,
+                              on_saved=checkpoints.prune)
+            if wait:
+                self._writer.wait()
+        return True
+
+    def restore(self, folder: str) -> str | None:
+        with self._timing.measure("checkpoint"):
+            checkpoints = CheckpointFolder(folder)
+            checkpoints.prepare()
+            path = checkpoints.newest_whole()
+            if path is None:
+                return None
+            checkpoint = open_checkpoint(path, verify=False)
+        document = checkpoint.document
+        check_is_of_run(path, document)
+        self._check_arguments(path, document)
+        self._check_data(path, document["fingerprint"])
+        now = {"state": self._model.current_state, "logs": self._empty_logs}
+        with self._timing.measure("checkpoint"):
+            restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
+        self._is_restored = True
+        if document["batch"] > 0:
+            # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
+            self._callbacks.on_epoch_begin(document["epoch"])
+        self._model.keep_state(restored["state"])
+        self.running, self.logs = restored["logs"], document["logs"]
+        self._callbacks.load_state_dict(document["callbacks"])
+        self.epoch, self.batch, self.batches = document["epoch"], document["batch"], document["batches"]
+        self._model.stop_training = document["stop_training"]
+        self.is_epoch_over = document["stop_training"] and self.batch > 0
+        self.is_over = document["stop_training"] and self.batch == 0
+        return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{self._continue_data(document)}"
+
+    def wait(self) -> None:
+        if self._writer is not None:
+            with self._timing.measure("checkpoint"):
+                self._writer.wait()
+
+    def delete(self, folder: str) -> None:
+        self.wait()
+        CheckpointFolder(folder).delete()
+
+    # --- what is saved ---------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> dict[str, Any]:
+        validation = self._validation
+        return {
+            "kind": _KIND,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "batches": self.batches,
+            "logs": self.logs,
+            "initial_epoch": self._epochs[0],
+            "epochs": self._epochs[1],
+            "settings": self._model.run_settings(),
+            "stop_training": bool(self._model.stop_training),
+            "data": self._reader.position(self.epoch, self.batch, self._mark),
+            "validation": None if validation is None else {
+                "consumed": validation.consumed, **validation.position(0, validation.consumed)},
+            "fingerprint": self._fingerprint,
+            "callbacks": self._callbacks.state_dict(),
+        }
+
+    def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
+        if self._is_restored:
+            raise ValueError("Two `BackupAndRestore` callbacks have a checkpoint of this run. Use one.")
+        now, then = self._model.run_settings(), saved["settings"]
+        differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {then.get(name)!r})"
+                  for name in {**then, **now} if now.get(name) != then.get(name)]
+        if saved["initial_epoch"] != self._epochs[0]:
+            differ.append(f"initial_epoch (received {self._epochs[0]}, in the checkpoint {saved['initial_epoch']})")
+        if differ:
+            raise ValueError(f"The run that {path!r} is from differs in {', '.join(differ)}. Do as then, or start in "
+                             "another folder.")
+        if saved["epoch"] > self._epochs[1]:
+            raise ValueError(f"The run that {path!r} is from has {saved['epoch']} epochs behind it. Received: "
+                             f"epochs={self._epochs[1]}. Give at least as many, or start in another folder.")
+
+    def _restored(self, checkpoint: Checkpoint, targets: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return checkpoint.restore(targets)
+        except CheckpointError as error:
+            logs = {name: (leaf.shape, leaf.dtype) for name, leaf in targets.items() if name.startswith("logs/")}
+            same = all(checkpoint.specs.get(name) == spec for name, spec in logs.items())
+            what = "model and its optimizer" if same else "loss and the metrics"
+            raise CheckpointError(f"The {what} are not those of the run. Make and compile the model as then, or start "
+                                  f"in another folder. {error}") from None
+
+    def _described_data(self) -> dict[str, Any]:
+        return {"training data": self._reader.fingerprint(),
+                "validation data": None if self._validation is None else self._validation.fingerprint()}
+
+    def _check_data(self, path: Any, saved: dict[str, Any]) -> None:
+        for name, reader in (("training data", self._reader), ("validation data", self._validation)):
+            now, then = (self._fingerprint or {}).get(name), saved[name]
+            if now == then:
+                continue
+            if now is None or then is None:
+                differ = f"there are {'none' if now is None else 'some'} now"
+            else:
+                differ = "they differ in " + ", ".join(
+                    f"{key} (received {_shown(now.get(key))}, then {_shown(then.get(key))})"
+                    for key in {**then, **now} if now.get(key) != then.get(key))
+            message = (f"The {name} are not those of the run that {path!r} is from: {differ}. Give the "
+                       "same data, batch size, seed and number of workers, or start in another folder.")
+            if reader is None or then is None or reader.is_exact:
+                raise ValueError(message)
+            warnings.warn(f"{message} The run goes on, but not as it would have done.", stacklevel=2)
+
+    def _continue_data(self, document: dict[str, Any]) -> str:
+        if self.is_over or self.epoch >= self._epochs[1]:
+            return ""
+        begin = time.perf_counter()
+        skipped = self._reader.resume(self.epoch, self.batch, document["data"])
+        if self._validation is not None and (consumed := document["validation"]["consumed"]):
+            skipped += self._validation.resume(0, consumed, document["validation"])
+        if not skipped:
+            return ""
+        return f" {skipped} batches were read and dropped to get there, in {time.perf_counter() - begin:.1f} s."
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,105 @@
+"""What all processes of a job must have alike, in short texts to compare before anything runs over their devices."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.callbacks import CallbackList
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
+from trainer.data import Reader
+
+_PROGRAM = "program, made by the code, the loss, the metrics, the optimizer and the communication"
+
+
+def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what there is to compare of a model, and of the packages that run it.
+
+    Args:
+      state: its state, or the shapes of it.
+      batch: the first batch that it is given, of which the shapes and the dtypes count.
+      settings: how it is compiled.
+
+    >>> state = TrainState(step=np.int32(0), params={"kernel": np.ones((2, 3))}, model_state={}, opt_state=(), seed=0)
+    >>> describe_model(state, np.ones((4, 2), np.float32), {})["parameters"]  # doctest: +ELLIPSIS
+    '1 array, 6 values (...)'
+    """
+    from trainer.cluster.rendezvous.rendezvous import package_versions  # only clusters need it
+
+    trees = {"parameters": state.params, "model state": state.model_state, "optimizer state": state.opt_state,
+             "batch": batch}
+    # Processes that have met before JAX started have the same versions; a script may have started JAX by itself.
+    return {**package_versions(), **{name: _shapes(tree) for name, tree in trees.items()},
+            **{name: str(value) for name, value in settings.items()}}
+
+
+def describe_step(state: TrainState, program: str | None) -> dict[str, str]:
+    """Returns what there is to compare of a step that is about to run, and of the state that it begins with.
+
+    Args:
+      state: the state, of which the arrays count that each process has whole.
+      program: the text of the compiled step; None if it runs uncompiled.
+
+    >>> state = TrainState(step=np.int32(0), params={"kernel": np.ones(3)}, model_state={}, opt_state=(), seed=0)
+    >>> describe_step(state, None)["values of the parameters"]
+    '78ac6fa1'
+    """
+    trees = {"parameters": state.params, "model state": state.model_state, "optimizer state": state.opt_state}
+    described = {f"values of the {name}": _values(tree) for name, tree in trees.items()}
+    if program is not None:
+        described[_PROGRAM] = _digest(program)
+    return described
+
+
+def describe_data(reader: Reader) -> dict[str, str]:
+    """Returns what there is to compare of data: how many batches an epoch has.
+
+    Of arrays, which every process has whole, also the rows: their number, and those of the first batch.
+    """
+    rows = {} if reader.arrays is None else {
+        "rows of the data": str(reader.arrays.rows), "first batch": reader.fingerprint()["first batch"][:8]}
+    return {"batches of an epoch": str(reader.num_batches), **rows}
+
+
+def describe_run(
+    reader: Reader, validation: Reader | None, callbacks: CallbackList, **arguments: Any
+) -> dict[str, str]:
+    """Returns what there is to compare of a run: its data, its callbacks and other arguments."""
+    in_all = [type(callback).__name__ for callback in callbacks.callbacks if callback.runs_on == "all"]
+    each_batch = [kind for kind in ("train", "test", "predict") if callbacks.wants_batch_hooks(kind)]
+    validated = {} if validation is None else describe_data(validation)
+    return {**describe_data(reader), **{f"{name} (validation)": value for name, value in validated.items()},
+            'callbacks that run on "all"': ", ".join(in_all) or "none",
+            "phases of which a callback sees each batch": ", ".join(each_batch) or "none",
+            **{name: str(value) for name, value in arguments.items()}}
+
+
+def _shapes(tree: Any) -> str:
+    leaves = {name: (tuple(np.shape(leaf)), str(leaf.dtype)) for name, leaf in named_leaves(tree).items()}
+    values = sum(int(np.prod(shape)) for shape, _ in leaves.values())
+    digest = _digest(repr(sorted(leaves.items())))
+    return f"{len(leaves)} array{'s' * (len(leaves) != 1)}, {values:,} values ({digest})"
+
+
+def _values(tree: Any) -> str:
+    checksum = 0
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array):
+            if not leaf.is_fully_replicated:
+                continue
+            leaf = leaf.addressable_data(0)
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                leaf = jax.random.key_data(leaf)
+        checksum = zlib.crc32(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data, checksum)
+    return f"{checksum:08x}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,325 @@
+"""SidecarEvaluator: evaluates the checkpoints of a `fit` that runs in other processes.
+
+Owns which checkpoint is evaluated, and how the end of the training is seen. It only reads in the training's folder.
+What a run's checkpoint says is in `training_run.py`, how it lies on the disk in `checkpoint/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import warnings
+from typing import Any
+
+import jax
+
+from trainer.callbacks import CallbackList
+from trainer.callbacks.progress.progress_text import log_texts
+from trainer.core import errors
+from trainer.core.train_state import TrainState
+from trainer.data import Reader, Source, adapt
+from trainer.data.arrays import is_array_tree
+from trainer.loop import loop
+from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_state
+from trainer.model.model import Model
+from trainer.saving.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    NewerFormatError,
+    is_checkpoint,
+    open_checkpoint,
+)
+from trainer.saving.checkpoint.manifest import FILE_NAME as MANIFEST
+from trainer.step import output_checks
+
+# Those that are being written, replaced or deleted, and damaged ones, too.
+_OF_CHECKPOINTS = re.compile(r"(corrupt_|\.)?step_[0-9]+(_|\.|$)")
+_MAX_NAMES = 5  # of a folder's content, in a message
+
+_Identity = tuple[int, ...]
+
+
+class SidecarEvaluator:
+    """Evaluates what a training saves, in a process of its own beside it.
+
+    It follows the folder of the training's `BackupAndRestore`. Each checkpoint is evaluated at most once, always the
+    newest; those that came and went during an evaluation are skipped, and so are damaged ones, with a warning. Nothing
+    in the folder is changed. The weights are those that `evaluate` in the training would use: with
+    `compile(ema_decay=...)` their moving average.
+
+    It ends after the checkpoint that was saved at the end of the training, or when the training has deleted its
+    checkpoints, or after `max_evaluations`. A training that was preempted or has crashed is waited for. So that the
+    last state is evaluated however long an evaluation takes, give the training `BackupAndRestore(...,
+    delete_checkpoint=False)`.
+
+    The process must not be one of those that train together, and computes on its own devices. As with TensorFlow, a
+    process can be given this role by its TF_CONFIG: with the training's cluster and the task
+    `{"type": "evaluator", "index": 0}`, `TFConfigClusterResolver().task_type` is "evaluator".
+
+    Args:
+      model: a model that is made and compiled as the one that is trained. Its strategy may be another one. Its training
+        state becomes that of the last checkpoint.
+      data: what to evaluate on, each time anew: `(x, y)` or `(x, y, sample_weight)` of arrays, a batched
+        `trainer.data.Dataset`, or another iterable of batches that can be read more than once.
+      checkpoint_dir: the folder that the training's `BackupAndRestore` has. It need not exist yet.
+      steps: how many batches to evaluate; by default all.
+      max_evaluations: after how many evaluations to end; None for no limit. TensorFlow counts checkpoints instead,
+        those that were skipped too.
+      callbacks: callbacks, or a list of them, for each `evaluate`. At `on_test_end` the model's
+        `optimizer.iterations` is that of the checkpoint: `TensorBoard` writes `evaluation_loss_vs_iterations` and so on
+        by it. Hooks of `fit`, by which `CSVLogger` and `EarlyStopping` act, are not called.
+      poll_secs: how long to wait before looking again.
+      timeout_secs: how long to wait for a new checkpoint; None waits for ever.
+      verbose: 0 prints nothing, 1 a line for each evaluation.
+
+    Attributes:
+      history: a dict for each evaluation, in their order: "step", how many batches the training had done, "epoch", how
+        many epochs it had finished, and the logs of `evaluate` by their names.
+      has_evaluated_end: whether the state at the end of the training was evaluated.
+
+    Raises:
+      TypeError: for arguments of a wrong type.
+      ValueError: for values that cannot be used.
+      RuntimeError: if the model is not compiled, or the process is one of several that compute together.
+
+    Example:
+      >>> import numpy as np, trainer
+      >>> from flax import linen as nn
+      >>> def new_model():
+      ...     model = trainer.Sequential([nn.Dense(1)])
+      ...     model.compile("sgd", "mse")
+      ...     return model
+      >>> x, y = np.ones((8, 2)), np.ones((8, 1))
+      >>> backup = trainer.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
+      >>> history = new_model().fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=[backup])
+      >>> evaluations = SidecarEvaluator(new_model(), (x, y), "backup", verbose=0).start()  # in another process
+      >>> [(evaluation["step"], evaluation["epoch"]) for evaluation in evaluations]
+      [(6, 3)]
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/keras/experimental/SidecarEvaluator
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        data: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        steps: int | None = None,
+        max_evaluations: int | None = None,
+        callbacks: Any = None,
+        *,
+        poll_secs: float = 1.0,
+        timeout_secs: float | None = None,
+        verbose: int | str = 1,
+    ):
+        if not isinstance(model, Model):
+            raise errors.wrong_type("model", model, "a `trainer.Model`, made and compiled as in the training")
+        if not isinstance(checkpoint_dir, (str, os.PathLike)):
+            raise errors.wrong_type("checkpoint_dir", checkpoint_dir, "the path of the folder with the checkpoints")
+        if not os.fspath(checkpoint_dir):
+            raise ValueError("`checkpoint_dir` is empty. Give the folder that the training's `BackupAndRestore` has.")
+        output_checks.check_count("steps", steps, 1, optional=True)
+        output_checks.check_count("max_evaluations", max_evaluations, 1, optional=True)
+        _check_secs("poll_secs", poll_secs)
+        if timeout_secs is not None:
+            _check_secs("timeout_secs", timeout_secs)
+        CallbackList(callbacks)  # refuses what is no callback
+        if model.optimizer is None:
+            raise RuntimeError("Call `compile` before `SidecarEvaluator`, with the same arguments as in the training.")
+        if jax.process_count() > 1:
+            raise RuntimeError("`SidecarEvaluator` needs a process of its own, but this one is one of "
+                               f"{jax.process_count()} that compute together. Start another process for it, which "
+                               "makes no strategy for several processes.")
+        self.model = model
+        self.data = data
+        self.checkpoint_dir = os.path.abspath(checkpoint_dir)
+        self.steps = steps
+        self.max_evaluations = max_evaluations
+        self.callbacks = callbacks
+        self.poll_secs = poll_secs
+        self.timeout_secs = timeout_secs
+        self.verbose = output_checks.check_verbose(verbose)
+        self.history: list[dict[str, Any]] = []
+        self.has_evaluated_end = False
+        self._source_of_data()
+
+    def start(self) -> list[dict[str, Any]]:
+        """Evaluates checkpoints until the training has ended. Compiles while there is none yet.
+
+        Returns:
+          `history`. Every call begins anew.
+
+        Raises:
+          TimeoutError: if no new checkpoint came within `timeout_secs`.
+          ValueError: if a checkpoint is of another model or not of a run of `fit`, `checkpoint_dir` is itself a
+            checkpoint, or the data are none that `evaluate` takes.
+          NotADirectoryError: if `checkpoint_dir` is a file.
+          NewerFormatError: if a newer version of the trainer has written a checkpoint.
+        """
+        self.history, self.has_evaluated_end = [], False
+        folder = _FollowedFolder(self.checkpoint_dir)
+        with Reader(self._source_of_data(), self.steps) as reader:  # the model is built on it, too
+            loop.compile_ahead(self.model, "test", reader, passes=1, is_sample=False)
+        waits_since = time.monotonic()
+        while self.max_evaluations is None or len(self.history) < self.max_evaluations:
+            found = folder.read_newest(self.model.current_state)
+            if found is not None:
+                document, state = found
+                if state is not None:
+                    self._evaluate(document, state)
+                if is_at_the_end(document):
+                    self.has_evaluated_end = True
+                    break
+                waits_since = time.monotonic()
+            elif folder.has_ended():
+                self._print(f"The training has ended and deleted its checkpoints before its last state was evaluated; "
+                            f"{self._last_text()}. With `BackupAndRestore(delete_checkpoint=False)` it stays.")
+                break
+            elif self.timeout_secs is not None and time.monotonic() - waits_since > self.timeout_secs:
+                raise TimeoutError(f"No new checkpoint came in {self.timeout_secs:g} s: {folder.description()}, "
+                                   f"{self._last_text()}. Give the folder of the training's `BackupAndRestore`, see "
+                                   "whether the training runs, or wait longer with `timeout_secs`.")
+            else:
+                time.sleep(self.poll_secs)
+        return self.history
+
+    def _evaluate(self, document: dict[str, Any], state: TrainState) -> None:
+        here, there = self.model.run_settings()["precision"], document["settings"]["precision"]
+        if here != there:
+            raise ValueError("The model computes with another precision than that of the run. Received: "
+                             f"{here}, in the checkpoint: {there}. Compile it with the same `precision`.")
+        self.model.load_state(state)
+        x, y, sample_weight = self._parts_of_data()
+        logs = self.model.evaluate(x, y, sample_weight=sample_weight, steps=self.steps, verbose=0,
+                                   callbacks=self.callbacks)
+        place = {"step": document["batches"], "epoch": document["epoch"]}
+        self.history.append({**place, **{name: value for name, value in logs.items() if name not in place}})
+        self._print(f"step {place['step']}, {place['epoch']} of {document['epochs']} epochs - "
+                    + " - ".join(log_texts(logs)))
+
+    def _parts_of_data(self) -> tuple[Any, Any, Any]:
+        if not isinstance(self.data, (tuple, list)) or not self.data or not is_array_tree(self.data[0]):
+            return self.data, None, None
+        if len(self.data) > 3:
+            raise ValueError("`data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. Received: "
+                             f"{errors.describe(self.data)}.")
+        x, y, sample_weight = (*self.data, None, None)[:3]
+        return x, y, sample_weight
+
+    def _source_of_data(self) -> Source:
+        x, y, sample_weight = self._parts_of_data()
+        source = adapt(x, y, sample_weight, steps=self.steps)
+        if source.is_one_shot:
+            raise ValueError("`data` must be data that can be read anew for each checkpoint. Received: a generator or "
+                             "another iterator. Pass arrays, a `trainer.data.Dataset`, or an object whose `__iter__` "
+                             "begins anew.")
+        output_checks.check_holds_steps(source, "steps", self.steps)
+        return source
+
+    def _last_text(self) -> str:
+        if not self.history:
+            return "nothing was evaluated"
+        return f"the last evaluation was of step {self.history[-1]['step']}"
+
+    def _print(self, line: str) -> None:
+        if self.verbose:
+            print(line, flush=True)
+
+
+class _FollowedFolder:
+    """The folder of a run's checkpoints, seen by one who may not write to it and does not hold up who does."""
+
+    def __init__(self, path: str):
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise NotADirectoryError(f"`checkpoint_dir` must be a folder. Received: {path!r}, which is a file.")
+        if is_checkpoint(path):
+            raise ValueError(f"{path!r} is itself a checkpoint. Give the folder that the training's `BackupAndRestore` "
+                             "has, which holds its checkpoints `step_<number>`.")
+        self._checkpoints = CheckpointFolder(path)
+        self._step = -1  # the one that was read last
+        self._looked_at: dict[int, _Identity] = {}
+        self._has_had_some = False
+        self._is_gone = False
+
+    def read_newest(self, state: TrainState) -> tuple[dict[str, Any], TrainState | None] | None:
+        """Returns the newest whole checkpoint that was not returned before: its document and the training state.
+
+        Of one that was saved again, as it is when the epoch ends after it, there is only the document.
+
+        Args:
+          state: a training state of the same shapes, placed as the one that is read shall be.
+        """
+        for step in reversed(self._steps()):
+            if step < self._step:
+                break
+            path = self._checkpoints.path_of(step)
+            identity = _identity(path)
+            if identity is None or identity == self._looked_at.get(step):
+                continue
+            try:
+                checkpoint = open_checkpoint(path)
+                check_is_of_run(path, checkpoint.document)
+                read = restored_state(checkpoint, state) if step > self._step else None
+            except Exception as error:
+                if identity != _identity(path):
+                    continue  # it was deleted or replaced meanwhile
+                if not isinstance(error, CheckpointError) or isinstance(error, NewerFormatError):
+                    raise
+                self._looked_at[step] = identity
+                warnings.warn(f"{error} It is not evaluated.", UserWarning, stacklevel=3)
+                continue
+            # A checkpoint loses its name before its files. So what was read of one that still has it was all there.
+            if identity != _identity(path):
+                continue
+            self._step = step
+            self._looked_at = {step: identity, **{newer: at for newer, at in self._looked_at.items() if newer > step}}
+            return checkpoint.document, read
+        return None
+
+    def has_ended(self) -> bool:
+        """Returns whether there were checkpoints and now, at two looks in a row, there are not even traces of any."""
+        # One look may miss a folder that is renamed during it.
+        was_gone, self._is_gone = self._is_gone, not any(map(_OF_CHECKPOINTS.match, self._names()))
+        return self._has_had_some and was_gone and self._is_gone
+
+    def description(self) -> str:
+        """Returns what is there, for an error message."""
+        path = self._checkpoints.path
+        names = self._names()
+        if self._steps():
+            return f"the newest in {path!r} is 'step_{self._steps()[-1]}'"
+        if names:
+            more = ", ..." if len(names) > _MAX_NAMES else ""
+            return f"{path!r} has no checkpoint of a run, but {', '.join(map(repr, names[:_MAX_NAMES]))}{more}"
+        return f"the folder {path!r} {'is empty' if os.path.isdir(path) else 'does not exist'}"
+
+    def _steps(self) -> list[int]:
+        steps: list[int] = []
+        with contextlib.suppress(FileNotFoundError):  # the folder is just being deleted
+            steps = self._checkpoints.steps()
+        self._has_had_some = self._has_had_some or bool(steps)
+        return steps
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._checkpoints.path))
+        except FileNotFoundError:
+            return []
+
+
+def _identity(path: str) -> _Identity | None:
+    """Returns what differs between two checkpoints of one name; None if there is none."""
+    try:
+        status = os.stat(os.path.join(path, MANIFEST))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _check_secs(argument: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise errors.wrong_type(argument, value, "a number of seconds")
+    if not value > 0:
+        raise ValueError(f"`{argument}` must be more than 0 seconds. Received: {value}.")

@@ -1,0 +1,182 @@
+"""A folder of checkpoints, one per step: which there are, which to resume from, and which to delete.
+
+Owns their names, and what happens to one that is damaged. Knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import warnings
+
+import jax
+
+from trainer.saving.checkpoint import disk, processes
+from trainer.saving.checkpoint.manifest import CheckpointError, NewerFormatError, check_manifest, is_checkpoint
+
+_CHECKPOINT = re.compile(r"step_(0|[1-9][0-9]*)")
+_ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
+
+
+class CheckpointFolder:
+    """The checkpoints `step_<number>` in a folder, which need not exist yet.
+
+    With several processes, all of them call `newest_whole`. What deletes does so on process 0 alone.
+
+    Args:
+      path: the folder. Anything else in it is left alone.
+      keep: how many checkpoints `prune` leaves, 1 or more.
+
+    Raises:
+      ValueError: if `keep` is less than 1.
+
+    >>> from trainer.saving.checkpoint import CheckpointWriter
+    >>> folder = CheckpointFolder("run", keep=1)
+    >>> with CheckpointWriter() as writer:
+    ...     for step in (10, 20):
+    ...         writer.save(folder.path_of(step), {}, {"step": step}, on_saved=folder.prune)
+    >>> folder.steps(), os.path.relpath(folder.newest_whole())
+    ([20], 'run/step_20')
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keep: int = 2):
+        if keep < 1:
+            raise ValueError(f"`keep` must be 1 or more: the checkpoint just saved is never deleted. Received: {keep}.")
+        self.path = os.path.abspath(path)
+        self._keep = keep
+
+    def path_of(self, step: int) -> str:
+        """Returns the path of the checkpoint of a step, 0 or more."""
+        return os.path.join(self.path, f"step_{step}")
+
+    def steps(self) -> list[int]:
+        """Returns the steps with a checkpoint that looks complete, ascending. Its files are not checked."""
+        return [step for step in self._numbered() if is_checkpoint(self.path_of(step))]
+
+    def newest_whole(self) -> str | None:
+        """Returns the newest checkpoint whose files are all as they were written; None if there is none yet.
+
+        One that is damaged is renamed to `corrupt_step_<number>` with a warning, so that it is not taken again; in a
+        folder that cannot be written it is only skipped. Nothing is deleted.
+
+        Returns:
+          Its path.
+
+        Raises:
+          CheckpointError: if there are checkpoints, also ones that were renamed before, but none is whole.
+          NewerFormatError: if a newer version of the trainer has written the newest.
+          PermissionError: if a file may not be read.
+        """
+        return processes.from_first(lambda: self._newest_whole() or "") or None
+
+    def prune(self) -> None:
+        """Deletes the oldest checkpoints beyond `keep`.
+
+        Raises:
+          OSError: if one cannot be deleted.
+        """
+        if jax.process_index() == 0:
+            for step in self.steps()[:-self._keep]:
+                disk.discard(self.path_of(step))
+
+    def prepare(self) -> None:
+        """Makes the folder ready to be saved to: it is there, can be written, and has no leftovers of killed saves.
+
+        A checkpoint that was being replaced when its process was killed gets its name back. No save may be under way.
+
+        Raises:
+          OSError: if the folder cannot be made or written, on process 0; CheckpointError on the others.
+        """
+        processes.from_first(self._prepare)
+
+    def _prepare(self) -> str:
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise type(error)(error.errno, f"Checkpoints cannot be written to the folder ({error.strerror}). Give a "
+                              "folder that can be made and written", self.path) from error
+        self._remove_leftovers()
+        return self.path
+
+    def _remove_leftovers(self) -> None:
+        for name in self._names():
+            for is_old, found in ((False, disk.name_of_temporary(name)), (True, disk.name_of_old(name))):
+                if found is None or not _CHECKPOINT.fullmatch(found):
+                    continue
+                path, place = os.path.join(self.path, name), os.path.join(self.path, found)
+                if is_old and not os.path.lexists(place):
+                    os.rename(path, place)
+                else:
+                    shutil.rmtree(path)
+
+    def delete(self) -> None:
+        """Deletes all checkpoints, damaged ones and leftovers too, and the folder if that leaves it empty.
+
+        A folder that cannot be deleted, as one that a file system is mounted on, stays, and so does the working folder.
+
+        Raises:
+          OSError: if one cannot be deleted.
+        """
+        if jax.process_index() != 0:
+            return
+        for step in self._numbered():
+            disk.discard(self.path_of(step))
+        for name in self._asides():
+            shutil.rmtree(os.path.join(self.path, name))
+        self._remove_leftovers()
+        if os.path.isdir(self.path) and not os.path.samefile(self.path, os.curdir):
+            with contextlib.suppress(OSError):  # it is not empty, for example
+                os.rmdir(self.path)
+
+    def _newest_whole(self) -> str | None:
+        steps = self._numbered()[::-1]
+        found = bool(steps or self._asides())
+        damages: list[str] = []
+        for step in steps:
+            path = self.path_of(step)
+            try:
+                check_manifest(path)
+            except NewerFormatError:
+                raise
+            except CheckpointError as error:
+                damages.append(f"{error} {self._put_aside(step)}")
+                continue
+            for damage in damages:
+                warnings.warn(f"{damage} Taking {path!r} instead.", UserWarning, stacklevel=4)
+            return path
+        if found:
+            raise CheckpointError("\n".join([f"No checkpoint in {self.path!r} is whole. To start anew, move the folder "
+                                             "away or delete it.", *damages]))
+        return None
+
+    def _put_aside(self, step: int) -> str:
+        """Renames a checkpoint so that it is not taken again; returns what became of it, for a message."""
+        name = aside = f"corrupt_step_{step}"
+        number = 1
+        while os.path.lexists(os.path.join(self.path, aside)):
+            number += 1
+            aside = f"{name}_{number}"
+        try:
+            os.rename(self.path_of(step), os.path.join(self.path, aside))
+        except OSError as error:
+            return f"It is skipped, and left where it is ({error.strerror})."
+        return f"It is renamed to {aside!r}."
+
+    def _numbered(self) -> list[int]:
+        matches = (_CHECKPOINT.fullmatch(name) for name in self._names())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _asides(self) -> list[str]:
+        return [name for name in self._names() if _ASIDE.fullmatch(name)]
+
+    def _names(self) -> list[str]:
+        """Returns the names of the folders in this one."""
+        if not os.path.isdir(self.path):
+            return []
+        with os.scandir(self.path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())

@@ -1,0 +1,124 @@
+"""Reads a checkpoint: the document, and the arrays onto any devices.
+
+Owns the checks before anything is restored: that the files are whole and that the arrays are those that are wanted.
+Knows nothing of which checkpoint to take, or of what a state or a document means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import errors
+from trainer.saving import safetensors_file
+from trainer.saving.checkpoint import layout, plain
+from trainer.saving.checkpoint.manifest import CheckpointError, check_manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is known to be whole; `open_checkpoint` returns one.
+
+    Attributes:
+      path: its folder.
+      document: the plain value that was saved with the arrays.
+      specs: each array's shape and dtype by name.
+    """
+
+    path: str
+    document: Any
+    specs: Mapping[str, layout.Spec]
+
+    def restore(self, targets: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Returns the arrays, each of them where its target says; a device reads no more than its part.
+
+        Args:
+          targets: by name, what each array is to be: a `jax.ShapeDtypeStruct` with a sharding, or an array to take
+            shape, dtype and sharding from. The devices may be others, and more or fewer, than those saved from.
+
+        Raises:
+          TypeError: if a target has no sharding.
+          CheckpointError: unless names, shapes and dtypes are exactly the checkpoint's. The message lists them.
+        """
+        structs = {name: _struct_of(name, target) for name, target in targets.items()}
+        self._check_same({name: (struct.shape, np.dtype(struct.dtype)) for name, struct in structs.items()})
+        wanted = {name: struct for name, struct in structs.items() if layout.is_in_state(self.specs[name])}
+        restored = _read_state(os.path.join(self.path, layout.STATE), wanted)
+        return {name: restored[name] if name in restored else _without_elements(struct)
+                for name, struct in structs.items()}
+
+    def _check_same(self, wanted: Mapping[str, layout.Spec]) -> None:
+        missing = [name for name in wanted if name not in self.specs]
+        unexpected = [name for name in self.specs if name not in wanted]
+        different = [f"{name} (checkpoint: {_text_of(self.specs[name])}, wanted: {_text_of(spec)})"
+                     for name, spec in wanted.items() if name in self.specs and self.specs[name] != spec]
+        if missing or unexpected or different:
+            lines = [*errors.listed("missing from the checkpoint", missing, unexpected),
+                     *errors.listed("in the checkpoint but not wanted", unexpected),
+                     *errors.listed("of another shape or dtype", different)]
+            raise CheckpointError(f"The arrays of the checkpoint {self.path!r} are not those that are wanted.\n"
+                                  + "\n".join(lines))
+
+
+def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkpoint:
+    """Opens a checkpoint: checks all of its files and reads its document. The arrays are read by `restore`.
+
+    Args:
+      path: the checkpoint's folder.
+      verify: whether to check the files, which reads each of them once. False is for one that has just been checked.
+
+    Raises:
+      FileNotFoundError: if there is no such folder.
+      NewerFormatError: if a newer version of the trainer has written it.
+      CheckpointError: if a file is missing, cut short or changed. The message names it.
+
+    >>> from trainer.saving.checkpoint import CheckpointWriter
+    >>> with CheckpointWriter() as writer:
+    ...     writer.save("step_3", {"up/bias": jax.numpy.arange(3)}, {"epoch": 1})
+    >>> checkpoint = open_checkpoint("step_3")
+    >>> checkpoint.document, checkpoint.specs
+    ({'epoch': 1}, {'up/bias': ((3,), dtype('int32'))})
+    >>> checkpoint.restore({"up/bias": jax.numpy.zeros(3, "int32")})
+    {'up/bias': Array([0, 1, 2], dtype=int32)}
+    """
+    path = os.path.abspath(path)
+    if verify:
+        check_manifest(path)
+    with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
+        content = json.load(file)
+    with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:
+        document = plain.decode(content["document"], dict(arrays))
+    return Checkpoint(path, document, layout.specs_from_json(content["arrays"]))
+
+
+def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
+    if getattr(target, "sharding", None) is None or not hasattr(target, "dtype"):
+        raise errors.wrong_type(f"targets[{name!r}]", target,
+                                "a `jax.ShapeDtypeStruct` with a sharding, or a JAX array")
+    return jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=target.sharding)
+
+
+def _read_state(path: str, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    if not targets:
+        return {}
+    import orbax.checkpoint as ocp  # takes about a second to import
+
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        items = checkpointer.restore(path, args=ocp.args.StandardRestore(
+            {layout.item_name(name): target for name, target in targets.items()}))
+    return {name: items[layout.item_name(name)] for name in targets}
+
+
+def _without_elements(target: jax.ShapeDtypeStruct) -> jax.Array:
+    whole = np.zeros(target.shape, target.dtype)
+    return jax.make_array_from_callback(target.shape, target.sharding, lambda index: whole[index])
+
+
+def _text_of(spec: layout.Spec) -> str:
+    return f"{spec[1]}{spec[0]}"

@@ -1,0 +1,104 @@
+"""Opens safetensors files, and says what is there instead of one.
+
+Owns the errors about paths that cannot be read, and the checksum of files that hold a text besides their arrays. What
+either is for is their reader's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.core import errors
+from trainer.saving.safetensors_file import ArraysFile, checksum, read_arrays, save_arrays
+
+_CHECKSUM_KEY = "checksum"
+_FIRST_BYTES = {  # of files that are no safetensors files
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file, as Keras writes its weights",
+    b"PK\x03\x04": "a zip archive, as `.keras`, `.npz` and PyTorch's files are",
+    b"\x93NUMPY": "a NumPy file of one array",
+    b"\x80": "a Python pickle, which could run any code and so is never read",
+}
+
+
+def checked_path(argument: str, value: Any) -> str:
+    """Returns a path as a string.
+
+    Raises:
+      TypeError: if `value` is not a path; `argument` says what it was given for.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise errors.wrong_type(argument, value, "a path, such as 'model.safetensors'")
+    return str(os.fspath(value))
+
+
+def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
+    """Opens a safetensors file; see `weights_file.read_arrays`.
+
+    Args:
+      path: the file.
+      expected: what the file should be, for error messages.
+      instead_of_folder: what to do with a folder, a sentence.
+
+    Raises:
+      FileNotFoundError: if there is no such file; names in the folder that look like it are listed.
+      IsADirectoryError: if it is a folder.
+      ValueError: if it is not a safetensors file, or a damaged one.
+    """
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path!r} is a folder. Expected: {expected}. {instead_of_folder}")
+    if not os.path.exists(path):
+        raise _missing(path)
+    try:
+        return read_arrays(path)
+    except ValueError as error:
+        with open(path, "rb") as file:
+            start = file.read(8)
+        for first_bytes, kind in _FIRST_BYTES.items():
+            if start.startswith(first_bytes):
+                raise ValueError(f"{path!r} is {kind}. Expected: {expected}.") from None
+        raise ValueError(f"{error} Expected: {expected}.") from None
+
+
+def save_with_text(path: str, key: str, text: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays and, in the metadata under a key, a text; see `weights_file.save_arrays`."""
+    save_arrays(path, arrays, {key: text, _CHECKSUM_KEY: checksum(text, arrays)})
+
+
+def read_with_text(
+    path: str, key: str, expected: str, instead_of_folder: str, instead_of_others: str
+) -> tuple[str, dict[str, np.ndarray]]:
+    """Returns the text and the arrays of a file that `save_with_text` wrote under the same key.
+
+    Args:
+      path, expected, instead_of_folder: as in `open_arrays`.
+      key: the key of the text.
+      instead_of_others: what to do with a file without such a text, a sentence.
+
+    Raises:
+      FileNotFoundError, IsADirectoryError: as `open_arrays`.
+      ValueError: if the file is something else, or damaged.
+    """
+    with open_arrays(path, expected, instead_of_folder) as file:
+        text = file.metadata.get(key)
+        if text is None:
+            raise ValueError(f"{path!r} is another kind of file. Expected: {expected}. {instead_of_others}")
+        arrays = dict(file)
+        if file.metadata.get(_CHECKSUM_KEY) != checksum(text, arrays):
+            raise ValueError(f"{path!r} is damaged: its content does not have the checksum that it was saved with. "
+                             "Copy the file again, or save it anew.")
+    return text, arrays
+
+
+def _missing(path: str) -> FileNotFoundError:
+    folder, name = os.path.split(path)
+    try:
+        known = os.listdir(folder or ".")
+    except OSError:
+        return FileNotFoundError(f"There is no file {path!r}, nor its folder {folder!r}.")
+    near = errors.near_names(name, sorted(known))
+    hint = f" Did you mean {' or '.join(repr(os.path.join(folder, other)) for other in near)}?" if near else ""
+    return FileNotFoundError(f"There is no file {path!r}.{hint}")

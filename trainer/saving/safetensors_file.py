@@ -1,0 +1,376 @@
+"""Arrays by path in a safetensors file: written whole or not at all, read one at a time, and matched with a model's.
+
+Owns the file format and the report on which of a file's arrays fit. Knows nothing of models, and runs no code from a
+file: it holds a JSON header and raw bytes. The format (https://github.com/huggingface/safetensors) is written and read
+here because the library needs all arrays in host memory to write, reads no float8 into NumPy and lets a name that is
+there twice pass.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import errors, tree_paths
+
+Spec = tuple[tuple[int, ...], Any]  # a shape and a dtype
+
+_CODES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+          "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+          "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+          "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
+_DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
+_KINDS = {"bool": np.bool_, "signed integer": np.signedinteger, "unsigned integer": np.unsignedinteger,
+          "floating": np.floating, "complex": np.complexfloating}
+_METADATA = "__metadata__"
+_ALIGNMENT = 8  # bytes
+
+
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | np.ndarray],
+                metadata: Mapping[str, str] | None = None) -> None:
+    """Writes arrays to a safetensors file, which appears complete under its name or not at all.
+
+    The bytes go to a hidden file in the same folder, which then takes the name in one step. If the save fails, a file
+    that was there before is as it was. Arrays are fetched from their devices one at a time.
+
+    Args:
+      path: the file, in a folder that exists. One that is there is replaced.
+      arrays: arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
+      metadata: text to keep beside them.
+
+    Raises:
+      TypeError: if a name or a text of the metadata is not a string, or a value is not an array.
+      ValueError: if safetensors has no name for an array's dtype, or this process cannot reach all of an array.
+      OSError: if the file cannot be written.
+
+    >>> save_arrays("weights.safetensors", {"up/bias": np.zeros(3, np.float32)}, {"epoch": "4"})
+    >>> with read_arrays("weights.safetensors") as weights:
+    ...     weights["up/bias"], weights.metadata
+    (array([0., 0., 0.], dtype=float32), {'epoch': '4'})
+    """
+    target = os.path.realpath(path)  # of a link, what it points to is replaced
+    folder, file_name = os.path.split(target)
+    if os.path.isdir(target):
+        raise IsADirectoryError(f"{os.fspath(path)!r} is a folder. Give the name of a file.")
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{os.fspath(path)!r} cannot be written: there is no folder {folder!r}. Make it first.")
+    # Widest first, so that each array starts at a multiple of its items' size.
+    codes = {name: _code(name, array) for name, array in arrays.items()}
+    order = sorted(codes, key=lambda name: -_DTYPES[codes[name]].itemsize)
+    header = _header(arrays, codes, order, metadata)
+    temporary = os.path.join(folder, f".{file_name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            for name in order:
+                file.write(_bytes_of(_fetch(arrays[name]), _DTYPES[codes[name]]))
+                gc.collect(1)  # since JAX 0.12 a fetched array can be part of a reference cycle
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a write does not say of what
+            error.filename = os.fspath(path)
+        raise
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the new name is on the disk only after this
+    finally:
+        os.close(directory)
+
+
+def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
+    """Opens a safetensors file: a mapping from names to arrays, each of them read when it is asked for.
+
+    Args:
+      path: the file.
+
+    Returns:
+      The open file. Use it in a `with` statement, or call its `close`.
+
+    Raises:
+      OSError: if the file cannot be opened.
+      ValueError: if it is not a safetensors file, is cut short, or its header contradicts itself or the file.
+
+    >>> save_arrays("weights.safetensors", {"up/kernel": np.ones((2, 3), np.int8)})
+    >>> with read_arrays("weights.safetensors") as weights:
+    ...     list(weights), weights.shapes
+    (['up/kernel'], {'up/kernel': ((2, 3), dtype('int8'))})
+    """
+    file = open(path, "rb")  # noqa: SIM115  ArraysFile closes it
+    try:
+        return ArraysFile(os.fspath(path), file)
+    except BaseException:
+        file.close()
+        raise
+
+
+class ArraysFile(Mapping[str, np.ndarray]):
+    """The arrays of an open safetensors file by name; `read_arrays` opens one.
+
+    Attributes:
+      metadata: the text that was saved beside the arrays.
+      shapes: each array's shape and dtype by name, in the header's order.
+    """
+
+    def __init__(self, path: str, file: BinaryIO):
+        self._path, self._file = path, file
+        size = os.fstat(file.fileno()).st_size
+        self._data_start = 8 + int.from_bytes(file.read(8), "little")
+        if size < 8 or self._data_start > size:
+            raise ValueError(f"{path!r} is not a safetensors file, or was cut short: a header of "
+                             f"{self._data_start - 8} bytes does not fit into {size} bytes.")
+        try:
+            header = json.loads(file.read(self._data_start - 8).decode(), object_pairs_hook=_unique)
+            self.metadata, self.shapes, self._offsets = _parsed(header)
+        except _HeaderError as error:
+            raise ValueError(f"{path!r} has a damaged header: {error}.") from None
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path!r} is not a safetensors file, or its header is damaged: it has no JSON where a "
+                             "header would be.") from None
+        described = self._data_start + max((end for _, end in self._offsets.values()), default=0)
+        if described != size:
+            raise ValueError(f"{path!r} is {'cut short' if size < described else 'too long'}: its header describes "
+                             f"{described} bytes, it has {size}.")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.shapes:
+            near = errors.near_names(str(name), self.shapes)
+            hint = f" Did you mean {' or '.join(repr(known) for known in near)}?" if near else ""
+            raise KeyError(f"{self._path!r} has no array {name!r}.{hint}")
+        shape, dtype = self.shapes[name]
+        begin, end = self._offsets[name]
+        values = np.empty(end - begin, np.uint8)
+        done = 0
+        while done < len(values):  # one call reads 2 GiB at most
+            count = os.preadv(self._file.fileno(), [values[done:].data], self._data_start + begin + done)
+            if count == 0:
+                raise ValueError(f"{self._path!r} was cut short while it was open: {name!r} cannot be read.")
+            done += count
+        return values.view(dtype).reshape(shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes  # without reading the array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def close(self) -> None:
+        """Closes the file. Arrays that were read stay as they are."""
+        self._file.close()
+
+    def __enter__(self) -> ArraysFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class MatchReport:
+    """Which arrays of a file are loaded into which of a model's.
+
+    Attributes:
+      matched: names in both, of one shape and one kind of dtype.
+      missing: names that the model has and the file has not.
+      unexpected: names that the file has and the model has not.
+      mismatched: names in both whose shapes or kinds of dtype differ, with (shape, dtype) in the file and in the model.
+      skipped: names in either that no pattern selects; they are in none of the others.
+    """
+
+    matched: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: Mapping[str, tuple[Spec, Spec]]
+    skipped: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.matched)} arrays match."]
+        lines += errors.listed("missing from the file", self.missing, self.unexpected)
+        lines += errors.listed("not in the model", self.unexpected, self.missing)
+        lines += errors.listed("of another shape or kind of dtype",
+                         [f"{name} (file: {_spec_text(found)}, model: {_spec_text(wanted)})"
+                          for name, (found, wanted) in self.mismatched.items()])
+        return "\n".join(lines + errors.listed("selected by no pattern", self.skipped))
+
+    def raise_unless_complete(self, partial: bool = False) -> None:
+        """Checks that everything selected can be loaded.
+
+        Args:
+          partial: whether arrays may be missing from the file or from the model, as long as one matches.
+
+        Raises:
+          ValueError: if an array is missing or unexpected and `partial` is false, if shapes or kinds of dtype differ,
+            or if `partial` is true and nothing matches.
+        """
+        incomplete = bool(self.missing or self.unexpected)
+        if self.mismatched or (incomplete and not (partial and self.matched)):
+            hint = "" if self.mismatched or not self.matched else "\nPass `partial=True` to load those that match."
+            raise ValueError(f"The file's arrays do not fit the model. {self}{hint}")
+
+
+def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
+                 patterns: Sequence[str] | None = None) -> MatchReport:
+    """Tells which arrays of a file can be loaded into which of a model's.
+
+    Dtypes match if they are of one kind, as float32 and bfloat16 are: the reader casts.
+
+    Args:
+      available: shape and dtype by name in the file, as `ArraysFile.shapes` has them.
+      wanted: shape and dtype by name in the model.
+      patterns: regular expressions over whole path segments, as `paths.matches` takes them: names that match none are
+        left out. None selects all.
+
+    Raises:
+      TypeError: if `patterns` is one string, or has anything but strings.
+      ValueError: if `patterns` is empty, or a pattern is not a regular expression or matches no wanted name.
+
+    >>> file = {"up/bias": ((3,), np.dtype("float32")), "down/bias": ((3,), np.dtype("float32"))}
+    >>> print(match_arrays(file, {"up/bias": ((2,), np.dtype("float32"))}))
+    0 arrays match.
+    1 not in the model: down/bias
+    1 of another shape or kind of dtype: up/bias (file: float32(3,), model: float32(2,))
+    """
+    names = list(dict.fromkeys([*wanted, *available]))
+    selected = set(names)
+    if patterns is not None:
+        tree_paths.check_patterns("patterns", patterns, wanted)
+        if not patterns:
+            raise ValueError("`patterns` is empty, which would load nothing. Pass None to load everything.")
+        selected = {name for name in names if any(tree_paths.matches(pattern, name) for pattern in patterns)}
+    chosen = [name for name in names if name in selected]
+    shared = [name for name in chosen if name in wanted and name in available]
+    mismatched = {name: (available[name], wanted[name]) for name in shared
+                  if _comparable(available[name]) != _comparable(wanted[name])}
+    return MatchReport(matched=tuple(name for name in shared if name not in mismatched),
+                       missing=tuple(name for name in chosen if name not in available),
+                       unexpected=tuple(name for name in chosen if name not in wanted), mismatched=mismatched,
+                       skipped=tuple(name for name in names if name not in selected))
+
+
+def checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of all that a file says: a text, and each array's name, shape, dtype and bytes."""
+    digest = hashlib.sha256()
+    for name, values in [(text, None), *sorted(arrays.items())]:
+        header = name if values is None else json.dumps([name, values.shape, str(values.dtype)])
+        digest.update(len(header.encode()).to_bytes(8, "little") + header.encode())
+        if values is not None:
+            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+class _HeaderError(Exception):
+    """What is wrong with a header."""
+
+
+def _code(name: Any, array: Any) -> str:
+    if not isinstance(name, str):
+        raise errors.wrong_type("arrays", name, "a mapping from names, which are strings, to arrays")
+    if name == _METADATA:
+        raise ValueError(f"No array can have the name {_METADATA!r}: the format keeps it for the metadata. Rename it.")
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise errors.wrong_type(f"arrays[{name!r}]", array, "a JAX or NumPy array")
+    if array.dtype.name not in _CODES:
+        hint = " Save `jax.random.key_data` of it." if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else ""
+        raise ValueError(f"The array {name!r} has the dtype {array.dtype}, which a safetensors file cannot hold.{hint} "
+                         f"It can hold: {', '.join(_CODES)}.")
+    if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        raise ValueError(f"The array {name!r} is split over several processes, so this one cannot save it. Gather it "
+                         "first, with `jax.experimental.multihost_utils.process_allgather(array, tiled=True)`.")
+    return _CODES[array.dtype.name]
+
+
+def _header(arrays: Mapping[str, Any], codes: Mapping[str, str], order: Iterable[str],
+            metadata: Mapping[str, str] | None) -> bytes:
+    offsets, end = {}, 0
+    for name in order:
+        begin, end = end, end + math.prod(arrays[name].shape) * _DTYPES[codes[name]].itemsize
+        offsets[name] = [begin, end]
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    if not all(isinstance(text, str) for pair in (metadata or {}).items() for text in pair):
+        raise TypeError("`metadata` must map strings to strings. Received: a key or a value of another type.")
+    for name, code in codes.items():
+        header[name] = {"dtype": code, "shape": [int(dim) for dim in arrays[name].shape], "data_offsets": offsets[name]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % _ALIGNMENT)
+
+
+def _fetch(array: Any) -> np.ndarray:
+    if isinstance(array, jax.Array):
+        # JAX keeps a host copy for as long as its array lives. This one has the same buffers and lives for one write.
+        array = jax.make_array_from_single_device_arrays(array.shape, array.sharding,
+                                                         [shard.data for shard in array.addressable_shards])
+    return np.asarray(array)
+
+
+def _bytes_of(values: np.ndarray, dtype: np.dtype) -> memoryview:
+    return np.ascontiguousarray(values, dtype).reshape(-1).view(np.uint8).data
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = collections.Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _HeaderError(f"the name {repeated!r} is there twice")
+    return found
+
+
+def _parsed(header: Any) -> tuple[dict[str, str], dict[str, Spec], dict[str, tuple[int, int]]]:
+    if not isinstance(header, dict):
+        raise _HeaderError("it is not a JSON object")
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise _HeaderError("its metadata does not map strings to strings")
+    shapes: dict[str, Spec] = {}
+    offsets: dict[str, tuple[int, int]] = {}
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+            raise _HeaderError(f"{name!r} lacks a dtype, a shape or offsets")
+        code, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(code, str) or code not in _DTYPES:
+            raise _HeaderError(f"{name!r} has the dtype {code!r}, which is not one of {', '.join(_DTYPES)}")
+        if not _are_sizes(shape) or not _are_sizes(span) or len(span) != 2:
+            raise _HeaderError(f"{name!r} has a shape or offsets that are not whole numbers")
+        if span[1] - span[0] != math.prod(shape) * _DTYPES[code].itemsize:
+            raise _HeaderError(f"{name!r} has {span[1] - span[0]} bytes, which its shape {tuple(shape)} of "
+                               f"{_DTYPES[code]} does not fill")
+        shapes[name], offsets[name] = (tuple(shape), _DTYPES[code]), (span[0], span[1])
+    expected = 0
+    for name, (begin, end) in sorted(offsets.items(), key=lambda item: item[1]):
+        if begin != expected:
+            raise _HeaderError(f"{name!r} starts at byte {begin}, the array before it ends at byte {expected}: they "
+                               f"{'overlap' if begin < expected else 'leave a gap'}")
+        expected = end
+    return metadata, shapes, offsets
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _comparable(spec: Spec) -> tuple[tuple[int, ...], str]:
+    shape, dtype = spec
+    kinds = (kind for kind, parent in _KINDS.items() if jnp.issubdtype(dtype, parent))
+    return tuple(shape), next(kinds, str(dtype))
+
+
+def _spec_text(spec: Spec) -> str:
+    return f"{spec[1]}{tuple(spec[0])}"

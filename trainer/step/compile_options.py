@@ -1,0 +1,107 @@
+"""What `compile` says about how a step computes, apart from its loss, metrics and optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.compile import recompilation_guard
+from trainer.core import errors, precision, tree_paths
+from trainer.step import output_checks
+
+BATCH_NORM_POLICIES = ("global", "per_replica")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileOptions:
+    """The options of `Model.compile`, checked; see there for what they mean.
+
+    Attributes:
+      eager: whether steps run uncompiled.
+      policy: the dtype policy of `precision`; None without one.
+    """
+
+    steps_per_execution: int | str = "auto"
+    eager: bool = False
+    microbatches: int = 1
+    policy: precision.Policy | None = None
+    batch_norm: str = "global"
+    remat: bool = False
+    ema_decay: float | None = None
+    freeze: tuple[str, ...] = ()
+    data_on_device: bool | str = "auto"
+    compile_guard: str = "warn"
+    skip_non_finite: bool = False
+
+    @classmethod
+    def checked(
+        cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
+        batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
+        skip_non_finite: Any,
+    ) -> CompileOptions:
+        """Returns the options for the arguments of `compile`.
+
+        Raises:
+          ValueError: for values that cannot be used.
+          TypeError: for arguments of a wrong type.
+        """
+        if batch_norm not in BATCH_NORM_POLICIES:
+            raise errors.unknown_name("batch_norm", str(batch_norm), BATCH_NORM_POLICIES)
+        if steps_per_execution != "auto":
+            output_checks.check_count("steps_per_execution", steps_per_execution, 1)
+        if jit_compile not in (True, False, "auto"):
+            raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
+        output_checks.check_count("microbatches", microbatches, 1)
+        for name, value in (("remat", remat), ("skip_non_finite", skip_non_finite)):
+            if not isinstance(value, bool):
+                raise errors.wrong_type(name, value, "True or False")
+        if not isinstance(data_on_device, bool) and data_on_device != "auto":
+            raise ValueError(f"`data_on_device` must be True, False or 'auto'. Received: {data_on_device!r}.")
+        return cls(
+            steps_per_execution=steps_per_execution,
+            eager=bool(run_eagerly) or jit_compile is False,
+            microbatches=microbatches,
+            policy=precision.get(precision_name),
+            batch_norm=batch_norm,
+            remat=remat,
+            ema_decay=_checked_decay(ema_decay),
+            freeze=_checked_patterns(freeze),
+            data_on_device=data_on_device,
+            compile_guard=recompilation_guard.check_mode(guard_mode),
+            skip_non_finite=skip_non_finite,
+        )
+
+    def stored(self, params: Any) -> Any:
+        """Returns parameters in the dtypes that they are stored in."""
+        return params if self.policy is None else self.policy.cast_params(params)
+
+    def is_frozen(self, path: str) -> bool:
+        """Returns whether the parameter of a path stays as it is."""
+        return any(tree_paths.matches(pattern, path) for pattern in self.freeze)
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether there is a dynamic loss scale."""
+        return self.policy is not None and self.policy.scales_gradients
+
+
+def _checked_decay(ema_decay: Any) -> float | None:
+    if ema_decay is None:
+        return None
+    if not isinstance(ema_decay, (int, float)) or isinstance(ema_decay, bool):
+        raise errors.wrong_type("ema_decay", ema_decay, "a number between 0 and 1, such as 0.999")
+    if not 0 <= ema_decay < 1:
+        raise ValueError(f"`ema_decay` must be at least 0 and below 1, such as 0.999. Received: {ema_decay}.")
+    return float(ema_decay)
+
+
+def _checked_patterns(freeze: Any) -> tuple[str, ...]:
+    if freeze is None:
+        return ()
+    patterns = (freeze,) if isinstance(freeze, str) else freeze
+    if not isinstance(patterns, Sequence):
+        raise errors.wrong_type("freeze", freeze, "a list of path patterns, such as ['encoder']")
+    for pattern in patterns:
+        tree_paths.check_pattern("freeze", pattern)
+    return tuple(patterns)

@@ -1,0 +1,166 @@
+"""The loss of a compiled model: the sum over its outputs, exact over all replicas and without padded rows."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from trainer import losses
+from trainer.core import errors
+from trainer.core.replica_context import get_replica_context
+from trainer.losses.base import BuiltinLoss, divide_sum, values_per_row, weighted_sum
+from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
+
+
+class OutputLoss(NamedTuple):
+    """The loss of one output.
+
+    Attributes:
+      name: the output's name; None if it is the only one.
+      loss: its loss; None if it has none.
+      factor: its entry of `loss_weights`.
+      shape: the shape of this replica's output.
+    """
+
+    name: str | None
+    loss: losses.Loss | None
+    factor: float | None
+    shape: tuple[int, ...]
+
+
+class CompiledLoss:
+    """The `loss` and `loss_weights` of `compile`, resolved at the first batch.
+
+    Args:
+      loss: a name, function or `Loss`; or a dict by output name, or a list, of these. None entries have no loss.
+      loss_weights: factors of the single losses: a number, or a dict or list like `loss`.
+
+    Raises:
+      ValueError: for an unknown name, a reduction that gives no scalar, or `loss_weights` that do not fit.
+      TypeError: for a loss of a wrong type.
+
+    Attributes:
+      per_output: the loss of each output, once a first batch was seen.
+      outputs: the shapes of the outputs of that batch.
+    """
+
+    def __init__(self, loss: Any, loss_weights: Any = None):
+        if loss_weights is not None and not isinstance(loss_weights, (int, float, list, tuple, Mapping)):
+            raise errors.wrong_type("loss_weights", loss_weights, "a number, or a list or dict of numbers")
+        for factor in jax.tree.leaves(loss_weights):
+            if not isinstance(factor, numbers.Real):
+                raise TypeError("`loss_weights` must hold numbers. Received: a value of type "
+                                f"{type(factor).__name__}. Pass metrics by name: `metrics=[...]`.")
+            if not math.isfinite(factor):
+                raise ValueError(f"`loss_weights` must hold finite numbers. Received: {factor}.")
+        self._choices = jax.tree.map(_resolve, loss, is_leaf=lambda leaf: not isinstance(leaf, (Mapping, list, tuple)))
+        self._weights = loss_weights
+        if isinstance(loss_weights, (Mapping, list, tuple)) and isinstance(loss, (Mapping, list, tuple)) \
+                and len(loss_weights) != len(loss):
+            raise ValueError(f"`loss_weights` must match the number of losses, got {len(loss)} losses and "
+                             f"{len(loss_weights)} weights.")
+        self.per_output: list[OutputLoss] = []
+        self.outputs: Any = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is any loss at all."""
+        return bool(jax.tree.leaves(self._choices))
+
+    @property
+    def expects_probabilities(self) -> bool:
+        """Whether the loss of some output does, as far as a first batch has shown."""
+        return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
+
+    @property
+    def has_custom(self) -> bool:
+        """Whether the loss of some output is the user's own, as far as a first batch has shown."""
+        return any(entry.loss is not None and not isinstance(entry.loss, BuiltinLoss) for entry in self.per_output)
+
+    def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
+        """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
+
+        A scalar is `sum over this replica's real rows * replicas / number of values over all replicas`, so that its
+        mean over the replicas is the loss of the whole batch.
+
+        Raises:
+          ValueError: if targets, weights and outputs do not fit each other, an output that has a loss has other rows
+            than the batch, or there is no loss.
+        """
+        if not self.is_given:
+            raise ValueError("No loss to compute. Give one to `compile(loss=...)`, or override `compute_loss`.")
+        if y is None:
+            raise ValueError("The loss needs targets, but `y` was not given. Pass `fit(x, y)`, or batches `(x, y)`.")
+        outputs_list, rows = jax.tree.leaves(outputs), get_replica_context().rows
+        targets = match_arrays("y", y, outputs)
+        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
+        if not self.per_output:
+            self.per_output = self._matched(outputs)
+            self.outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), outputs)
+        values = {}
+        for entry, target, output, weight in zip(self.per_output, targets, outputs_list, weights, strict=True):
+            if entry.loss is None:
+                continue
+            if target is None:
+                raise ValueError(f"Output {entry.name!r} has a loss, but `y` has no targets for it.")
+            if rows is not None and output.shape[:1] not in ((), (rows,)):
+                # A loss of the user's own may broadcast it against the targets, and be of no row.
+                raise without_rows(output, rows, "Reshape it to (rows, ...), or override `compute_loss`.")
+            values[entry.name] = _mean_over_replicas(entry.loss, target, output, weight)
+        return values
+
+    def total(self, values: Mapping[str | None, jax.Array]) -> jax.Array:
+        """Returns the sum of the outputs' losses, each times its entry of `loss_weights`."""
+        factors = {entry.name: entry.factor for entry in self.per_output if entry.factor is not None}
+        weighted = (value * factors[name] if name in factors else value for name, value in values.items())
+        return sum(weighted, start=jnp.zeros((), jnp.float32))
+
+    def _matched(self, outputs: Any) -> list[OutputLoss]:
+        chosen = match_choices("loss", self._choices, outputs, lambda choices: True)
+        factors = match_choices("loss_weights", self._weights, outputs, lambda choices: True)
+        leaves = jax.tree.leaves(outputs)
+        return [
+            OutputLoss(name, loss, factor, tuple(leaf.shape))
+            for name, loss, factor, leaf in zip(output_names(outputs), chosen, factors, leaves, strict=True)
+        ]
+
+
+def _resolve(choice: Any) -> losses.Loss | None:
+    if choice is None:
+        return None
+    loss = losses.as_loss(choice)
+    if loss.reduction in (None, "none"):
+        raise ValueError(f"The loss {loss.name!r} has reduction {loss.reduction!r}, which gives no scalar to minimise. "
+                         "Use 'sum_over_batch_size', the default, or 'sum' or 'mean_with_sample_weight'.")
+    return loss
+
+
+def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weight: Any) -> jax.Array:
+    context = get_replica_context()
+    replicas, mask = context.num_replicas_in_sync, context.padding_mask
+    values = loss.values(target, output)
+    if values.ndim == 0:
+        if mask is None and sample_weight is None:
+            return values * replicas if loss.reduction == "sum" else values
+        values = values_per_row(loss.values, target, output)
+    rows = values.shape[0]
+    if context.rows not in (None, rows):
+        # Such values cannot be weighted by row, nor be left out where rows pad the last batch.
+        raise ValueError(f"The loss {loss.name!r} must return values of shape (rows, ...) with "
+                         f"rows={context.rows}. Received: values of shape {values.shape}. Do not flatten rows: reduce "
+                         "over the other axes only.")
+    kept = loss.mask(target, output)
+    if mask is not None:
+        is_real = jnp.broadcast_to(mask.reshape(rows, *[1] * (values.ndim - 1)) > 0, values.shape)
+        kept = is_real if kept is None else kept & is_real
+    local_sum, divisor = weighted_sum(values, loss.reduction, sample_weight, kept)
+    if isinstance(divisor, int):
+        divisor *= replicas  # known without asking the others
+    elif divisor is not None:
+        divisor = context.sum(divisor)
+    return divide_sum(local_sum * replicas, divisor)

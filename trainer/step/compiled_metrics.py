@@ -1,0 +1,156 @@
+"""The metrics of a compiled model: which metric reads which output, and under which name its log appears."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from trainer import metrics
+from trainer.core import errors
+from trainer.core.replica_context import get_replica_context
+from trainer.losses.base import broadcast_sample_weight
+from trainer.step.compiled_loss import CompiledLoss
+from trainer.step.output_matching import match_arrays, match_choices, output_names
+from trainer.step.running_logs import MetricValue
+
+
+class _Entry(NamedTuple):
+    log_name: str
+    metric: metrics.Metric
+    output: int
+    weighted: bool
+
+
+class CompiledMetrics:
+    """The `metrics` and `weighted_metrics` of `compile`, resolved at the first batch.
+
+    Args:
+      plain: metrics that ignore sample weights: a list for all outputs, a dict by output name, or a list of lists.
+      weighted: metrics that use sample weights, given alike.
+      loss: the model's loss: "crossentropy" takes logits where the loss of the same output does.
+
+    Raises:
+      TypeError: if either is none of these.
+    """
+
+    def __init__(self, plain: Any = None, weighted: Any = None, loss: CompiledLoss | None = None):
+        for argument, given in (("metrics", plain), ("weighted_metrics", weighted)):
+            if given is not None and not isinstance(given, (list, tuple, Mapping)):
+                raise errors.wrong_type(argument, given, "a list, or a dict by output name")
+        self._plain, self._weighted, self._loss = plain, weighted, loss
+        self._entries: list[_Entry] | None = None
+
+    @property
+    def per_output(self) -> list[tuple[metrics.Metric, int]]:
+        """Each metric and the number of its output, in the order of their logs; empty until the first batch."""
+        return [(entry.metric, entry.output) for entry in self._entries or []]
+
+    @property
+    def metrics(self) -> list[metrics.Metric]:
+        """The metrics in the order of their logs; empty until the first batch."""
+        return [entry.metric for entry in self._entries or []]
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """For each log with a better end, "max" or "min"."""
+        return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
+
+    def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
+        """Returns each metric's accumulators over this replica's real rows, by log name.
+
+        Raises:
+          ValueError: if a name is unknown, or targets and outputs do not fit a metric.
+        """
+        if not self._plain and not self._weighted:
+            return {}
+        targets = match_arrays("y", y, outputs)
+        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
+        predictions = jax.tree.leaves(outputs)
+        if self._entries is None:
+            # Metrics make their accumulators as they are built: concrete arrays, also when a step is being traced.
+            with jax.ensure_compile_time_eval():
+                self._entries = self._match(targets, outputs)
+        values = {}
+        for entry in self._entries:
+            target, weight = targets[entry.output], weights[entry.output] if entry.weighted else None
+            if target is None:
+                raise _no_targets(entry.metric.name, output_names(outputs)[entry.output])
+            values[entry.log_name] = _update(entry.metric, target, predictions[entry.output], weight)
+        return values
+
+    def _match(self, targets: list[Any], outputs: Any) -> list[_Entry]:
+        names, predictions = output_names(outputs), jax.tree.leaves(outputs)
+        losses = [entry.loss for entry in self._loss.per_output] if self._loss else []
+        entries: list[_Entry] = []
+        # The logs of the losses: a metric of a function called `loss` must not replace them.
+        taken = {"loss", *(f"{name}_loss" for name in names)}
+        for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
+            per_output = match_choices(
+                argument, given, outputs, lambda choices: len(names) > 1 and len(choices) == len(names))
+            for index, (output_name, chosen) in enumerate(zip(names, per_output, strict=True)):
+                if chosen is None:
+                    continue
+                for identifier in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
+                    if targets[index] is None:
+                        raise _no_targets(identifier, output_name)
+                    spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
+                    output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
+                    metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
+                    name = _free_name(metric.name, output_name, weighted, taken)
+                    taken.add(name)
+                    entries.append(_Entry(name, metric, index, weighted))
+        return entries
+
+
+def _no_targets(metric: Any, output_name: str | None) -> ValueError:
+    return ValueError(f"There is the metric {metric!r} for output {output_name!r}, but `y` has no targets for it.")
+
+
+def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[str]) -> str:
+    prefix = "" if output_name is None else f"{output_name}_"
+    candidate = prefix + name
+    if weighted and candidate in taken:
+        candidate = f"{prefix}weighted_{name}"
+    number, free = 0, candidate
+    while free in taken:
+        number += 1
+        free = f"{candidate}_{number}"
+    return free
+
+
+def _update(metric: metrics.Metric, target: Any, prediction: Any, sample_weight: Any) -> MetricValue:
+    mask = get_replica_context().padding_mask
+    start = metric.stateless_reset_state()
+    weights = () if sample_weight is None else (sample_weight,)
+    if mask is None:
+        return MetricValue(metric.stateless_update_state(start, target, prediction, *weights), metric)
+    masked = mask if sample_weight is None else sample_weight * broadcast_sample_weight(sample_weight, mask)
+    update = functools.partial(metric.stateless_update_state, start, target, prediction)
+    if _depends_on_weights(metric, update, masked):
+        return MetricValue(update(masked), metric)
+
+    # A metric that leaves weights out is not to see padding at all.
+    def add_row(variables: list[jax.Array], row: Any) -> tuple[list[jax.Array], None]:
+        is_real, *arguments = row
+        updated = metric.stateless_update_state(variables, *(argument[None] for argument in arguments))
+        return [jnp.where(is_real > 0, new, old) for new, old in zip(updated, variables, strict=True)], None
+
+    variables, _ = lax.scan(add_row, start, (mask, target, prediction, *weights))
+    return MetricValue(variables, metric)
+
+
+def _depends_on_weights(metric: metrics.Metric, update: Callable[..., Any], sample_weight: jax.Array) -> bool:
+    parameters = inspect.signature(metric.update_state).parameters.values()
+    is_taken = any(parameter.name == "sample_weight" or parameter.kind == parameter.VAR_POSITIONAL
+                   for parameter in parameters)
+    if not is_taken:
+        return False
+    program = jax.make_jaxpr(update)(sample_weight).jaxpr
+    weights = program.invars[0]
+    return any(weights is variable for equation in program.eqns for variable in equation.invars)

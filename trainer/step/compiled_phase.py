@@ -1,0 +1,336 @@
+"""A phase of a run, such as training: its step, traced, sized and compiled over a strategy's mesh.
+
+A compiled phase is one function that serves every group of batches of one shape; another shape, such as an uneven last
+batch, compiles once more. How many steps are fused into one execution is decided here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from trainer.compile.cost_analysis import Cost, cost_of
+from trainer.compile.cpu_conv_layout import with_fast_convolutions
+from trainer.compile.jit import compile_lowered, compiled, compiling
+from trainer.compile.recompilation_guard import CompileGuard
+from trainer.core.replica_context import ReplicaContext
+from trainer.core.timing import Timing
+from trainer.data import Group
+from trainer.data.resident import batch_at, stack_length
+from trainer.distribute import Strategy
+from trainer.distribute.placement.placement import PlacedGroup, to_devices
+from trainer.step import running_logs, steps
+
+
+def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
+    # What any process may do with them alone: each device has them whole.
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), running)
+
+
+def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
+    """Returns what `CompiledPhase.begin_results` began, as floats, or numpy arrays where there are several values."""
+    fetched = jax.device_get(values)
+    return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
+
+
+def _nbytes(tree: Any) -> int:
+    """Returns how many bytes the leaves of a tree of arrays or shapes take, one at least."""
+    return max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)), 1)
+
+
+def _power_of_two(most: float) -> int:
+    """Returns the largest power of two that is at most `most`; 1 for less than that."""
+    return 2 ** (int(max(most, 1.0)).bit_length() - 1)
+
+
+class FusingLimits(NamedTuple):
+    """How many steps of what cost, in floating-point operations, go into one execution.
+
+    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second as a rule. On CPU,
+    steps that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from
+    the system anew for each execution, is theirs together.
+
+    Attributes:
+      small: steps of at most this cost are fused up to `group`.
+      group: the cost of an execution of small steps.
+      middling: of larger steps of at most this cost, `FEW_STEPS` are fused. Others run on their own, and so do those
+        with more than `small` in loops, whose turns take long for their arithmetic.
+    """
+
+    small: float
+    group: float
+    middling: float
+
+
+_CPU_LIMITS = FusingLimits(small=2e8, group=4e9, middling=4e9)
+_ACCELERATOR_LIMITS = FusingLimits(small=2e11, group=4e12, middling=2e11)
+FEW_STEPS = 4
+FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
+# Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
+# held up by the Python code that each takes.
+FUSED_BYTES_OF_ARRAYS = 8 * 2**20
+MAX_FUSED_STEPS = 256
+
+_ONE_BATCH: dict[str, Callable[..., Any]] = {
+    "train": steps.train_one_batch, "test": steps.test_one_batch, "predict": steps.predict_one_batch}
+_GROUP: dict[str, Callable[..., Any]] = {
+    "train": steps.train_group, "test": steps.test_group, "predict": steps.predict_group}
+
+
+class CompiledPhase:
+    """One phase's step, compiled over a strategy's mesh.
+
+    Args:
+      kind: "train", "test" or "predict".
+      user_step: the model's `train_step`, `test_step` or `predict_step`.
+      strategy: the mesh, the placement and the reduction.
+      steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
+      eager: whether the step runs uncompiled, operation by operation, as one replica.
+      compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
+
+    Attributes:
+      steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
+      empty_logs: the running logs of an epoch without steps.
+      log_names: the names of the logs.
+    """
+
+    def __init__(
+        self, kind: str, user_step: steps.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,
+        compile_guard: str = "off",
+    ):
+        self._kind = kind
+        self._strategy = strategy
+        self._eager = eager
+        self._requested = 1 if eager else steps_per_execution
+        make_context = ReplicaContext if eager else strategy.replica_context
+        one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
+        if eager:
+            self._one_batch = functools.partial(self._eagerly, one_batch)
+        else:
+            # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
+            shared = compiled(one_batch)
+            if strategy.is_on_cpu:
+                shared = compiled(with_fast_convolutions(shared))
+            self._one_batch = functools.partial(self._on_replicas, shared)
+        self._compile_guard = compile_guard
+        self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
+        self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
+        self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
+        self._cost: Callable[[], Cost | None] | None = None  # of a step
+        self._program: Callable[[], str] | None = None  # returns the text of a step
+        self._results: Any = None  # a compiled function, once `prepare` has seen a batch
+        self._state_shardings: Any = None
+        self.steps_per_execution = 1
+        self.empty_logs: Any = None
+        self.log_names: tuple[str, ...] = ()
+
+    def prepare(self, state: Any, batch: Any) -> None:
+        """Traces a step on the shapes of a host batch, so that data it cannot take are refused before it compiles.
+
+        It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. How many steps "auto" fuses
+        follows from the size of the batch and the cost of the program, never from a clock, so a resumed run decides
+        alike. An eager step runs instead, as its code need not be traceable.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if spec not in self._affordable:
+            stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
+            group = self._strategy.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
+            if self._eager:
+                shapes, cost = self._one_step(state, group.data, group.mask), None
+            else:
+                traced = compiled(self._one_step).trace(state, group.data, group.mask)
+                shapes, cost = traced.out_info, functools.cache(lambda: cost_of(traced))
+                self._program = self._program or (lambda: traced.lower().as_text())
+            self._cost = self._cost or cost
+            if self._state_shardings is None:
+                self._learn(shapes, state)
+            placed = (group.data, shapes) if self._kind == "predict" else group.data
+            self._affordable[spec] = (
+                self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
+        self.steps_per_execution = self._affordable[spec]
+
+    @property
+    def step_flops(self) -> float | None:
+        """How many floating-point operations a replica has in one step; None if XLA does not know, or it is eager."""
+        cost = None if self._cost is None else self._cost()
+        return None if cost is None else cost.flops
+
+    def program(self) -> str | None:
+        """Returns the text of the step for the first batch that `prepare` has seen, before XLA compiles it.
+
+        None for an eager step, which has no program.
+        """
+        return None if self._program is None else self._program()
+
+    def _learn(self, shapes: Any, state: Any) -> None:
+        self._state_shardings = self._strategy.state_shardings(state)
+        if self._kind != "predict":
+            empty = running_logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
+            self.empty_logs = to_devices(empty, self._strategy.logs_sharding)
+            self.log_names = tuple(jax.eval_shape(running_logs.results, empty))
+            self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
+
+    def _affordable_steps(self, cost: Callable[[], Cost | None] | None, stacked: Any) -> int:
+        assert cost is not None, "an eager step is not fused"
+        limits = _CPU_LIMITS if self._strategy.is_on_cpu else _ACCELERATOR_LIMITS
+        step = cost()
+        if step is None or step.flops > limits.middling or step.repeated_flops > limits.small:
+            return 1
+        wanted = limits.group / max(step.flops, 1.0) if step.flops <= limits.small else FEW_STEPS
+        return _power_of_two(min(wanted, FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
+
+    def steps_of_arrays(self, batch: Any) -> int:
+        """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
+        if self._requested != "auto":
+            return self.steps_per_execution
+        # Two at least of what is fused elsewhere: a step on its own may round differently.
+        return min(self.steps_per_execution, max(_power_of_two(FUSED_BYTES_OF_ARRAYS / _nbytes(batch)), 2))
+
+    def lowered(self, state: Any, batch: Any) -> Any:
+        """Returns an execution of one step, lowered for compilation: a `jax.stages.Lowered`.
+
+        Args:
+          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s, of which nothing is allocated.
+          batch: a host batch, which `prepare` has seen.
+        """
+        room = min(self.steps_per_execution, 2)
+        stack = jax.tree.map(lambda leaf: np.stack([leaf] * room), batch)
+        group = self._strategy.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
+        running = () if self._kind == "predict" else (self.empty_logs,)
+        bounds = [self._strategy.place_number(number) for number in (0, 1)]
+        return self._execution(room > 1).lower(
+            self._placed_shapes(state), *running, group.data, group.mask, *bounds)
+
+    def _placed_shapes(self, state: Any) -> Any:
+        return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type), state, self._state_shardings)
+
+    def fetch_results(self, running: Any) -> dict[str, Any]:
+        """Returns the values of running logs, as an execution returned them, on the host.
+
+        They are floats, or numpy arrays where a metric has several values. Waits for the steps that the logs are of.
+        """
+        return on_host(self.begin_results(running))
+
+    def begin_results(self, running: Any) -> dict[str, jax.Array]:
+        """Returns the values of running logs, which are being computed and sent to the host; does not wait for them."""
+        values = self._results(_of_one_device(running))
+        for value in jax.tree.leaves(values):
+            value.copy_to_host_async()
+        return values
+
+    def new_guard(self) -> CompileGuard:
+        """Returns what watches over the compilations of one run."""
+        return CompileGuard(self._compile_guard, f"{self._kind} step")
+
+    def executable(
+        self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        stop: int | None = None,
+    ) -> Callable[..., Any]:
+        """Returns the function `(state, *running)` that runs the batches from `start` to `stop` of `group`, or all.
+
+        It returns what `step.train_group`, `test_group` or `predict_group` do. Compiles, if there was no group of these
+        shapes before, which `guard` is told of and `timing` measures. Train steps donate the state that they are given:
+        its buffers are gone afterwards.
+
+        Args:
+          state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s.
+          *running: the running logs; none to predict.
+          group: what will run.
+          guard: see above.
+          timing: see above.
+          start: the first batch of `group`.
+          stop: the number after that of the last one; None for all.
+
+        Raises:
+          RuntimeError: if it has to compile and the guard forbids it.
+          FloatingPointError: from the function, for what `jax_debug_nans` and `jax_debug_infs` make JAX look for.
+        """
+        place = self._strategy.place_number
+        rest = group.data, group.mask, place(start), place(group.count if stop is None else stop)
+        fused = stack_length(group.data) > 1
+        execute = self._execution(fused) if self._eager else self._executables.get(group.spec)
+        if execute is None:
+            batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
+            guard.check(jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
+            with timing.measure("compile"):
+                execute = compile_lowered(
+                    self._execution(fused).lower(self._placed_shapes(state), *running, *rest))
+            self._executables[group.spec] = execute
+        return functools.partial(self._run, execute, rest, group.first + start)
+
+    def _run(self, execute: Callable[..., Any], rest: Any, first: int, state: Any, *running: Any) -> Any:
+        try:
+            return execute(state, *running, *rest)
+        except Exception as error:
+            if type(error).__name__ != "InternalFloatingPointError":  # it has no public name
+                raise
+            raise FloatingPointError(
+                f"A {self._kind} step from batch {first} on gave a value that is not finite, which JAX was told to "
+                "look for (`jax_debug_nans`, `jax_debug_infs`). `compile(run_eagerly=True)` shows in which operation; "
+                "without these options, `TerminateOnNaN` names the batches and the weights.") from error
+
+    def text(self) -> str | None:
+        """Returns the first program that was compiled, as XLA's text; None if there is none."""
+        return next((executable.as_text() for executable in self._executables.values()), None)
+
+    def _execution(self, fused: bool) -> Any:
+        """Returns the function that runs a group, to be compiled unless it is eager."""
+        if fused not in self._executions:
+            run = functools.partial(_GROUP[self._kind], self._one_batch, fused)
+            self._executions[fused] = self._eager_execution(run) if self._eager else self._compiled_execution(run)
+        return self._executions[fused]
+
+    def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
+        return run(self._opened(state), *rest)
+
+    def _eager_execution(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def execute(*arguments: Any) -> Any:
+            returned = self._execute(run, *arguments)
+            return (jax.device_put(returned[0], self._state_shardings), *returned[1:]) if self._kind == "train" else (
+                returned)
+
+        return execute
+
+    def _compiled_execution(self, run: Callable[..., Any]) -> Any:
+        strategy = self._strategy
+        out_shardings = {"train": (self._state_shardings, strategy.logs_sharding), "test": strategy.logs_sharding,
+                         "predict": strategy.outputs_sharding}
+        # Running logs are not donated: a callback may read an earlier step's later.
+        return compiled(functools.partial(self._execute, run), out_shardings[self._kind],
+                        donate=(0,) if self._kind == "train" else ())
+
+    def _on_replicas(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
+        """Returns what one batch gives, each replica computing its rows of it; part of a compiled execution."""
+        strategy = self._strategy
+        handed, state_specs = strategy.hand_out(state)
+        rows_spec = strategy.rows_spec
+        options = {"out_specs": lambda outputs: rows_spec} if self._kind == "predict" else {}
+        mapped = strategy.map_over_replicas(one_batch, (state_specs, rows_spec, rows_spec), **options)
+        returned = mapped(handed, batch, mask)
+        if self._kind != "train":
+            return returned
+        left, step_logs, rows = returned
+        return *steps.settled(state, strategy.finish(state, left).with_one_loss_scale(), step_logs), rows
+
+    def _eagerly(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
+        """Returns what one batch gives, as one replica computes it, operation by operation."""
+        returned = one_batch(state, batch, mask)
+        if self._kind != "train":
+            return returned
+        new_state, step_logs, rows = returned
+        return *steps.settled(state, new_state.with_one_loss_scale(), step_logs), rows
+
+    def _one_step(self, state: Any, data: Any, mask: Any) -> Any:
+        batch = jax.tree.map(lambda leaf: leaf[0], data)
+        return self._one_batch(self._opened(state), batch, mask)
+
+    def _opened(self, state: Any) -> Any:
+        state = self._strategy.on_devices(state)
+        return state if self._kind == "train" else state.averaged()

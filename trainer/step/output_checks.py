@@ -1,0 +1,299 @@
+"""Checks of a run before its first step compiles: inputs that fit the module, labels and outputs that fit the loss.
+
+Also of arguments that several methods take.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer import metrics
+from trainer.core import errors, replica_context
+from trainer.data import Batch, Source, unpack_x_y_sample_weight
+from trainer.losses.base import BuiltinLoss, values_per_row
+from trainer.modules.base import FunctionalModule
+from trainer.step.compiled_loss import CompiledLoss
+from trainer.step.compiled_metrics import CompiledMetrics
+from trainer.step.output_matching import match_arrays
+
+
+def check_inputs_of_rank_one(
+    module: FunctionalModule, sample_inputs: Callable[[Batch], Any], batch: Batch, rows: Batch, built_on: Any
+) -> None:
+    """Raises ValueError if some inputs have one number per row, and the module takes the rows for features.
+
+    Parameters are then made for one number of rows, and fit no other. A module that takes any number of rows may have
+    such inputs: tokens, for example.
+
+    Args:
+      module: the module.
+      sample_inputs: returns what the module takes, from a batch.
+      batch: a batch.
+      rows: its first rows, on which the module is initialized.
+      built_on: the inputs that it was initialized on, if it was.
+    """
+    x = unpack_x_y_sample_weight(batch)[0]
+    flat = [f"x{jax.tree_util.keystr(path)}" for path, leaf in jax.tree_util.tree_leaves_with_path(x) if leaf.ndim == 1]
+    # Only the user's own step knows what named modules are given, and one that was built on inputs of another kind.
+    if not flat or module.names or (built_on is not None and _ranks(built_on) != _ranks(sample_inputs(rows))):
+        return
+
+    def outputs_of_twice_the_rows() -> Any:
+        key = jax.random.key(0)
+        twice = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), rows)
+        params, model_state, _ = module.init(key, sample_inputs(rows), module.initial_values)
+        with replica_context.enter(replica_context.ReplicaContext(rows=jax.tree.leaves(twice)[0].shape[0])):
+            return module.apply(
+                params, model_state, sample_inputs(twice), training=False, make_key=lambda stream: key)[0]
+
+    try:
+        jax.eval_shape(outputs_of_twice_the_rows)
+    except Exception as error:
+        names, fixes = (", ".join(f"`{name}{suffix}`" for name in flat) for suffix in ("", "[:, None]"))
+        raise ValueError(
+            f"The module cannot take such `x`: a batch is {errors.describe(x)}, with one number per row in {names}. "
+            f"Pass {fixes} if the module takes features, or it takes the rows for them. It raised "
+            f"{type(error).__name__}: {error}") from error
+
+
+def _ranks(inputs: Any) -> list[tuple[str, int]]:
+    return [(jax.tree_util.keystr(path), len(leaf.shape))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(inputs)]
+
+
+def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
+    """Raises ValueError from `error` if inputs have other keys, or rows of another shape, than a model was built on."""
+    received, built = ([
+        f"{jax.tree_util.keystr(path)} {leaf.shape[1:]}".strip()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)] for tree in (inputs, built_on))
+    if received != built:
+        raise ValueError(
+            f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
+            f"{', '.join(built)}, and cannot take others: {type(error).__name__}: {error}") from error
+
+
+def loss_of_real_rows(compute_loss: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns `compute_loss(*arguments)` inside of a step.
+
+    Raises:
+      ValueError: if some rows are padding, and `compute_loss` did not ask which: it counts them.
+    """
+    context = replica_context.get_replica_context()
+    reads = context.mask_reads
+    loss = compute_loss(*arguments)
+    if context.is_padded and context.mask_reads == reads:
+        raise ValueError(
+            "The overridden `compute_loss` counts rows that only pad a batch, whose rows do not divide by the replicas "
+            "(or microbatches). Compile with a loss and return `super().compute_loss(...)`, with other arguments where "
+            "needed, or sum one value per row times `get_replica_context().row_mask`, and multiply by "
+            "`num_replicas_in_sync / global_rows` of this context.")
+    return loss
+
+
+def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
+    """Raises ValueError if an integer label lies outside of the classes that the model has outputs for.
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      y: the targets on the host; further leading axes do not matter.
+    """
+    if y is None or not any(loss is not None and loss.sparse_labels for _, loss, _, _ in compiled_loss.per_output):
+        return
+    targets = match_arrays("y", y, compiled_loss.outputs)
+    for (_, loss, _, shape), labels in zip(compiled_loss.per_output, targets, strict=True):
+        if loss is None or not loss.sparse_labels or labels is None:
+            continue
+        classes = shape[getattr(loss, "axis", -1)]
+        ignored = getattr(loss, "ignore_class", None)
+        if ignored is not None:
+            labels = labels[labels != ignored]
+        low, high = (labels.min(), labels.max()) if labels.size else (0, 0)
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"`y` has the label {int(low if low < 0 else high)}, but the model has {classes} outputs per row, for "
+                f"the labels 0 to {classes - 1} of {loss.name!r}. Make the last layer larger, number the labels from "
+                "0, or give `ignore_class`.")
+
+
+def check_outputs(
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, is_split: bool, compute: Callable[[], Any]
+) -> None:
+    """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be.
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      compiled_metrics: the metrics, likewise.
+      y: targets of some rows.
+      is_split: whether rows of a batch count apart: in replicas, in microbatches, or with weights.
+      compute: returns the model's outputs for these rows; called if one of the checks has to look at them.
+    """
+    if not _need_outputs(compiled_loss, compiled_metrics, is_split):
+        return
+    outputs = compute()
+    _check_probabilities(compiled_loss, compiled_metrics, outputs)
+    if is_split:
+        _check_means_over_rows(compiled_loss, y, outputs)
+    _check_metrics(compiled_metrics, y, outputs)
+
+
+def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
+    return (compiled_loss.expects_probabilities or (is_split and compiled_loss.has_custom)
+            or any(_takes_probabilities(metric) or _is_custom_sum(metric) or _own_function(metric)
+                   for metric in compiled_metrics.metrics))
+
+
+def _check_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
+    """Raises ValueError if outputs that a loss or a metric takes for probabilities lie outside of [0, 1].
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      compiled_metrics: the metrics, likewise.
+      outputs: the model's outputs for some rows.
+    """
+    leaves = jax.tree.leaves(outputs)
+    taking = [("loss", loss.name, output) for (_, loss, _, _), output in zip(
+        compiled_loss.per_output, leaves, strict=True) if loss is not None and loss.expects_probabilities]
+    taking += [("metric", metric.name, leaves[output]) for metric, output in compiled_metrics.per_output
+               if _takes_probabilities(metric)]
+    for kind, name, output in taking:
+        values = np.asarray(output, np.float32)
+        if (values < -1e-3).any() or (values > 1 + 1e-3).any():
+            raise ValueError(
+                f"The {kind} {name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
+                f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the {kind}'s class with "
+                "from_logits=True, or end the model with a softmax or sigmoid.")
+
+
+def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> None:
+    """Raises ValueError for a user's loss that returns one scalar which is not the mean over the rows.
+
+    Rows that count apart cannot be given to such a loss together.
+
+    Args:
+      compiled_loss: the losses, matched to the model's outputs.
+      y: targets of some rows.
+      outputs: the model's outputs for these rows.
+    """
+    targets = match_arrays("y", y, compiled_loss.outputs)
+    for (_, loss, _, _), target, output in zip(
+            compiled_loss.per_output, targets, jax.tree.leaves(outputs), strict=True):
+        if loss is None or isinstance(loss, BuiltinLoss) or target is None:
+            continue
+        differs = _differs_from_mean(loss.values, target, output, is_sum=loss.reduction == "sum")
+        if differs:
+            raise ValueError(
+                f"The loss {loss.name!r} {differs}. Where rows are split over replicas or microbatches, or have "
+                "weights, a loss must return one value per row, or their mean. Use one device, no microbatches and no "
+                "weights for a loss of the batch as a whole.")
+
+
+def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
+    """Raises ValueError for a metric of the user's own that cannot be accumulated over steps and replicas.
+
+    That is one whose variables do not add up, or a function whose one scalar is not the mean over the rows.
+
+    Args:
+      compiled_metrics: the metrics, matched to the model's outputs.
+      y: targets of some rows.
+      outputs: the model's outputs for these rows.
+    """
+    targets, predictions = match_arrays("y", y, outputs), jax.tree.leaves(outputs)
+    for metric, number in compiled_metrics.per_output:
+        rows = targets[number], predictions[number]
+        if rows[0] is None:
+            continue
+        function = _own_function(metric)
+        differs = None if function is None else _differs_from_mean(function, *rows)
+        if differs:
+            raise ValueError(
+                f"The metric {metric.name!r} {differs}. What is not a mean over rows depends on how they are batched: "
+                "return one value per row, or use a metric of `trainer.metrics`, such as RootMeanSquaredError, or a "
+                "`Metric` of your own.")
+        if _is_custom_sum(metric):
+            once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)
+            twice = metric.stateless_update_state(once, *rows)
+            if not all(np.allclose(2 * np.asarray(one), two, rtol=1e-3, equal_nan=True)
+                       for one, two in zip(once, twice, strict=True)):
+                raise ValueError(
+                    f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
+                    "give twice the variables of one, so those of several steps and replicas cannot be summed. Set "
+                    "`additive = False` in its class, and override `merge_variables` to merge two parts of the data.")
+
+
+def _takes_probabilities(metric: metrics.Metric) -> bool:
+    if isinstance(metric, metrics.LossMetric):
+        return metric.loss.expects_probabilities
+    return isinstance(metric, metrics.AUC) and not metric.get_config()["from_logits"]
+
+
+def _is_custom_sum(metric: metrics.Metric) -> bool:
+    return metric.additive and not type(metric).__module__.startswith(metrics.__name__)
+
+
+def _own_function(metric: metrics.Metric) -> Callable[..., Any] | None:
+    """Returns the user's function, or the values of the user's loss, that a metric is the mean of; None of others."""
+    if type(metric) is metrics.MeanMetricWrapper:
+        return functools.partial(metric.fn, **metric.fn_kwargs)
+    if type(metric) is metrics.LossMetric and not isinstance(metric.loss, BuiltinLoss):
+        return metric.loss.values
+    return None
+
+
+def _differs_from_mean(
+    function: Callable[..., Any], target: Any, output: Any, is_sum: bool = False
+) -> str | None:
+    """Returns how the one scalar that a function returns differs from the mean over the rows, or from their sum."""
+    value = jnp.asarray(function(target, output))
+    if value.ndim:
+        return None
+    per_row = values_per_row(function, target, output)
+    expected = per_row.sum() if is_sum else per_row.mean()
+    if np.allclose(value, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
+        return None
+    return (f"returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose {'sum' if is_sum else 'mean'} is "
+            f"{float(expected):.4g}")
+
+
+def check_count(argument: str, value: Any, minimum: int, optional: bool = False) -> None:
+    """Raises an error unless `value` is a whole number of at least `minimum`, or None if it is `optional`."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise errors.wrong_type(argument, value, "a whole number" + (" or None" if optional else ""))
+    if value < minimum:
+        raise ValueError(f"`{argument}` must be at least {minimum}. Received: {value}.")
+
+
+def check_validation_freq(value: Any) -> None:
+    """Raises an error unless `value` is a positive whole number or a collection of these."""
+    for number in value if isinstance(value, Collection) and not isinstance(value, str) else [value]:
+        check_count("validation_freq", number, 1)
+
+
+def check_verbose(value: Any) -> int:
+    """Returns `verbose` as a number: "auto" is 1.
+
+    Raises:
+      ValueError: if it is none of 0, 1, 2 and "auto".
+    """
+    if value == "auto":
+        return 1
+    if value not in (0, 1, 2):
+        raise ValueError(f"`verbose` must be 0, 1, 2 or 'auto'. Received: {value!r}.")
+    return int(value)
+
+
+def check_holds_steps(source: Source, argument: str, steps: int | None) -> None:
+    """Raises ValueError if data that are read once have fewer batches than `steps`, given as an argument of this name.
+
+    Beyond its end a source begins anew, which for `fit` is another pass, but otherwise would count rows twice.
+    """
+    if steps is not None and source.num_batches is not None and steps > source.num_batches:
+        raise ValueError(f"`{argument}` must be at most the number of batches. Received: {argument}={steps}, for data "
+                         f"of {source.num_batches} batches. Leave it out to take them all.")

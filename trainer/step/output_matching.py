@@ -1,0 +1,166 @@
+"""A model's outputs by name, the matching of targets, weights, losses and metrics to them, and all batches as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import errors
+
+
+def is_nested(value: Any) -> bool:
+    """Returns whether `value` is a dict, list or tuple rather than one array or one object."""
+    return isinstance(value, (Mapping, list, tuple))
+
+
+def output_names(outputs: Any) -> list[str | None]:
+    """Returns a name per output, None for the only one.
+
+    That is its key in a dict or its field in a NamedTuple or dataclass, and "output_1"... in a tuple or list, joined by
+    "/" where these are nested.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(outputs)]
+    if len(paths) == 1:
+        return [None]
+    return ["/".join(str(_key(entry)) for entry in path) for path in paths]
+
+
+def _key(entry: Any) -> Any:
+    """Returns what the user calls an entry of a container."""
+    if isinstance(entry, jax.tree_util.SequenceKey):
+        return f"output_{entry.idx + 1}"
+    return entry.name if isinstance(entry, jax.tree_util.GetAttrKey) else entry.key
+
+
+def _children(container: Any) -> dict[Any, Any]:
+    """Returns the entries of a dict, tuple, list or dataclass in the order of its leaves; of an array none."""
+    entries = jax.tree_util.tree_leaves_with_path(container, is_leaf=lambda node: node is not container)
+    return {_key(path[0]): child for path, child in entries if path}
+
+
+def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
+    """Returns the error for outputs of which one does not have the batch's rows as its first axis.
+
+    Args:
+      outputs: one output, or a tree of them.
+      rows: how many rows the batch has, or this replica's part of it.
+      fix: what to do about it.
+    """
+    return ValueError("The outputs of the model must have the rows of the batch as their first axis. "
+                      f"Received: {errors.describe(outputs)} for {rows} rows. {fix}")
+
+
+def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = False) -> list[Any]:
+    """Returns the leaf of `values` that belongs to each output, None where there is none.
+
+    Args:
+      argument: "y" or "sample_weight", for error messages.
+      values: one array, or a tree like `outputs`, or a dict with some of its keys or of its outputs' names.
+      outputs: the model's outputs.
+      may_repeat: whether one array serves all outputs.
+
+    Raises:
+      ValueError: if the structures do not fit.
+    """
+    matched = _matched(values, outputs, may_repeat)
+    if matched is None:
+        both = "y_true and y_pred have different structures.\n" if argument == "y" else ""
+        names = output_names(outputs)
+        called = f", and are called {names}" if isinstance(values, Mapping) and len(names) > 1 else ""
+        raise ValueError(f"{both}`{argument}` must have one array per output of the model. Received: "
+                         f"{errors.describe(values)}; the model's outputs are {errors.describe(outputs)}{called}.")
+    return matched
+
+
+def _matched(values: Any, outputs: Any, may_repeat: bool) -> list[Any] | None:
+    names = output_names(outputs)
+    if values is None:
+        return [None] * len(names)
+    leaves = jax.tree.leaves(values)
+    if len(leaves) == 1 and (len(names) == 1 or (may_repeat and not is_nested(values))):
+        return leaves * len(names)
+    if isinstance(values, Mapping):
+        children = _children(outputs)
+        if set(values) <= set(children):
+            return _joined([(values.get(name), child) for name, child in children.items()], may_repeat)
+        if set(values) <= set(names) and not any(map(is_nested, values.values())):
+            return [values.get(name) for name in names]
+        return None
+    if isinstance(values, (list, tuple)) and isinstance(outputs, (list, tuple)) and len(values) == len(outputs):
+        matched = _joined(list(zip(values, outputs, strict=True)), may_repeat)
+        if matched is not None:
+            return matched
+    structure: Any = jax.tree.structure(values)
+    if structure == jax.tree.structure(outputs):
+        return leaves
+    # Without names, those of a flat list come in the order of the outputs.
+    return leaves if len(leaves) == len(names) and not (_has_keys(values) or _has_keys(outputs)) else None
+
+
+def _joined(pairs: list[tuple[Any, Any]], may_repeat: bool) -> list[Any] | None:
+    parts = [_matched(values, outputs, may_repeat) for values, outputs in pairs]
+    return None if any(part is None for part in parts) else [leaf for part in parts for leaf in part or ()]
+
+
+def _has_keys(tree: Any) -> bool:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return any(isinstance(entry, jax.tree_util.DictKey) for path, _ in paths for entry in path)
+
+
+def match_choices(
+    argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any]], bool]
+) -> list[Any]:
+    """Returns the loss, weight or metrics that belong to each output, None where there is none.
+
+    Args:
+      argument: the name of the argument, for error messages.
+      choices: one choice for all outputs, a dict by output name, or a list with one per output.
+      outputs: the model's outputs.
+      is_list_per_output: tells whether a list holds one choice per output.
+
+    Raises:
+      KeyError: if a dict names an output that the model does not have.
+      ValueError: if a list has another length than the outputs.
+    """
+    names = output_names(outputs)
+    if isinstance(choices, Mapping):
+        known = [name for name in names if name is not None]
+        if len(names) == 1 and len(choices) == 1 and not known:
+            return list(choices.values())
+        for name in choices:
+            if name not in known:
+                near = errors.near_names(str(name), known)
+                raise KeyError(f"`{argument}` names the output {name!r}, which can't be found in the model's output "
+                               f"(`y_pred`). Its outputs are {known or 'one array without a name'}."
+                               + (f" Did you mean {near[0]!r}?" if near else ""))
+        return [choices.get(name) for name in names]
+    if isinstance(choices, (list, tuple)) and is_list_per_output(choices):
+        if len(choices) != len(names):
+            raise ValueError(f"`{argument}` must match the number of losses and outputs: it has {len(choices)} entries "
+                             f"and the model has {len(names)} output{'s' if len(names) > 1 else ''}.")
+        return list(choices)
+    return [choices] * len(names)
+
+
+def collect(batches: Iterator[Any], rows: int | float | None) -> Any:
+    """Returns the outputs of all batches as one tree of arrays.
+
+    Args:
+      batches: trees of host arrays, rows first.
+      rows: how many rows there will be, if known: the result is then allocated once and filled.
+    """
+    if rows is None or math.isinf(rows):
+        parts = list(batches)
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    filled, start = None, 0
+    for batch in batches:
+        if filled is None:
+            filled = jax.tree.map(lambda leaf: np.empty((int(rows), *leaf.shape[1:]), leaf.dtype), batch)
+        stop = start + jax.tree.leaves(batch)[0].shape[0]
+        jax.tree.map(lambda whole, part, at=slice(start, stop): whole.__setitem__(at, part), filled, batch)
+        start = stop
+    return jax.tree.map(lambda leaf: leaf[:start], filled)

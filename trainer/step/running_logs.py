@@ -1,0 +1,220 @@
+"""The logs of a step, and their running totals over an epoch, as pytrees that stay on the device.
+
+A step's log is a scalar or a metric's accumulators. Logs are ordered dicts, whose order compiled code keeps. Totals are
+compensated sums (Neumaier, "Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", 1974): a plain
+float32 count stops growing at 2**24 rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import errors
+from trainer.core.replica_context import ReplicaContext
+from trainer.data.arrays import canonical_dtype
+from trainer.metrics import Metric
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MetricValue:
+    """A metric's accumulators over some rows.
+
+    Attributes:
+      variables: the accumulators, as `Metric.stateless_update_state` returns them.
+      metric: the metric that can merge and finish them.
+    """
+
+    variables: list[jax.Array]
+    metric: Metric = dataclasses.field(metadata={"static": True})
+
+    @property
+    def result(self) -> Any:
+        """The metric's value over these rows."""
+        return self.metric.stateless_result(self.variables)
+
+
+class _Log(NamedTuple):
+    """What the total of one log consists of.
+
+    Attributes:
+      name: the log.
+      metric: the metric that finishes it; None for a scalar, whose total is [sum of value * rows, rows].
+      accumulators: the shape and the dtype of each part.
+    """
+
+    name: str
+    metric: Metric | None
+    accumulators: tuple[tuple[tuple[int, ...], str], ...]
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether totals are sums; other metrics merge in their own way."""
+        return self.metric is None or self.metric.additive
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RunningLogs:
+    """The totals of all logs over the steps so far.
+
+    Sums are joined, as every array of an execution, and every operation of a small step, costs time.
+
+    Attributes:
+      sums: for each dtype the sums, and in a second row what rounding has taken from each; shape `(2, n)`. There is a
+        float32 even without logs, so that one can wait for the execution that it comes from: the first is always 0.
+      others: for each other log its accumulators.
+      logs: the logs, in their order.
+    """
+
+    sums: dict[str, jax.Array]
+    others: dict[str, list[jax.Array]]
+    logs: tuple[_Log, ...] = dataclasses.field(metadata={"static": True})
+
+
+def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
+    """Returns a step's logs in their order, with scalars as float32 arrays.
+
+    Raises:
+      TypeError: if `logs` is not a dict of scalars and metric values.
+    """
+    if not isinstance(logs, Mapping):
+        raise TypeError(f"`{origin}` must return its logs as a dict of names. Received: {errors.describe(logs)}.")
+    checked: OrderedDict[str, Any] = OrderedDict()
+    for name, value in logs.items():
+        if not isinstance(value, MetricValue):
+            if not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)) or np.ndim(value):
+                raise TypeError(f"`{origin}` returned {errors.describe(value)} as log {name!r}. A log is a scalar or "
+                                "what `compute_metrics` returns: take a mean over the rows, for example.")
+            value = jnp.asarray(value, jnp.float32)
+        checked[name] = value
+    return checked
+
+
+def merge_over_replicas(
+    logs: Mapping[str, Any], also_mean: Any, context: ReplicaContext
+) -> tuple[OrderedDict[str, Any], Any]:
+    """Returns the logs of the whole batch from those of each replica.
+
+    Scalars are averaged, accumulators merged. All that is summed shares one reduction, with `also_mean` in it.
+
+    Args:
+      logs: this replica's logs.
+      also_mean: a tree of floating arrays to be averaged over the replicas as well.
+      context: the replica's context.
+    """
+    scalars = {name: value for name, value in logs.items() if not isinstance(value, MetricValue)}
+    sums = {name: value.variables for name, value in logs.items()
+            if isinstance(value, MetricValue) and value.metric.additive}
+    share = 1.0 / context.num_replicas_in_sync
+    shares = jax.tree.map(lambda leaf: leaf * share, (scalars, also_mean)) if share != 1.0 else (scalars, also_mean)
+    (scalars, also_mean), sums = context.sum((shares, sums))
+    merged: OrderedDict[str, Any] = OrderedDict()
+    for name, value in logs.items():
+        if not isinstance(value, MetricValue):
+            merged[name] = scalars[name]
+        elif value.metric.additive:
+            merged[name] = dataclasses.replace(value, variables=sums[name])
+        else:
+            gathered = context.all_gather([leaf[None] for leaf in value.variables])
+            parts = [[leaf[replica] for leaf in gathered] for replica in range(context.num_replicas_in_sync)]
+            variables = parts[0]
+            for part in parts[1:]:
+                variables = value.metric.merge_variables(variables, part)
+            merged[name] = dataclasses.replace(value, variables=variables)
+    return merged, also_mean
+
+
+def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:
+    """Returns totals over no steps, for logs such as `logs` (whose leaves may be `jax.ShapeDtypeStruct`s).
+
+    They are numpy arrays: nothing has to be compiled for them.
+    """
+    empty: dict[str, list[Any]] = {}
+    kinds: list[_Log] = []
+    for name, value in logs.items():
+        metric = value.metric if isinstance(value, MetricValue) else None
+        zero = np.zeros((), np.float32)
+        empty[name] = [zero, zero] if metric is None else list(map(_as_numpy, metric.stateless_reset_state()))
+        kinds.append(_Log(name, metric, tuple((leaf.shape, leaf.dtype.name) for leaf in empty[name])))
+    sums: dict[str, Any] = {
+        dtype: np.stack([total, np.zeros_like(total)]) for dtype, total in _joined(kinds, empty, np).items()}
+    return RunningLogs(sums, {log.name: empty[log.name] for log in kinds if not log.is_summed}, tuple(kinds))
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    """Returns a value with the dtype that JAX would give it."""
+    array = np.asarray(value)
+    return array.astype(canonical_dtype(array.dtype))
+
+
+def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> RunningLogs:
+    """Returns the totals with one more step.
+
+    Args:
+      running: the totals so far.
+      logs: the step's logs, merged over replicas.
+      rows: the step's real rows over all replicas; scalars weigh as much.
+    """
+    weight = jnp.asarray(rows, jnp.float32)
+    step = {name: value.variables if isinstance(value, MetricValue) else [value * weight, weight]
+            for name, value in logs.items()}
+    added = _joined(running.logs, step)
+    sums = {dtype: _add_compensated(so_far, added[dtype]) for dtype, so_far in running.sums.items()}
+    others = {log.name: log.metric.merge_variables(running.others[log.name], step[log.name])
+              for log in running.logs if log.metric is not None and not log.is_summed}
+    return dataclasses.replace(running, sums=sums, others=others)
+
+
+def results(running: RunningLogs) -> OrderedDict[str, Any]:
+    """Returns each log's value over the steps so far; a metric whose result is a dict gives one log per entry."""
+    totals = {**running.others, **_split(running.logs, {dtype: sums[0] + sums[1]
+                                                        for dtype, sums in running.sums.items()})}
+    values: OrderedDict[str, Any] = OrderedDict()
+    for log in running.logs:
+        total = totals[log.name]
+        value = total[0] / jnp.maximum(total[1], 1.0) if log.metric is None else log.metric.stateless_result(total)
+        values.update(value if isinstance(value, Mapping) else {log.name: value})
+    return values
+
+
+def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[Any]], numpy: Any = jnp) -> dict[str, Any]:
+    """Returns the accumulators of the logs that are summed, joined by `numpy` to one vector for each dtype."""
+    parts: dict[str, list[Any]] = {"float32": [numpy.zeros(1, np.float32)]}
+    for log in logs:
+        if log.is_summed:
+            for value, (shape, dtype) in zip(values[log.name], log.accumulators, strict=True):
+                if jnp.shape(value) != shape or jnp.promote_types(jnp.result_type(value), dtype) != dtype:
+                    raise TypeError(f"An accumulator of the metric {log.name!r} has shape {jnp.shape(value)} and dtype "
+                                    f"{jnp.result_type(value)} after a step, but {shape} and {dtype} before it. "
+                                    "`stateless_update_state` must keep both.")
+                parts.setdefault(dtype, []).append(numpy.ravel(value).astype(dtype))
+    return {dtype: numpy.concatenate(vectors) for dtype, vectors in parts.items()}
+
+
+def _split(logs: Sequence[_Log], vectors: Mapping[str, jax.Array]) -> dict[str, list[jax.Array]]:
+    """Returns what `_joined` was given."""
+    starts = {dtype: int(dtype == "float32") for dtype in vectors}
+    values: dict[str, list[jax.Array]] = {}
+    for log in logs:
+        if log.is_summed:
+            values[log.name] = []
+            for shape, dtype in log.accumulators:
+                start, starts[dtype] = starts[dtype], starts[dtype] + math.prod(shape)
+                values[log.name].append(vectors[dtype][start:starts[dtype]].reshape(shape))
+    return values
+
+
+def _add_compensated(sums: jax.Array, values: jax.Array) -> jax.Array:
+    total, lost = sums
+    new_total = total + values
+    rounding = jnp.where(jnp.abs(total) >= jnp.abs(values), (total - new_total) + values, (values - new_total) + total)
+    return jnp.stack([new_total, lost + rounding])

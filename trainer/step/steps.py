@@ -1,0 +1,199 @@
+"""The pure steps: what one replica does with its rows of one batch, and what one execution does with a group.
+
+A group is several batches of one shape, stacked. The steps know neither devices nor collectives: they reduce through
+the replica context they are given. Nothing here compiles; `compiled_step.py` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from trainer.core import errors, replica_context, trace_purity
+from trainer.core.precision import where_finite
+from trainer.core.replica_context import ReplicaContext
+from trainer.core.train_state import TrainState, check_same_structure
+from trainer.data.resident import batch_at, stack_length
+from trainer.metrics import Metric, Sum
+from trainer.step.output_matching import without_rows
+from trainer.step.running_logs import MetricValue, RunningLogs, add_step, check_logs, merge_over_replicas
+
+Step = Callable[[TrainState, Any], Any]
+ContextFactory = Callable[[int, jax.Array | None], ReplicaContext]
+
+
+def rows_of(batch: Any) -> int:
+    """Returns the number of rows of a batch, from its first leaf."""
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def train_one_batch(
+    train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+) -> tuple[TrainState, dict[str, Any], Any]:
+    """Returns the state that leaves a replica after one train step, the logs of the whole batch, and its real rows.
+
+    Whatever `train_step` does, the step count advances by one and floating model state ends equal on all replicas.
+
+    Raises:
+      TypeError: if `train_step` does not return `(logs, state)`, or returns a state of another structure.
+    """
+    with replica_context.enter(make_context(rows_of(batch), mask)) as context:
+        state = context.open_state(state)
+        with trace_purity.refused(train_step):
+            returned = train_step(state, batch)
+        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
+            raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
+                            f"Received: {errors.describe(returned)}.")
+        logs, new_state = returned
+        leaves, treedef = jax.tree.flatten(new_state.model_state)
+        floating = [index for index, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        logs, averaged = merge_over_replicas(
+            check_logs(logs, "train_step"), [leaves[index] for index in floating], context)
+        for index, leaf in zip(floating, averaged, strict=True):
+            leaves[index] = leaf
+        new_state = dataclasses.replace(
+            new_state, step=state.step + 1, model_state=jax.tree.unflatten(treedef, leaves))
+        check_same_structure("train_step", state, new_state)
+        return context.close_state(state, new_state), logs, context.global_rows
+
+
+def settled(
+    before: TrainState, after: TrainState, logs: Mapping[str, Any]
+) -> tuple[TrainState, OrderedDict[str, Any]]:
+    """Returns the state and the logs of a step once its updates are made: where one was skipped, it is accounted for.
+
+    The model state then stays as it was, too. The log "skipped_steps" counts these steps; where they are skipped for
+    their own sake, and not only for that of a loss scale, "skipped_in_a_row" has the most in a row.
+    """
+    skipped_before, skipped_after = before.skipped_updates, after.skipped_updates
+    if skipped_before is None or skipped_after is None:
+        return after, OrderedDict(logs)
+    skipped = skipped_after.total - skipped_before.total
+    after = after.replace(model_state=where_finite(skipped == 0, after.model_state, before.model_state))
+    counts: list[tuple[Metric, Any]] = [(_skipped_steps(), skipped)]
+    if after.skips_non_finite:
+        counts.append((_skipped_in_a_row(), skipped_after.in_a_row))
+    values = {metric.name: MetricValue([count.astype(jnp.float32)], metric) for metric, count in counts}
+    return after, OrderedDict({**logs, **values})
+
+
+# Metrics are made when they are needed, as their first array starts JAX's backend.
+
+
+@functools.cache
+def _skipped_steps() -> Sum:
+    return Sum(name="skipped_steps")
+
+
+@functools.cache
+def _skipped_in_a_row() -> Metric:
+    return _Most(name="skipped_in_a_row")
+
+
+class _Most(Metric):
+    """The largest of some counts."""
+
+    additive = False
+
+    def __init__(self, name: str):
+        super().__init__(name=name)
+        self.most = self.add_variable(name="most")
+
+    def merge_variables(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        return [jnp.maximum(one, other) for one, other in zip(first, second, strict=True)]
+
+    def result(self) -> jax.Array:
+        return self.most.value
+
+
+def test_one_batch(
+    test_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+) -> tuple[dict[str, Any], Any]:
+    """Returns the logs of the whole batch, and its number of real rows."""
+    with replica_context.enter(make_context(rows_of(batch), mask)) as context:
+        logs = _without_state(test_step(context.open_state(state), batch))
+        logs, _ = merge_over_replicas(check_logs(logs, "test_step"), None, context)
+        return logs, context.global_rows
+
+
+def predict_one_batch(
+    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+) -> Any:
+    """Returns the outputs for this replica's rows, padding included.
+
+    Raises:
+      ValueError: if an output does not have these rows as its first axis, so that padding cannot be taken out.
+    """
+    rows = rows_of(batch)
+    with replica_context.enter(make_context(rows, mask)) as context:
+        outputs = _without_state(predict_step(context.open_state(state), batch))
+        for leaf in jax.tree.leaves(outputs):
+            if jnp.shape(leaf)[:1] != (rows,):
+                raise without_rows(outputs, rows, "Reshape them to (rows, ...), or override `predict_step`.")
+        return outputs
+
+
+def train_group(
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
+    mask: jax.Array | None, start: jax.Array, stop: jax.Array,
+) -> tuple[TrainState, RunningLogs]:
+    """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`."""
+
+    def body(index: Any, carry: tuple[TrainState, RunningLogs]) -> tuple[TrainState, RunningLogs]:
+        state, running = carry
+        state, logs, rows = one_batch(state, batch_at(data, index), mask)
+        return state, add_step(running, logs, rows)
+
+    return _repeat(body, fused, start, stop, (state, running))
+
+
+def test_group(
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
+    mask: jax.Array | None, start: jax.Array, stop: jax.Array,
+) -> RunningLogs:
+    """Returns the running logs after evaluating the batches from `start` to `stop` of `data`."""
+
+    def body(index: Any, running: RunningLogs) -> RunningLogs:
+        logs, rows = one_batch(state, batch_at(data, index), mask)
+        return add_step(running, logs, rows)
+
+    return _repeat(body, fused, start, stop, running)
+
+
+def predict_group(
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: jax.Array | None, start: jax.Array,
+    stop: jax.Array,
+) -> Any:
+    """Returns the outputs for each batch of `data`, stacked; only those from `start` to `stop` are defined."""
+    if not fused:
+        return jax.tree.map(lambda leaf: leaf[None], one_batch(state, batch_at(data, 0), mask))
+    stack = stack_length(data)
+    shapes = jax.eval_shape(lambda: one_batch(state, batch_at(data, 0), mask))
+    outputs = jax.tree.map(lambda leaf: jnp.zeros((stack, *leaf.shape), leaf.dtype), shapes)
+
+    def body(index: Any, outputs: Any) -> Any:
+        batch_outputs = one_batch(state, batch_at(data, index), mask)
+        return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, index, 0),
+                            outputs, batch_outputs)
+
+    return _repeat(body, True, start, stop, outputs)
+
+
+def _repeat(body: Callable[[Any, Any], Any], fused: bool, start: jax.Array, stop: jax.Array, carry: Any) -> Any:
+    # The bounds are dynamic on purpose: one executable serves groups of any length, and gives the same bits
+    # however the steps are cut into groups. An unrolled or scanned loop does not.
+    return lax.fori_loop(start, stop, body, carry) if fused else body(0, carry)
+
+
+def _without_state(returned: Any) -> Any:
+    # As Keras on JAX has it, these steps may return `(value, state)` too.
+    has_state = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], TrainState)
+    return returned[0] if has_state else returned
+

@@ -1,0 +1,46 @@
+"""From the optimizer of `compile` to the update rules of a model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainer import optimizers
+from trainer.core import tree_paths
+from trainer.optimizers.named import NamedRules
+from trainer.optimizers.update_rule import UpdateRule
+from trainer.step.compile_options import CompileOptions
+
+
+def make_update_rules(optimizer: Any, options: CompileOptions) -> UpdateRule | NamedRules | None:
+    """Returns the rule for all parameters, or one for each name of a dict of optimizers; None without an optimizer.
+
+    Raises:
+      ValueError: for unknown names, or an empty dict.
+      TypeError: for what is no optimizer.
+    """
+    def rule(part: Any, prefix: str) -> UpdateRule:
+        return UpdateRule(optimizers.get(part), prefix=prefix, is_frozen=options.is_frozen if options.freeze else None,
+                          ema_decay=options.ema_decay, scales_gradients=options.scales_gradients,
+                          skips_non_finite=options.skip_non_finite)
+
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, Mapping):
+        return rule(optimizer, "")
+    return NamedRules({name: rule(part, f"{name}{tree_paths.SEPARATOR}") for name, part in optimizer.items()})
+
+
+def with_options(rules: UpdateRule | NamedRules | None, options: CompileOptions) -> UpdateRule | NamedRules | None:
+    """Returns rules of the same optimizers for other options."""
+    optimizers_of = rules.optimizer if isinstance(rules, UpdateRule) else (
+        None if rules is None else {name: rule.optimizer for name, rule in rules.items()})
+    return make_update_rules(optimizers_of, options)
+
+
+def check_names(rules: Any, names: Iterable[str], what: str) -> None:
+    """Raises ValueError if a dict of optimizers does not have one for each name; `what` says what is named."""
+    names = sorted(names)
+    if isinstance(rules, NamedRules) and sorted(map(str, rules)) != names:
+        raise ValueError(f"`optimizer` is a dict, so it must have one optimizer per {what}. "
+                         f"Received: {sorted(map(str, rules))}; the model's are {names or 'not named'}.")
