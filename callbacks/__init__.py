@@ -6,10 +6,10 @@ model they are given. Imports nothing of the trainer: `Run` says what a callback
 
 from trainer.callbacks.backup_and_restore import BackupAndRestore
 from trainer.callbacks.base.callback import Callback, adds_logs
-from trainer.callbacks.base.callback_list import CallbackList
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.base.run_protocol import Run, SavePoint
+from trainer.callbacks.callback_list import CallbackList
 from trainer.callbacks.csv_logger import CSVLogger
 from trainer.callbacks.early_stopping import EarlyStopping
 from trainer.callbacks.history import History

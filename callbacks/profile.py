@@ -8,7 +8,7 @@ from numbers import Integral
 import jax
 
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
-from trainer.callbacks.profiler_trace import ProfilerTrace
+from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
 
 
 class Profile(TrainBatchCallback):

@@ -16,8 +16,8 @@ import numpy as np
 
 from trainer.callbacks.base.callback import Callback, adds_logs
 from trainer.callbacks.base.checks import is_count
-from trainer.callbacks.profiler_trace import ProfilerTrace
 from trainer.callbacks.tensorboard import embedding_projector
+from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
 
 
 class TensorBoard(Callback):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from trainer.data import Reader, adapt
-from trainer.data.buffers import BufferPool
+from trainer.data.sources.buffers import BufferPool
 
 
 def test_memory_is_used_again_once_no_view_of_it_is_left():

@@ -18,8 +18,8 @@ from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.data import Dataset, adapt, with_options
-from trainer.data.batches import Part
 from trainer.data.sharding.processes import Processes
+from trainer.data.sources.batches import Part
 from trainer.testing import LocalCluster
 
 X, Y, _ = classification(45)

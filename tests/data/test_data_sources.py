@@ -27,7 +27,7 @@ from tests.support.feeds import (
     rows_of,
 )
 from trainer.data import Dataset, Reader, adapt, prefetch
-from trainer.data.batches import as_batch
+from trainer.data.sources.batches import as_batch
 
 
 def batches_of(source, epoch=0, **options):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data import Dataset, Reader
-from trainer.data.sources import DatasetSource
+from trainer.data.sources.sources import DatasetSource
 
 
 def rows(dataset, pass_index=0):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.data import Demand, Reader, adapt, prefetch
-from trainer.data.arrays import canonical_dtype
+from trainer.data.sources.arrays import canonical_dtype
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_ml
 from tests.support.strategy_cases import LAYOUT, STRATEGIES, LinenNet
 from trainer import distribute
 from trainer.model import model_files
-from trainer.saving.safetensors_file import read_arrays, save_arrays
+from trainer.saving.arrays.safetensors_file import read_arrays, save_arrays
 
 X, Y, _ = classification(24)
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from trainer.saving import safetensors_file
+from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint.plain import decode, encode
 
 DTYPES = ["bool", "int8", "uint8", ">i2", "int64", "uint64", "float16", "bfloat16", "float32", ">f8", "longdouble",

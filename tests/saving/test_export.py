@@ -18,8 +18,8 @@ from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss
 from tests.support.strategy_cases import LAYOUT, STRATEGIES, LinenNet
 from trainer import distribute
 from trainer.saving import export
+from trainer.saving.arrays.safetensors_file import checksum, read_arrays, save_arrays
 from trainer.saving.export import load_exported
-from trainer.saving.safetensors_file import checksum, read_arrays, save_arrays
 
 X, Y, _ = classification(40)
 ROWS = (1, 3, 32)

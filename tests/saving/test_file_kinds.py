@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainer.saving.file_kinds import checked_path, open_arrays
-from trainer.saving.safetensors_file import save_arrays
+from trainer.saving.arrays.file_kinds import checked_path, open_arrays
+from trainer.saving.arrays.safetensors_file import save_arrays
 
 
 def opened(path):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from trainer.core import errors
-from trainer.data.arrays import leaf_names
+from trainer.core.tree_paths import argument_names
 
 MODES = ("warn", "error", "off")
 
@@ -81,7 +81,7 @@ def _is_shorter(batch: Any, than: Any) -> bool:
 def _difference(before: Any, after: Any) -> str:
     if not _have_same_structure(before, after):
         return f"the batch was {errors.describe(before)} and is {errors.describe(after)}"
-    names = leaf_names(after)
+    names = argument_names(after)
     pairs = zip(names, jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     changes = [f"`{name}` was {old.dtype.name}{list(old.shape)} and is {new.dtype.name}{list(new.shape)}"
                for name, old, new in pairs if (old.shape, old.dtype) != (new.shape, new.dtype)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import jax
 from trainer.core import errors
 
 SEPARATOR = "/"
+_ARGUMENTS = ("x", "y", "sample_weight")
 
 
 def path_name(key_path: Sequence[Any]) -> str:
@@ -27,6 +28,20 @@ def path_name(key_path: Sequence[Any]) -> str:
     'up/0/mu'
     """
     return jax.tree_util.keystr(tuple(key_path), simple=True, separator=SEPARATOR)
+
+
+def argument_names(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+    """Returns a name for each leaf: `x`, `y`, `sample_weight` for a tuple of up to three, with the path inside each.
+
+    >>> argument_names(({"image": 1, "text": 2}, 3))
+    ["x['image']", "x['text']", 'y']
+    """
+    paths = [path for path, _ in jax.tree.flatten_with_path(batch, is_leaf=is_leaf)[0]]
+    if type(batch) is not tuple:
+        return ["x" + jax.tree_util.keystr(path) for path in paths]
+    if len(batch) > len(_ARGUMENTS):
+        return ["element" + jax.tree_util.keystr(path) for path in paths]
+    return [_ARGUMENTS[path[0].idx] + jax.tree_util.keystr(path[1:]) for path in paths]
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

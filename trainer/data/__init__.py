@@ -5,15 +5,15 @@ strategies: whoever calls `prefetch` brings the function that places a group.
 """
 
 from trainer.data.adapt import adapt
-from trainer.data.arrays import DataError, split_validation
-from trainer.data.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.dataset import Dataset
-from trainer.data.host_arrays import HostArrays
 from trainer.data.prefetch import Demand, Prefetcher, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches
 from trainer.data.sharding.auto_shard import AutoShardPolicy, with_options
-from trainer.data.sources import Source
+from trainer.data.sources.arrays import DataError, split_validation
+from trainer.data.sources.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.sources.dataset import Dataset
+from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.sources import Source
 
 __all__ = [
     "AutoShardPolicy",

@@ -14,16 +14,16 @@ import jax
 import numpy as np
 
 from trainer.core.errors import describe
-from trainer.data.arrays import as_arrays, check_positive_int, check_rows, is_array_tree, is_leaf
-from trainer.data.batches import pack_x_y_sample_weight
-from trainer.data.class_weight import ClassWeights
-from trainer.data.dataset import Dataset
-from trainer.data.order import Count
 from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
 from trainer.data.sharding.processes import Processes, current_processes
-from trainer.data.sources import DatasetSource, IndexedSource, IterableSource, Source, WeightedSource
+from trainer.data.sources.arrays import as_arrays, check_positive_int, check_rows, is_array_tree, is_leaf
+from trainer.data.sources.batches import pack_x_y_sample_weight
+from trainer.data.sources.class_weight import ClassWeights
+from trainer.data.sources.dataset import Dataset
+from trainer.data.sources.order import Count
+from trainer.data.sources.sources import DatasetSource, IndexedSource, IterableSource, Source, WeightedSource
 
 DEFAULT_BATCH_SIZE = 32
 

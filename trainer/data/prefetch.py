@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from trainer.data.arrays import check_positive_int
+from trainer.data.sources.arrays import check_positive_int
 
 S = TypeVar("S")
 T = TypeVar("T")

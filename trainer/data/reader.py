@@ -16,13 +16,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import DataError, check_positive_int
-from trainer.data.batches import Batch, BatchSpec, Group, GroupBuffer, Mark, Part, all_rows, as_batch, rows_here
-from trainer.data.buffers import POOL
-from trainer.data.dataset import Dataset
-from trainer.data.host_arrays import HostArrays
-from trainer.data.order import clip, is_finite
-from trainer.data.sources import DatasetSource, Source
+from trainer.data.sources.arrays import DataError, check_positive_int
+from trainer.data.sources.batches import Batch, BatchSpec, Group, GroupBuffer, Mark, Part, all_rows, as_batch, rows_here
+from trainer.data.sources.buffers import POOL
+from trainer.data.sources.dataset import Dataset
+from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.order import clip, is_finite
+from trainer.data.sources.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, all_passes, rest_of_passes
 
 _ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed

@@ -9,10 +9,10 @@ import math
 from collections.abc import Generator
 from typing import Any
 
-from trainer.data.arrays import DataError
-from trainer.data.batches import Batch, Mark, Part
-from trainer.data.order import is_finite
-from trainer.data.sources import Source
+from trainer.data.sources.arrays import DataError
+from trainer.data.sources.batches import Batch, Mark, Part
+from trainer.data.sources.order import is_finite
+from trainer.data.sources.sources import Source
 
 END: Any = object()
 """What comes after the last batch; None might be what a pipeline yields."""

@@ -20,8 +20,8 @@ from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.cluster.process_group import anywhere, check_alike
 from trainer.core.timing import Timing
 from trainer.data import Reader
-from trainer.data.batches import GroupBuffer, Mark
 from trainer.data.sharding.auto_shard import policy_of
+from trainer.data.sources.batches import GroupBuffer, Mark
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.phase_input import Feed, Trainee, begin, timed
 from trainer.loop.resumable_run import TrainingRun

@@ -19,7 +19,7 @@ from trainer.core import tree_paths
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data import Reader
-from trainer.data.batches import Mark
+from trainer.data.sources.batches import Mark
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
 _KIND = "run"

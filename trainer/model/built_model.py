@@ -19,7 +19,7 @@ from trainer.core.rng import stream_key
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, initial_opt_state, initial_state
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.batches import as_batch
+from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy, has_strategy
 from trainer.modules import as_functional
 from trainer.optimizers.named import NamedRules

@@ -18,8 +18,8 @@ from trainer.callbacks import CallbackList, History
 from trainer.core import errors
 from trainer.core.timing import Timing
 from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_validation, unpack_x_y_sample_weight
-from trainer.data.arrays import is_array_tree, is_leaf
-from trainer.data.batches import as_batch
+from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.data.sources.batches import as_batch
 from trainer.distribute.placement.placement import to_host
 from trainer.loop import loop
 from trainer.model.model_files import ModelFiles

@@ -17,14 +17,14 @@ import numpy as np
 from trainer.core import errors, tree_paths
 from trainer.core.train_state import TrainState
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.batches import as_batch
+from trainer.data.sources.batches import as_batch
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
 from trainer.model import saved_model
 from trainer.model.built_model import BuiltModel, first_rows
 from trainer.model.compiled_model import CompiledModel
 from trainer.saving import export
-from trainer.saving.file_kinds import checked_path, open_arrays
-from trainer.saving.safetensors_file import MatchReport, match_arrays, save_arrays
+from trainer.saving.arrays.file_kinds import checked_path, open_arrays
+from trainer.saving.arrays.safetensors_file import MatchReport, match_arrays, save_arrays
 from trainer.step import output_checks
 
 FORMAT_VERSION = 1

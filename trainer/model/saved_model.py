@@ -18,6 +18,8 @@ from trainer.core import tree_paths
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import to_host
 from trainer.model.built_model import INIT_ROWS, BuiltModel
+from trainer.saving.arrays.file_kinds import checked_path, read_with_text, save_with_text
+from trainer.saving.arrays.safetensors_file import match_arrays
 from trainer.saving.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -26,8 +28,6 @@ from trainer.saving.checkpoint import (
     open_checkpoint,
     plain,
 )
-from trainer.saving.file_kinds import checked_path, read_with_text, save_with_text
-from trainer.saving.safetensors_file import match_arrays
 
 M = TypeVar("M", bound=BuiltModel)
 Restore = Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]

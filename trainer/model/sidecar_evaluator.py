@@ -20,7 +20,7 @@ from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import errors
 from trainer.core.train_state import TrainState
 from trainer.data import Reader, Source, adapt
-from trainer.data.arrays import is_array_tree
+from trainer.data.sources.arrays import is_array_tree
 from trainer.loop import loop
 from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_state
 from trainer.model.model import Model

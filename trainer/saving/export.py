@@ -23,9 +23,9 @@ from trainer.core import errors, tree_paths
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.data import pack_x_y_sample_weight
-from trainer.data.arrays import as_arrays, is_leaf
-from trainer.saving.file_kinds import checked_path, read_with_text, save_with_text
-from trainer.saving.safetensors_file import match_arrays
+from trainer.data.sources.arrays import as_arrays, is_leaf
+from trainer.saving.arrays.file_kinds import checked_path, read_with_text, save_with_text
+from trainer.saving.arrays.safetensors_file import match_arrays
 from trainer.step import output_checks
 from trainer.step.steps import predict_one_batch
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from trainer.core import errors
 from trainer.core.replica_context import ReplicaContext
-from trainer.data.arrays import canonical_dtype
+from trainer.data.sources.arrays import canonical_dtype
 from trainer.metrics import Metric
 
 

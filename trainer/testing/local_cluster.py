@@ -24,7 +24,7 @@ from trainer.core import errors
 from trainer.launch import output
 from trainer.launch.job import Job
 from trainer.launch.supervisor import TIMEOUT, describe_end, supervise
-from trainer.saving import safetensors_file
+from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint import plain
 from trainer.step import output_checks
 

@@ -19,7 +19,7 @@ from trainer.callbacks import Callback
 from trainer.core import errors
 from trainer.core.tree_paths import named_leaves
 from trainer.data import unpack_x_y_sample_weight
-from trainer.data.arrays import is_array_tree
+from trainer.data.sources.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
 from trainer.distribute.placement.placement import to_host
 from trainer.model.model import Model

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.core.errors import describe, unknown_name
-from trainer.data.arrays import is_array_tree
+from trainer.data.sources.arrays import is_array_tree
 
 
 class AutoShardPolicy(enum.Enum):

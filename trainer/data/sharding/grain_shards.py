@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from trainer.data.batches import Batch, BatchConverter, Part
-from trainer.data.order import Count
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources import IterableSource
+from trainer.data.sources.batches import Batch, BatchConverter, Part
+from trainer.data.sources.order import Count
+from trainer.data.sources.sources import IterableSource
 
 
 class RowsOfBatches:

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import DataError
-from trainer.data.batches import Batch, BatchConverter, Part, as_batch
 from trainer.data.sharding.processes import Channel, Processes
-from trainer.data.sources import Source
+from trainer.data.sources.arrays import DataError
+from trainer.data.sources.batches import Batch, BatchConverter, Part, as_batch
+from trainer.data.sources.sources import Source
 
 
 class JoinedSource:

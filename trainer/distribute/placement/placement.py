@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Sharding
 
 from trainer.data import HostArrays
-from trainer.data.arrays import aligned_empty, canonical_dtype, is_aligned
-from trainer.data.batches import Mark
+from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned
+from trainer.data.sources.batches import Mark
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from trainer.core import errors
-from trainer.saving import safetensors_file
+from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint import layout, plain
 from trainer.saving.checkpoint.manifest import CheckpointError, check_manifest
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from trainer.compile import jit
 from trainer.core import errors
-from trainer.saving import safetensors_file
+from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint import disk, layout, plain, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.arrays import aligned_empty
+from trainer.data.sources.arrays import aligned_empty
 
 
 class BufferPool:

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainer.data.arrays import DataError
-from trainer.data.batches import Batch, BatchConverter, map_batch, unpack_x_y_sample_weight
-from trainer.data.class_weight import ClassWeights
-from trainer.data.dataset import Dataset
-from trainer.data.order import Count, is_finite
+from trainer.data.sources.arrays import DataError
+from trainer.data.sources.batches import Batch, BatchConverter, map_batch, unpack_x_y_sample_weight
+from trainer.data.sources.class_weight import ClassWeights
+from trainer.data.sources.dataset import Dataset
+from trainer.data.sources.order import Count, is_finite
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.errors import describe
-from trainer.data.arrays import DataError
+from trainer.data.sources.arrays import DataError
 
 _SUM_TOLERANCE = 0.01  # of distributions whose numbers have 8 bits of precision
 

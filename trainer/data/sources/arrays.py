@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core.errors import describe
+from trainer.core.tree_paths import argument_names
 
-_ARGUMENTS = ("x", "y", "sample_weight")
 _ALIGNMENT = 64  # bytes, of buffers that XLA takes over
 
 
@@ -140,13 +140,8 @@ def is_leaf(value: Any) -> bool:
 
 
 def leaf_names(tree: Any) -> list[str]:
-    """Returns a name for each leaf: `x`, `y`, `sample_weight` for a tuple of up to three, with the path inside each."""
-    paths = [path for path, _ in jax.tree.flatten_with_path(tree, is_leaf=is_leaf)[0]]
-    if type(tree) is not tuple:
-        return ["x" + jax.tree_util.keystr(path) for path in paths]
-    if len(tree) > len(_ARGUMENTS):
-        return ["element" + jax.tree_util.keystr(path) for path in paths]
-    return [_ARGUMENTS[path[0].idx] + jax.tree_util.keystr(path[1:]) for path in paths]
+    """Returns a name for each leaf of what users pass: see `tree_paths.argument_names`."""
+    return argument_names(tree, is_leaf)
 
 
 def split_validation(arrays: Any, validation_split: float) -> tuple[Any, Any]:

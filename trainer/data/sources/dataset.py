@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from trainer.data.arrays import as_arrays, check_positive_int, check_rows
-from trainer.data.batches import Batch, as_batch
-from trainer.data.buffers import POOL
-from trainer.data.host_arrays import HostArrays
-from trainer.data.order import Count, Order, clip, is_finite
+from trainer.data.sources.arrays import as_arrays, check_positive_int, check_rows
+from trainer.data.sources.batches import Batch, as_batch
+from trainer.data.sources.buffers import POOL
+from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.order import Count, Order, clip, is_finite
 
 # How many rows an unbatched dataset gathers at a time.
 _CHUNK_ROWS = 1024

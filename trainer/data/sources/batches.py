@@ -14,8 +14,15 @@ import jax
 import numpy as np
 
 from trainer.core.errors import describe
-from trainer.data.arrays import DataError, as_arrays, canonical_dtype, check_integers_fit, check_rows, leaf_names
-from trainer.data.buffers import POOL
+from trainer.data.sources.arrays import (
+    DataError,
+    as_arrays,
+    canonical_dtype,
+    check_integers_fit,
+    check_rows,
+    leaf_names,
+)
+from trainer.data.sources.buffers import POOL
 
 Batch = Any
 """A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""

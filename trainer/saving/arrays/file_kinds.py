@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core import errors
-from trainer.saving.safetensors_file import ArraysFile, checksum, read_arrays, save_arrays
+from trainer.saving.arrays.safetensors_file import ArraysFile, checksum, read_arrays, save_arrays
 
 _CHECKSUM_KEY = "checksum"
 _FIRST_BYTES = {  # of files that are no safetensors files

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.arrays import canonical_dtype, check_integers_fit, gather_rows
-from trainer.data.buffers import BufferPool
+from trainer.data.sources.arrays import canonical_dtype, check_integers_fit, gather_rows
+from trainer.data.sources.buffers import BufferPool
 
 
 class HostArrays:
