@@ -61,7 +61,8 @@ def test_every_package_is_installed():
     # Found by setuptools as folders with an `__init__.py`, those behind the symbolic links included.
     assert PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["trainer", "trainer.*"]
     folders = {name.rpartition(".")[0] for name, path in project_files.modules().items() if path.name != "__init__.py"}
-    assert [name for name in folders if not (project_files.ROOT / name.replace(".", "/") / "__init__.py").is_file()] == []
+    root = project_files.ROOT
+    assert [name for name in folders if not (root / name.replace(".", "/") / "__init__.py").is_file()] == []
 
 
 def test_models_and_callbacks_are_part_of_the_package():
