@@ -335,7 +335,7 @@ PREEMPTED = """
 import os, signal, sys
 import numpy as np
 sys.path.insert(0, {root!r})
-from tests import test_backup_and_restore as tests
+from tests.callbacks import test_backup_and_restore as tests
 from trainer import callbacks as cb
 
 class Preempt(cb.Callback):

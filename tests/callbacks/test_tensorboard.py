@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.event_files import read_events, scalars
 from trainer.callbacks import CallbackList, LazyLogs, TensorBoard
-from trainer.callbacks.tensorboard import event_file
+from trainer.callbacks.tensorboard import event_file, tensorboard
 
 REFERENCE = pathlib.Path(__file__).parents[1] / "reference"
 REFERENCE_RUN = runpy.run_path(str(REFERENCE / "make_tensorboard.py"))
@@ -164,7 +164,7 @@ def test_by_default_no_execution_reads_its_logs(tmp_path):
 
 def test_steps_per_second_are_batches_over_seconds(tmp_path, monkeypatch):
     clock = itertools.count(step=0.5)  # each look at it takes half a second
-    monkeypatch.setattr("trainer.callbacks.tensorboard.time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(tensorboard, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
     board = begin(TensorBoard(tmp_path, write_steps_per_second=True))
     board.on_epoch_begin(0, {})
     board.on_execution_end("train", 63, {})
@@ -175,7 +175,7 @@ def test_steps_per_second_are_batches_over_seconds(tmp_path, monkeypatch):
 
 def test_steps_per_second_of_batches_are_those_since_the_last_scalar(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("trainer.callbacks.tensorboard.time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(tensorboard, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     board = begin(TensorBoard(tmp_path, write_steps_per_second=True, update_freq=2))
     board.on_epoch_begin(0, {})
     for batch, secs in enumerate([1.0, 1.0, 0.5, 0.5]):

@@ -274,7 +274,7 @@ def work(failing, how):
 
 def run_without_launcher(how, failing):
     """Returns the code and the stderr of the worker that is left, and the seconds that it took it to end."""
-    program = (f"import sys; sys.path[:] = {sys.path!r}; from tests import test_watchdog; "
+    program = (f"import sys; sys.path[:] = {sys.path!r}; from tests.cluster import test_watchdog; "
                f"test_watchdog.work({failing}, {how!r})")
     left = 1 - failing
     lines = []

@@ -12,7 +12,9 @@ import time
 
 import pytest
 
-from trainer.launch import command, job, output, parent_death
+from trainer import launch
+from trainer.launch import command as launch_command
+from trainer.launch import job, output, parent_death
 from trainer.launch.job import Job
 from trainer.launch.supervisor import supervise
 
@@ -53,7 +55,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def run(source, *arguments, workers=2, **options):
-    return command.run(["-c", WORKER + source, *arguments], workers, **options)
+    return launch_command.run(["-c", WORKER + source, *arguments], workers, **options)
 
 
 @contextlib.contextmanager
@@ -235,7 +237,7 @@ def test_workers_that_do_not_end_are_killed_and_all_that_they_started(monkeypatc
 
 
 def test_what_workers_leave_running_ends_with_a_job_that_succeeds():
-    assert command.run(["-c", HELPERS], 2) == 0
+    assert launch_command.run(["-c", HELPERS], 2) == 0
     until(lambda: without_any(noted_pids()), secs=1)
 
 
@@ -402,7 +404,7 @@ def test_time_that_is_over_ends_all_with_124_and_without_a_restart(capfd):
 def test_arguments_that_make_no_sense_give_exit_code_2(arguments, says, capsys):
     script("")
     with pytest.raises(SystemExit) as exit:
-        command.main(arguments)
+        launch.main(arguments)
     assert exit.value.code == 2
     assert says in capsys.readouterr().err
 
@@ -414,13 +416,13 @@ def test_arguments_that_make_no_sense_give_exit_code_2(arguments, says, capsys):
 ])
 def test_wrong_arguments_of_the_function_are_refused(options, error, says):
     with pytest.raises(error, match=says):
-        command.run(**{"command": ["-c", ""], "workers": 1, **options})
+        launch_command.run(**{"command": ["-c", ""], "workers": 1, **options})
 
 
 @pytest.mark.parametrize("command", [["worker.py"], ["--", "worker.py"], ["-m", "worker"]])
 def test_the_command_line_runs_scripts_and_modules_with_options_of_their_own(command, capfd):
     script("print(sys.argv[1:])")
-    assert command.main(["--workers", "1", *command, "--workers", "-m", "x", "--", "y"]) == 0
+    assert launch.main(["--workers", "1", *command, "--workers", "-m", "x", "--", "y"]) == 0
     assert capfd.readouterr().out == "[worker 0] ['--workers', '-m', 'x', '--', 'y']\n"
 
 
