@@ -304,8 +304,6 @@ def resuming_and_refusals(folder):
         for stop in (0, *stops):
             path = os.path.join(folder, f"{name} {stop}")
             weights[f"{name} {stop}"] = resumed(model, state, data, path, stop)
-    with distribute.OneDeviceStrategy(jax.local_devices()[0]).scope():
-        alone = new_model()
     missing = Batches(WHOLE[:2] if jax.process_index() == 0 else [])
     endless = iter(itertools.cycle([(X[:3], Y[:3])] if jax.process_index() else [(X[:2], Y[:2])]))
     history = model.fit(with_options(endless, "off"), epochs=2, steps_per_epoch=3, verbose=0,
@@ -317,9 +315,32 @@ def resuming_and_refusals(folder):
         "missing": refusal(lambda: model.predict(with_options(missing, "off"), verbose=0)),
         "mixed": refusal(lambda: model.predict(with_options(
             Batches(WHOLE) if jax.process_index() else iter(Batches(WHOLE)), "off"), verbose=0)),
-        "alone": refusal(lambda: alone.predict(grain_batches(), verbose=0)),
-        "alone, data": alone.predict(with_options(grain_batches(), "data"), verbose=0),
     }
+
+
+def chief_alone():
+    """Returns what the chief reads alone, on a device of its own, while a strategy over both processes exists."""
+    together = distribute.MultiWorkerMirroredStrategy()
+    with distribute.OneDeviceStrategy(jax.local_devices()[0]).scope() as alone:
+        model = new_model()
+    if not together.is_chief:
+        return None
+    return {
+        "logs": model.evaluate(grain_batches(), verbose=0),
+        "predictions": [model.predict(data, verbose=0) for data in (
+            grain_batches(), with_options(grain_batches(), "data"), with_options(grain_batches(), "off"))],
+        "batches": len(list(alone.experimental_distribute_dataset(grain_batches()))),
+    }
+
+
+def test_the_chief_alone_reads_whole_batches_for_a_strategy_of_its_own():
+    chief, _ = cluster().run(chief_alone)
+    with mirrored(1).scope():
+        model = new_model()
+    assert_alike(chief["logs"], model.evaluate(grain_batches(), verbose=0), "logs")
+    for predictions in chief["predictions"]:
+        assert_alike(predictions, model.predict(grain_batches(), verbose=0), "predictions")
+    assert chief["batches"] == len(WHOLE)
 
 
 def stop_first(model):
@@ -345,8 +366,6 @@ def test_data_over_processes_resume_and_are_refused_in_all_processes_alike(tmp_p
         assert "OSError" in result["failing"] and "no such file" in result["failing"]
         assert "Process 1 has no batch at all" in result["missing"]
         assert "must be of one kind" in result["mixed"]
-        assert "auto_shard_policy=AutoShardPolicy.DATA" in result["alone"]
-        assert len(result["alone, data"]) == len(X)
     assert "The data of process 1 failed" in chief["failing"]
 
 

@@ -17,7 +17,7 @@ from trainer.core.errors import describe
 from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
-from trainer.data.sharding.processes import Processes, current_processes
+from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import as_arrays, check_positive_int, check_rows, is_array_tree, is_leaf
 from trainer.data.sources.batches import pack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
@@ -55,7 +55,7 @@ def adapt(
       seed: of the order.
       class_weight: a dict from integer label to the weight of the rows with that label in `y`.
       steps: how many batches of arrays make an epoch, if the caller was told.
-      processes: those that read the data; by default `current_processes()`.
+      processes: those that read the data, as the strategy has them; by default this one alone.
 
     Raises:
       ValueError: data that cannot be used, or arguments that do not go together.
@@ -76,7 +76,7 @@ def adapt(
     if is_array_tree(x):
         return _adapt_arrays(x, y, sample_weight, batch_size, shuffle, seed, class_weights, steps)
     x, policy = (x.data, x.auto_shard_policy) if isinstance(x, DataWithOptions) else (x, AutoShardPolicy.AUTO)
-    source = _adapt_batches(x, bool(shuffle), seed, policy, processes or current_processes())
+    source = _adapt_batches(x, bool(shuffle), seed, policy, processes or Processes())
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "

@@ -18,6 +18,7 @@ from trainer.callbacks import CallbackList, History
 from trainer.core import errors
 from trainer.core.timing import Timing
 from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_validation, unpack_x_y_sample_weight
+from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.data.sources.batches import as_batch
 from trainer.distribute.placement.placement import to_host
@@ -128,11 +129,13 @@ class Model(ModelFiles):
         with contextlib.ExitStack() as readers:
             reader = readers.enter_context(Reader(
                 adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=self._seed,
-                      class_weight=class_weight, steps=steps_per_epoch), steps_per_epoch,
+                      class_weight=class_weight, steps=steps_per_epoch, processes=self.strategy.processes),
+                steps_per_epoch,
                 first_epoch=initial_epoch))
             validation = None
             if validation_data is not None:
-                source = _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps)
+                source = _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps,
+                                           self.strategy.processes)
                 output_checks.check_holds_steps(source, "validation_steps", validation_steps)
                 validation = readers.enter_context(Reader(source, validation_steps))
             callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
@@ -199,7 +202,8 @@ class Model(ModelFiles):
         loop.agree_on_data(self, "compile_ahead", sample=sample)
         for kind in phases:
             # Of arrays, `predict` is given the inputs alone.
-            source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size)
+            source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size,
+                           processes=self.strategy.processes)
             if source.is_one_shot:
                 raise ValueError("`sample` must be data that can be read anew. Received: a generator, whose first "
                                  "batches `fit` would miss. Pass a batch of it.")
@@ -241,7 +245,7 @@ class Model(ModelFiles):
         self._require_compiled("evaluate")
         output_checks.check_count("steps", steps, 1, optional=True)
         loop.agree_on_data(self, "evaluate", x=x)
-        source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps)
+        source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=self.strategy.processes)
         output_checks.check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:
             callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
@@ -283,7 +287,7 @@ class Model(ModelFiles):
     def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
         output_checks.check_count("steps", steps, 1, optional=True)
         loop.agree_on_data(self, "predict", x=x)
-        source = adapt(x, batch_size=batch_size, steps=steps)
+        source = adapt(x, batch_size=batch_size, steps=steps, processes=self.strategy.processes)
         output_checks.check_holds_steps(source, "steps", steps)
         with Reader(source, steps) as reader:
             yield reader, source.rows if steps is None else None
@@ -305,7 +309,8 @@ class Model(ModelFiles):
 
     def _on_batch(self, kind: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool) -> Any:
         self._require_compiled(f"{kind}_on_batch")
-        source = adapt(x, y, sample_weight, batch_size=_rows(x), class_weight=class_weight)
+        source = adapt(x, y, sample_weight, batch_size=_rows(x), class_weight=class_weight,
+                       processes=self.strategy.processes)
         with Reader(source, 1) as reader:
             logs = loop.run_on_batch(self, kind, reader)
         return logs if return_dict else _as_list(logs)
@@ -383,10 +388,13 @@ class Sequential(Model):
         self.layers = list(layers)
 
 
-def _adapt_validation(data: Any, batch_size: int | None, steps: int | None) -> Source:
+def _adapt_validation(
+    data: Any, batch_size: int | None, steps: int | None, processes: Processes
+) -> Source:
     try:
         parts = _array_parts(data)
-        return adapt(data) if parts is None else adapt(*parts, batch_size=batch_size, steps=steps)
+        return (adapt(data, processes=processes) if parts is None
+                else adapt(*parts, batch_size=batch_size, steps=steps, processes=processes))
     except ValueError as error:
         raise ValueError(f"`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
                          f"{error}") from error

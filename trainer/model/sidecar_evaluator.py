@@ -210,7 +210,7 @@ class SidecarEvaluator:
 
     def _source_of_data(self) -> Source:
         x, y, sample_weight = self._parts_of_data()
-        source = adapt(x, y, sample_weight, steps=self.steps)
+        source = adapt(x, y, sample_weight, steps=self.steps, processes=self.model.strategy.processes)
         if source.is_one_shot:
             raise ValueError("`data` must be data that can be read anew for each checkpoint. Received: a generator or "
                              "another iterator. Pass arrays, a `trainer.data.Dataset`, or an object whose `__iter__` "

@@ -1,7 +1,7 @@
 """The processes whose rows make up a batch together, and what they tell each other while they read.
 
-Owns who they are and which messages belong together. How a message travels is brought by whoever knows the devices
-(see `use_processes`); this must not know of them.
+Owns who they are and which messages belong together. How a message travels is an argument: this must not know of
+devices.
 """
 
 from __future__ import annotations
@@ -45,20 +45,6 @@ class Processes:
         """
         most = -(-rows // (self.count * self.shares)) * self.shares
         return tuple(min(max(rows - index * most, 0), most) for index in range(self.count))
-
-
-_current = Processes()
-
-
-def current_processes() -> Processes:
-    """Returns the processes that batches are read by: those of the last strategy that spans several, or this one."""
-    return _current
-
-
-def use_processes(processes: Processes) -> None:
-    """Lets data be read by these processes from now on."""
-    global _current
-    _current = processes
 
 
 class Channel:

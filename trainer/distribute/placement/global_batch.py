@@ -35,15 +35,9 @@ def place_parts(group: Group, rows: int, sharding: NamedSharding, processes: Pro
 
     Returns:
       A tree of arrays `(room, rows, ...)`, padded with repeats of rows; or `ResidentBatches` of `rows` rows each.
-
-    Raises:
-      ValueError: if other processes have rows than those of the mesh.
     """
     assert group.counts is not None, "this process has all rows"
-    if len(group.counts) != processes.count:
-        raise ValueError(f"Each of {len(group.counts)} processes has read a part of these data, but the strategy's "
-                         f"devices are those of {processes.count}. Give the data as `trainer.data.with_options(data, "
-                         "auto_shard_policy=AutoShardPolicy.DATA)`.")
+    assert len(group.counts) == processes.count, "the strategy's processes read the data"
     room = jax.tree.leaves(group.data)[0].shape[0]
     if _lie_in_place(group.counts, rows, sharding):
         start = sum(group.counts[:processes.index])

@@ -21,7 +21,7 @@ from trainer.core.replica_context import ReduceOp, ReplicaContext, in_replica_co
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Dataset, Group, HostArrays, ResidentBatches
-from trainer.data.sharding.processes import use_processes
+from trainer.data.sharding.processes import Processes
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
 from trainer.distribute.placement.global_batch import place_parts
@@ -80,8 +80,6 @@ class Strategy:
         self._placed_arrays = PlacedArrays()
         self._runner = ReplicaRunner(self)
         self._processes = processes_of(mesh, self.num_replicas_in_sync)
-        if self._processes.count > 1:
-            use_processes(self._processes)
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.mesh.devices.flat)
@@ -101,6 +99,11 @@ class Strategy:
     def spans_processes(self) -> bool:
         """Whether the replicas are on devices of several processes, all of which must then make the same calls."""
         return self._processes.count > 1
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that have the replicas' devices, which read the data together."""
+        return self._processes
 
     @property
     def is_chief(self) -> bool:
