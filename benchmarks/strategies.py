@@ -145,7 +145,7 @@ def live_bytes(model: trainer.Model, x) -> list[int]:
     """Returns the bytes of parameters and optimizer state that each device does hold once the model is built."""
     model.build(x)
     held = dict.fromkeys(jax.devices(), 0)
-    state = model.current_state
+    state = model.current_run.state
     for leaf in jax.tree.leaves((state.params, state.opt_state)):
         for shard in leaf.addressable_shards:
             held[shard.device] += shard.data.nbytes

@@ -36,7 +36,7 @@ class Profile(TrainBatchCallback):
     >>> import pathlib, tempfile, types
     >>> directory = tempfile.mkdtemp()
     >>> profile = Profile(directory, steps=(3, 4))
-    >>> profile.set_model(types.SimpleNamespace(current_state=None))
+    >>> profile.set_model(types.SimpleNamespace(current_run=types.SimpleNamespace(state=None)))
     >>> profile.on_train_begin()
     >>> profile.on_epoch_begin(0)
     >>> for batch in (0, 2, 4):
@@ -99,7 +99,7 @@ class Profile(TrainBatchCallback):
             self._start()
 
     def _wait(self) -> None:
-        jax.block_until_ready(self.model.current_state)
+        jax.block_until_ready(self.model.current_run.state)
 
     def _is_last_of_epoch(self, batch: int) -> bool:
         # The next epoch's beginning then starts the trace: not before the validation.

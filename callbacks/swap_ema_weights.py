@@ -35,18 +35,18 @@ class SwapEMAWeights(Callback):
 
     def on_train_begin(self, logs=None):
         _check(self.model)
-        self.model.shows_averages = False  # an exception may have ended the last fit at the end of an epoch
+        self.model.current_run.shows_averages = False  # an exception may have ended the last fit at the end of an epoch
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.model.shows_averages = False
+        self.model.current_run.shows_averages = False
 
     @adds_logs()
     def on_epoch_end(self, epoch, logs=None):
-        self.model.shows_averages = self.swap_on_epoch
+        self.model.current_run.shows_averages = self.swap_on_epoch
 
     def on_train_end(self, logs=None):
-        self.model.shows_averages = False
-        self.model.adopt_averages()
+        self.model.current_run.shows_averages = False
+        self.model.current_run.adopt_averages()
 
     def on_test_begin(self, logs=None):
         _check(self.model)
@@ -56,6 +56,6 @@ class SwapEMAWeights(Callback):
 
 
 def _check(model: Any) -> None:
-    if not model.keeps_averages:
+    if not model.current_run.keeps_averages:
         raise ValueError("SwapEMAWeights must be used when `use_ema=True` is set on the optimizer, which here is "
                          "`compile(ema_decay=0.999)`. Received: a model that keeps no moving averages.")

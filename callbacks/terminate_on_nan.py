@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
+from trainer.callbacks.base.run_protocol import run_of
 
 _SHOWN_WEIGHTS = 5
 
@@ -79,7 +80,7 @@ class TerminateOnNaN(LateLogsCallback):
 
     def _which_weights(self) -> str:
         """Returns a sentence on the weights that are not finite; nothing for a model that does not show its weights."""
-        state = getattr(self.model, "current_state", None)
+        state = getattr(run_of(self.model), "state", None)
         if state is None:
             return ""
         leaves = jax.tree_util.tree_leaves_with_path(state.params) + jax.tree_util.tree_leaves_with_path(

@@ -103,12 +103,12 @@ class Throughput(TrainBatchCallback):
 
     def on_epoch_begin(self, epoch, logs=None):
         super().on_epoch_begin(epoch, logs)
-        self._begin_rows = self._rows = self.model.timing.rows
+        self._begin_rows = self._rows = self.model.current_run.timing.rows
         self._begin_secs = self._execution_secs = self._secs()
         self._end_secs, self._train_logs = None, {}
 
     def _after_batches(self, first, last, logs):
-        rows = self.model.timing.rows
+        rows = self.model.current_run.timing.rows
         self._rows_of_batch = max(self._rows_of_batch, (rows - self._rows) / (last - first + 1))
         self._rows, self._train_logs = rows, logs
         self._execution_secs, self._end_secs = self._secs(), None
@@ -131,7 +131,7 @@ class Throughput(TrainBatchCallback):
         if logs is None or rows == 0 or secs <= 0:
             return
         logs["rows_per_sec"] = rows / secs
-        flops = getattr(self.model, "train_step_flops", lambda: None)()
+        flops = getattr(self.model.current_run, "train_step_flops", lambda: None)()
         if flops:
             # By rows, so that a smaller last batch counts for what it is.
             logs["model_flops_per_sec"] = flops / self._rows_of_batch * rows / secs
@@ -146,16 +146,16 @@ class Throughput(TrainBatchCallback):
         dict(self._train_logs or {})
         waited = self._secs() - begin
         # Of a validation by a callback that comes before this one, the last execution is not known here yet.
-        is_last_known = self.model.timing.rows == self._rows
+        is_last_known = self.model.current_run.timing.rows == self._rows
         self._end_secs = waited + (self._execution_secs if is_last_known else begin)
 
     def _secs(self) -> float:
         """Returns the seconds of the run so far, without compiling and without other runs inside of it."""
-        timing = self.model.timing
+        timing = self.model.current_run.timing
         report = timing.report()
         return report["total"] - report["compile"] - timing.inner_secs
 
     def _devices(self) -> list[Any]:
         """Returns the devices that the weights are on."""
-        leaves = jax.tree.leaves(self.model.current_state.params)
+        leaves = jax.tree.leaves(self.model.current_run.state.params)
         return list(leaves[0].sharding.device_set) if leaves else jax.local_devices()[:1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.progress.progress_text import log_texts
 
@@ -106,7 +107,7 @@ class ValidateEvery(TrainBatchCallback):
             raise ValueError("`ValidateEvery(minutes=...)` cannot be used in a run of several processes: all of them "
                              "must validate after the same batch, and their clocks differ. Use `steps`.")
         # A loop of one's own need not tell whether it can validate.
-        if self.validation_data is None and getattr(self.model, "validator", True) is None:
+        if self.validation_data is None and not getattr(run_of(self.model), "has_validation_data", True):
             raise ValueError("`ValidateEvery` has nothing to validate on. Pass `validation_data`, to it or to `fit`.")
         self._reset()
 

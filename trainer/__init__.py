@@ -8,8 +8,8 @@ if _typing.TYPE_CHECKING:
     from trainer.compile.persistent_cache import enable_compilation_cache
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+    from trainer.model.load import load
     from trainer.model.model import Model, Sequential
-    from trainer.model.saved_model import load
     from trainer.saving.export import load_exported
 
     __version__: str
@@ -39,7 +39,7 @@ _HOMES = {
     "Sequential": "model",
     "TrainState": "core.train_state",
     "enable_compilation_cache": "compile.persistent_cache",
-    "load": "model.saved_model",
+    "load": "model.load",
     "load_exported": "saving.export",
     "pack_x_y_sample_weight": "data",
     "unpack_x_y_sample_weight": "data",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.run_protocol import run_of
 
 
 class MonitorCallback(Callback):
@@ -105,7 +106,7 @@ class MonitorCallback(Callback):
 
     def _known_direction(self, name: str) -> str | None:
         # A model of somebody's own loop need not have metrics.
-        direction = getattr(self.model, "metric_directions", {}).get(name)
+        direction = getattr(run_of(self.model), "metric_directions", {}).get(name)
         return "min" if direction is None and name.endswith("loss") else direction
 
     def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:

@@ -1,13 +1,13 @@
 """What a callback may use of the model that it is given.
 
 Owns the `Run` protocol: the whole surface between callbacks and trainer. Callbacks import nothing from the trainer, so
-that they can be tested with a fake model, and used in a loop of one's own with any object that has these members.
+that they can be tested with a fake model, and used in a custom training loop with any object that has these members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, SupportsFloat
+from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 
@@ -95,6 +95,45 @@ class SavePoint(Protocol):
         """Deletes the checkpoints in a folder."""
 
 
+class RunDetails(Protocol):
+    """What callbacks, and no other users, read and do: `model.current_run`."""
+
+    @property
+    def state(self) -> RunState:
+        """The state, to be read at once and not kept: the next train step may reuse its buffers."""
+
+    @property
+    def timing(self) -> RunTiming:
+        """The clock of the run."""
+
+    @property
+    def has_validation_data(self) -> bool:
+        """Whether a `fit` with validation data is running, so that `model.validate` can be called."""
+
+    @property
+    def metric_directions(self) -> Mapping[str, str]:
+        """Whether more ("max") or less ("min") is better, by log name without "val_"."""
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
+
+    shows_averages: bool
+    """Set to True to have `get_weights` and `save_weights` give the averages; training goes on with the weights."""
+
+    def adopt_averages(self) -> None:
+        """Makes the moving averages the weights."""
+
+    def train_step_flops(self) -> float | None:
+        """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
+
+        None if that is not known. A run may lack this method.
+        """
+
+    def train_step_text(self) -> str | None:
+        """Returns the text of the compiled train step; None if it was not compiled. A run may lack this method."""
+
+
 class Run(Protocol):
     """The model of a running `fit`, `evaluate` or `predict`, as callbacks see it.
 
@@ -102,16 +141,12 @@ class Run(Protocol):
 
     >>> class Model:
     ...     name = "model"
-    ...     stop_training = False
-    ...     optimizer = None
-    ...     current_state = None
-    ...     keeps_averages = shows_averages = False
-    ...     metric_directions = {"accuracy": "max"}
+    ...     stop_training = skip_non_finite = False
+    ...     optimizer = history = None
+    ...     current_run = None
     ...     def get_weights(self):
     ...         return []
     ...     def set_weights(self, weights):
-    ...         pass
-    ...     def adopt_averages(self):
     ...         pass
     ...     def save_weights(self, filepath):
     ...         pass
@@ -121,10 +156,6 @@ class Run(Protocol):
     ...         return {}
     ...     def validate(self):
     ...         return {}
-    ...     def train_step_flops(self):
-    ...         return None
-    ...     def train_step_text(self):
-    ...         return None
     >>> run: Run = Model()
     """
 
@@ -137,35 +168,17 @@ class Run(Protocol):
     history: Any
     """The `History` of the last `fit`; set by that callback."""
 
-    current_state: RunState
-    """The state, to be read at once and not kept: the next train step may reuse its buffers."""
+    current_run: RunDetails
+    """The run itself. A custom training loop may have a model without; see `run_of`."""
 
     skip_non_finite: bool
     """Whether updates with gradients that are not finite are left out."""
-
-    timing: RunTiming
-    """The clock of the run."""
-
-    validator: Any
-    """While a `fit` with validation data runs, what `validate` calls; None otherwise."""
-
-    keeps_averages: bool
-    """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
-
-    shows_averages: bool
-    """Set to True to have `get_weights` and `save_weights` give the averages; training goes on with the weights."""
-
-    metric_directions: Mapping[str, Literal["max", "min"]]
-    """Whether more ("max") or less ("min") is better, by log name without "val_"."""
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: the leaves of the parameters, then those of the model state."""
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Replaces all weights, given in the order of `get_weights`."""
-
-    def adopt_averages(self) -> None:
-        """Makes the moving averages the weights."""
 
     def save_weights(self, filepath: Any) -> None:
         """Writes the weights to a safetensors file, replacing what is there; by one process."""
@@ -185,11 +198,7 @@ class Run(Protocol):
           ValueError: if it has none.
         """
 
-    def train_step_flops(self) -> float | None:
-        """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
 
-        None if that is not known. A model may lack this method.
-        """
-
-    def train_step_text(self) -> str | None:
-        """Returns the text of the compiled train step; None if it was not compiled. A model may lack this method."""
+def run_of(model: Any) -> RunDetails | None:
+    """Returns the run of a model; None for a model of a custom training loop that has none."""
+    return getattr(model, "current_run", None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.callbacks.base.callback import Callback, adds_logs
 from trainer.callbacks.base.lazy_logs import begin_fetch
+from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.progress.pace import Pace
 from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text, timing_text
 from trainer.callbacks.progress.terminal_line import TerminalLine
@@ -172,7 +173,7 @@ class ProgressBar(Callback):
         return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []
 
     def _timing(self) -> Mapping[str, float]:
-        timing = getattr(self._model, "timing", None)  # a loop of one's own may have none
+        timing = getattr(run_of(self._model), "timing", None)  # a loop of one's own may have none
         return {} if timing is None else timing.report()
 
     def _compilation(self) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer.callbacks.base.callback import Callback, adds_logs
 from trainer.callbacks.base.checks import is_count
+from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.tensorboard import embedding_projector
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
 
@@ -264,7 +265,7 @@ class TensorBoard(Callback):
 
     def _add_train_step(self) -> None:
         # Not every object that acts as a model compiles a step.
-        read_text = getattr(self.model, "train_step_text", None)
+        read_text = getattr(run_of(self.model), "train_step_text", None)
         text = None if read_text is None else read_text()
         file = None if text is None else self._file(self._train_dir)
         if file is not None:
@@ -294,7 +295,7 @@ class TensorBoard(Callback):
 
     def _named_weights(self) -> dict[str, np.ndarray]:
         """Returns the weights by their paths in the parameters or in the model state."""
-        state = self.model.current_state
+        state = self.model.current_run.state
         paths = [path for tree in (state.params, state.model_state)
                  for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]

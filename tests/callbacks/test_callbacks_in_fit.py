@@ -111,9 +111,9 @@ def test_the_device_has_the_next_epoch_before_logs_are_fetched(events):
 def test_few_executions_are_queued_however_many_epochs_there_are(monkeypatch):
     queued, run_epoch = [], loop._run_epoch
 
-    def observed(model, fed, *args, **options):
-        queued.append(len(fed.in_flight))
-        return run_epoch(model, fed, *args, **options)
+    def observed(inputs, *args, **options):
+        queued.append(len(inputs.in_flight))
+        return run_epoch(inputs, *args, **options)
 
     monkeypatch.setattr(loop, "_run_epoch", observed)
     x, y, _ = classification(8)

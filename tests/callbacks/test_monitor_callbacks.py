@@ -22,7 +22,8 @@ def model():
     return types.SimpleNamespace(
         stop_training=False,
         optimizer=types.SimpleNamespace(learning_rate=0.1),
-        metric_directions={"accuracy": "max", "mse": "min", "inverse_loss": "max"},
+        current_run=types.SimpleNamespace(
+            metric_directions={"accuracy": "max", "mse": "min", "inverse_loss": "max"}),
     )
 
 
@@ -44,7 +45,8 @@ def test_the_direction_of_a_monitor(kind, model, monitor, mode, expected):
     assert callback.monitor_op is expected
 
 
-@pytest.mark.parametrize("fake", [types.SimpleNamespace(metric_directions={}), types.SimpleNamespace()])
+@pytest.mark.parametrize("fake", [
+    types.SimpleNamespace(current_run=types.SimpleNamespace(metric_directions={})), types.SimpleNamespace()])
 def test_an_unknown_direction_is_refused(fake):
     with pytest.raises(ValueError, match=r"monitor=score, .* should be maximized or minimized. Pass `mode='max'`"):
         in_run(EarlyStopping(monitor="score"), fake).on_epoch_end(0, {"score": 0.5})

@@ -62,7 +62,8 @@ def fake_model(params=None, model_state=None):
     """Returns a model with these weights, each the only leaf below its name."""
     params, model_state = params or {}, model_state or {}
     return types.SimpleNamespace(
-        stop_training=False, current_state=types.SimpleNamespace(params=params, model_state=model_state),
+        stop_training=False,
+        current_run=types.SimpleNamespace(state=types.SimpleNamespace(params=params, model_state=model_state)),
         get_weights=lambda: [np.asarray(leaf) for _, leaf in [*sorted(params.items()), *sorted(model_state.items())]])
 
 

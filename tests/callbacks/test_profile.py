@@ -55,7 +55,8 @@ class Executions(Callback):
 
 
 def begin(profile, **params):
-    callbacks = CallbackList([profile], model=types.SimpleNamespace(current_state=None), verbose=0, **params)
+    model = types.SimpleNamespace(current_run=types.SimpleNamespace(state=None))
+    callbacks = CallbackList([profile], model=model, verbose=0, **params)
     callbacks.on_train_begin()
     return callbacks
 

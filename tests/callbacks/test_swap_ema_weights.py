@@ -64,16 +64,16 @@ def differs(ours, theirs):
 @pytest.mark.parametrize(("swap_on_epoch", "shown"), [(False, [False, False, False]), (True, [False, True, False])])
 def test_averages_are_shown_between_epochs_if_asked_for_and_adopted_in_the_end(swap_on_epoch, shown):
     adopted = []
-    model = types.SimpleNamespace(keeps_averages=True, shows_averages=True, adopt_averages=lambda: adopted.append(
-        model.shows_averages))
+    run = types.SimpleNamespace(
+        keeps_averages=True, shows_averages=True, adopt_averages=lambda: adopted.append(run.shows_averages))
     callback = SwapEMAWeights(swap_on_epoch)
-    callback.set_model(model)
+    callback.set_model(types.SimpleNamespace(current_run=run))
     callback.on_train_begin()
-    assert not model.shows_averages  # whatever an earlier fit left
+    assert not run.shows_averages  # whatever an earlier fit left
     seen = []
     for hook in ("on_epoch_begin", "on_epoch_end", "on_epoch_begin"):
         getattr(callback, hook)(0)
-        seen.append(model.shows_averages)
+        seen.append(run.shows_averages)
     assert seen == shown
     callback.on_epoch_end(1)
     assert adopted == []
@@ -84,7 +84,7 @@ def test_averages_are_shown_between_epochs_if_asked_for_and_adopted_in_the_end(s
 @pytest.mark.parametrize("hook", ["on_train_begin", "on_test_begin", "on_predict_begin"])
 def test_a_model_without_averages_is_refused(hook):
     callback = SwapEMAWeights()
-    callback.set_model(types.SimpleNamespace(keeps_averages=False))
+    callback.set_model(types.SimpleNamespace(current_run=types.SimpleNamespace(keeps_averages=False)))
     with pytest.raises(ValueError, match="SwapEMAWeights must be used when `use_ema=True` is set on the optimizer"):
         getattr(callback, hook)()
 

@@ -35,12 +35,14 @@ class FakeModel:
 
     def __init__(self, params=None, model_state=None, text=None):
         self.optimizer = types.SimpleNamespace(learning_rate=0.5, iterations=0)
-        self.current_state = types.SimpleNamespace(params=params or {}, model_state=model_state or {})
+        self.current_run = types.SimpleNamespace(
+            state=types.SimpleNamespace(params=params or {}, model_state=model_state or {}),
+            train_step_text=self.train_step_text)
         self.texts_asked = 0
         self.text = text
 
     def get_weights(self):
-        return jax.tree.leaves((self.current_state.params, self.current_state.model_state))
+        return jax.tree.leaves((self.current_run.state.params, self.current_run.state.model_state))
 
     def set_progress(self, iterations, learning_rate):
         self.optimizer = types.SimpleNamespace(learning_rate=learning_rate, iterations=iterations)

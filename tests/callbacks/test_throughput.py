@@ -37,8 +37,8 @@ def clock(monkeypatch):
 def begin(callback, flops=None, kind="a device that nobody knows"):
     """Returns a callback list in a run on two devices, whose step has so many operations."""
     weight = types.SimpleNamespace(sharding=types.SimpleNamespace(device_set={Device(kind), Device(kind)}))
-    model = types.SimpleNamespace(
-        timing=Timing(), train_step_flops=lambda: flops, current_state=types.SimpleNamespace(params=[weight]))
+    model = types.SimpleNamespace(current_run=types.SimpleNamespace(
+        timing=Timing(), train_step_flops=lambda: flops, state=types.SimpleNamespace(params=[weight])))
     callbacks = CallbackList([callback], model=model, verbose=0)
     callbacks.on_train_begin()
     return callbacks
@@ -48,7 +48,7 @@ def execute(callbacks, clock, last, rows, secs=0.0):
     """Spends some seconds on an execution that ends with a batch."""
     callbacks.next_look("train", 0)
     clock.now += secs
-    callbacks.model.timing.rows += rows
+    callbacks.model.current_run.timing.rows += rows
     callbacks.on_execution_end("train", last, {})
 
 
@@ -72,7 +72,7 @@ def test_rows_are_divided_by_the_time_of_the_epoch(clock):
 def test_compiling_does_not_count(clock):
     callbacks = begin(Throughput())
     callbacks.on_epoch_begin(0)
-    with callbacks.model.timing.measure("compile"):
+    with callbacks.model.current_run.timing.measure("compile"):
         clock.now += 60.0
     execute(callbacks, clock, 0, rows=10, secs=2.0)
     assert end_epoch(callbacks)["rows_per_sec"] == 5.0
@@ -85,7 +85,7 @@ def test_validations_do_not_count_at_the_end_of_an_epoch_or_in_its_middle(clock)
         execute(callbacks, clock, batch, rows=10, secs=2.0)
         callbacks.on_test_begin()
         clock.now += 30.0
-        with callbacks.model.timing.measure("compile"):
+        with callbacks.model.current_run.timing.measure("compile"):
             clock.now += 60.0
         callbacks.on_execution_end("test", 0, {})
         callbacks.on_test_end({})
@@ -109,7 +109,7 @@ def test_callbacks_count_between_batches_but_not_at_the_end_of_an_epoch(clock):
 
 def test_another_run_inside_of_a_callback_does_not_count(clock):
     callbacks = begin(Throughput())
-    timing = callbacks.model.timing
+    timing = callbacks.model.current_run.timing
     callbacks.on_epoch_begin(0)
     for batch in range(2):
         execute(callbacks, clock, batch, rows=10, secs=2.0)
@@ -128,7 +128,7 @@ def test_the_wait_for_the_device_counts_at_the_end_of_an_epoch_and_before_a_vali
         callbacks = begin(Throughput())
         callbacks.on_epoch_begin(0)
         clock.now += 2.0
-        callbacks.model.timing.rows += 10
+        callbacks.model.current_run.timing.rows += 10
         callbacks.on_execution_end("train", 0, LazyLogs(["loss"], fetch))
         clock.now += 40.0  # such as the validation's data
         if validates:
@@ -168,7 +168,7 @@ def test_a_run_that_resumes_in_an_epoch_counts_the_batches_that_it_ran(clock):
     callbacks.on_epoch_begin(0)
     callbacks.next_look("train", 6)
     clock.now += 1.0
-    callbacks.model.timing.rows += 32
+    callbacks.model.current_run.timing.rows += 32
     callbacks.on_execution_end("train", 7, {})
     assert end_epoch(callbacks)["model_flops_per_sec"] == 1600.0
 
@@ -216,7 +216,7 @@ def test_a_fit_has_them_in_its_history_and_they_can_be_monitored():
     assert stopping.best == max(history.history["rows_per_sec"])
     # The training of 40 rows cannot have taken longer than the whole.
     assert min(history.history["rows_per_sec"]) > 40 / history.timing["total"]
-    flops_of_a_row = model.train_step_flops() / 8
+    flops_of_a_row = model.current_run.train_step_flops() / 8
     np.testing.assert_allclose(
         history.history["model_flops_per_sec"], flops_of_a_row * np.array(history.history["rows_per_sec"]))
     np.testing.assert_allclose(

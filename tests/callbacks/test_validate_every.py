@@ -22,10 +22,11 @@ def make_model(replicas=1, steps_per_execution=4):
     return model
 
 
-def fake_run(callback, losses=(), validator="a validator"):
+def fake_run(callback, losses=(), has_validation_data=True):
     """Returns a callback list of one callback, in a run whose validations have these losses."""
     losses = iter(losses)
-    model = types.SimpleNamespace(validate=lambda: {"loss": next(losses)}, validator=validator)
+    model = types.SimpleNamespace(validate=lambda: {"loss": next(losses)},
+        current_run=types.SimpleNamespace(has_validation_data=has_validation_data))
     callbacks = CallbackList([callback], model=model, verbose=0)
     callbacks.on_train_begin()
     return callbacks

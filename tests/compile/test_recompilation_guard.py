@@ -44,7 +44,7 @@ def test_in_the_mode_error_nothing_compiles_and_the_weights_of_the_last_step_sta
     model = compiled_mlp(compile_guard="error")
     with pytest.raises(RuntimeError, match=r"time 3 in this run\) for batch 2"):
         model.fit(batches(GROWING), verbose=0)
-    assert len(model._phases["train"]._executables) == 2
+    assert len(model._configuration.phases["train"]._executables) == 2
     assert int(model.state.step) == 2
 
 
@@ -70,7 +70,7 @@ def test_a_shorter_last_batch_another_run_and_what_was_compiled_before_are_expec
 
     model.fit(OfManySizes(), verbose=0)
     # 8 and 6 rows gathered on the device, 7 and 2 rows sent there, and 8 and 6 rows sent there.
-    assert len(model._phases["train"]._executables) == 6
+    assert len(model._configuration.phases["train"]._executables) == 6
 
 
 def test_an_unknown_mode_is_refused():

@@ -89,16 +89,16 @@ def test_an_evaluation_by_a_callback_leaves_the_clock_of_fit_alone():
     def evaluate(epoch, logs):
         model.evaluate(x, y, batch_size=8, verbose=0)
         model.predict(x, verbose=0)
-        inner.append(model.timing.report()["total"])
+        inner.append(model.current_run.timing.report()["total"])
 
     model = compiled_mlp()
     callbacks = trainer.callbacks.LambdaCallback(on_epoch_end=evaluate)
     secs = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y), callbacks=callbacks).timing
-    assert model.timing.report() == secs
+    assert model.current_run.timing.report() == secs
     assert inner[0] < inner[1] < secs["total"], "after them the clock is that of fit again"
     np.testing.assert_allclose(secs["rows_per_sec"], 64 / (secs["total"] - secs["compile"]), rtol=1e-6)
     model.evaluate(x, y, batch_size=8, verbose=0)
-    assert model.timing.report()["total"] < secs["total"]
+    assert model.current_run.timing.report()["total"] < secs["total"]
 
 
 def test_it_is_there_when_fit_was_interrupted():

@@ -242,7 +242,7 @@ def test_streamed_batches_of_any_size_are_stacked_as_elsewhere(monkeypatch):
         model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
         weights.append(model.get_weights())
     # A stack of one has another program, which need not round alike.
-    rooms = {spec[1][0][0][0] for spec in model._phases["train"]._executables}
+    rooms = {spec[1][0][0][0] for spec in model._configuration.phases["train"]._executables}
     assert rooms == {2}
     for placed, streamed in zip(*weights, strict=True):
         np.testing.assert_array_equal(placed, streamed)
@@ -288,7 +288,7 @@ def test_gathering_from_whole_copies_needs_no_collective():
         model = trainer.Model(LinenMLP())
         model.compile("sgd", logits_loss(), metrics=["accuracy"])
     model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
-    phase = model._phases["train"]
+    phase = model._configuration.phases["train"]
     numbers = np.zeros((4, BATCH), np.int32)
     streamed = under.place_group(Group((x[numbers], y[numbers].astype(np.int32)), 4, BATCH, 0))
     resident = under.place_group(Group(numbers, 4, BATCH, 0), under.place_arrays(HostArrays((x, y))))
@@ -321,7 +321,7 @@ def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
     model = compiled_mlp(2)
     with pytest.raises(ValueError, match="label 7"):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    assert not model._phases["train"]._executables
+    assert not model._configuration.phases["train"]._executables
 
 
 @pytest.mark.parametrize("data_on_device", [True, False])

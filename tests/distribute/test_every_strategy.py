@@ -97,9 +97,9 @@ def change_between_trainings(strategy, model, data):
 
     def train(after):
         if model.built:
-            assert in_place(strategy, model.current_state), f"before training, after {after}"
+            assert in_place(strategy, model.current_run.state), f"before training, after {after}"
         logs[f"loss after {after}"] = model.train_on_batch(*data)
-        assert in_place(strategy, model.current_state), f"after training, after {after}"
+        assert in_place(strategy, model.current_run.state), f"after training, after {after}"
 
     train("nothing")
     state = model.state
@@ -152,7 +152,7 @@ def test_steps_that_run_eagerly_give_one_devices_numbers_and_leave_the_state_in_
 
     def fit(strategy, model, data):
         history = model.fit(*data, epochs=2, verbose=0).history
-        assert in_place(strategy, model.current_state)
+        assert in_place(strategy, model.current_run.state)
         return history
 
     assert_strategies_equal(lambda: build_linen(batch_norm=None, run_eagerly=True), (x, y), strategies(*PLACING),

@@ -13,7 +13,8 @@ import pytest
 
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
-from trainer.model import built_model
+from trainer.model import state_holder
+from trainer.model.loop_model import LoopModel
 from trainer.step.compiled_phase import CompiledPhase
 
 
@@ -91,7 +92,7 @@ def steps_fused_for(module, shape):
     with mirrored(1).scope():
         model = trainer.Model(module)
         model.compile("sgd", logits_loss())
-    phase = model.prepared_phase("train", (np.zeros(shape, np.float32), np.zeros(shape[0], np.int32)))
+    phase = LoopModel(model).prepared_phase("train", (np.zeros(shape, np.float32), np.zeros(shape[0], np.int32)))
     return phase.steps_per_execution
 
 
@@ -107,7 +108,7 @@ def test_convolutions_of_fused_steps_have_the_layout_that_is_fast_on_cpus():
         model = trainer.Model(trainer.models.CNN(10, features=(4, 4), hidden=8, classifier_activation=None))
         model.compile("sgd", logits_loss())
     model.fit(np.ones((16, 8, 8, 1), np.float32), np.zeros(16, np.int32), batch_size=8, verbose=0)
-    program = model.train_step_text()
+    program = model.current_run.train_step_text()
     assert "while" in program
     assert set(re.findall(r"dim_labels=(\S+?),? ", program)) == {"b01f_01io->b01f"}
 
@@ -208,7 +209,7 @@ def test_an_eager_step_is_never_traced():
 @pytest.mark.parametrize("phase", ["fit", "evaluate", "predict"])
 def test_the_first_step_compiles_while_the_weights_are_made(monkeypatch, phase):
     model, events = make_model(), []
-    init_placed, executable = built_model.init_placed, CompiledPhase.executable
+    init_placed, executable = state_holder.init_placed, CompiledPhase.executable
 
     def watched_init(*args):
         shapes, wait = init_placed(*args)
@@ -219,14 +220,14 @@ def test_the_first_step_compiles_while_the_weights_are_made(monkeypatch, phase):
         events.append("has compiled")
         return result
 
-    monkeypatch.setattr(built_model, "init_placed", watched_init)
+    monkeypatch.setattr(state_holder, "init_placed", watched_init)
     monkeypatch.setattr(CompiledPhase, "executable", watched_executable)
     PHASES[phase](model, *classification(16)[:2])
     assert events[:2] == ["has compiled", "waits for the weights"]
 
 
 def test_weights_that_cannot_be_made_leave_a_model_without_weights(monkeypatch):
-    model, init_placed = make_model(), built_model.init_placed
+    model, init_placed = make_model(), state_holder.init_placed
 
     def failing_init(*args):
         def wait():
@@ -235,7 +236,7 @@ def test_weights_that_cannot_be_made_leave_a_model_without_weights(monkeypatch):
         return init_placed(*args)[0], wait
 
     data = classification(16)[:2]
-    monkeypatch.setattr(built_model, "init_placed", failing_init)
+    monkeypatch.setattr(state_holder, "init_placed", failing_init)
     with pytest.raises(MemoryError):
         PHASES["fit"](model, *data)
     monkeypatch.undo()

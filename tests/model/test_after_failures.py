@@ -13,23 +13,13 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import classification, logits_loss
 from trainer.core.interrupts import Interrupts
+from trainer.model.state_holder import StateHolder
 
 
 def compiled(kind=trainer.Model, **options):
     model = kind(nn.Dense(3))
     model.compile(**{"optimizer": optax.sgd(0.1), "loss": logits_loss(), **options})
     return model
-
-
-class InterruptedAfterAStep(trainer.Model):
-    """Gets Ctrl-C when a step has donated the old state, and the new one is not stored yet."""
-
-    interrupts = False
-
-    def keep_state(self, state):
-        if self.interrupts:
-            os.kill(os.getpid(), signal.SIGINT)
-        super().keep_state(state)
 
 
 @pytest.fixture
@@ -42,16 +32,23 @@ def default_interrupts():
 
 @pytest.mark.usefixtures("default_interrupts")
 @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
-def test_an_interrupt_takes_effect_once_the_trained_state_is_stored(method):
+def test_an_interrupt_takes_effect_once_the_trained_state_is_stored(method, monkeypatch):
     x, y, _ = classification(16)
-    model = compiled(InterruptedAfterAStep)
+    model = compiled()
     model.train_on_batch(x, y)
-    model.interrupts = True
+    keep = StateHolder.keep
+
+    def interrupted(holder, state):
+        """Gets Ctrl-C when a step has donated the old state, and the new one is not stored yet."""
+        os.kill(os.getpid(), signal.SIGINT)
+        keep(holder, state)
+
+    monkeypatch.setattr(StateHolder, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         getattr(model, method)(x, y)
+    monkeypatch.undo()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert int(model.state.step) == 2
-    model.interrupts = False
     model.fit(x, y, batch_size=16, verbose=0)
     assert int(model.state.step) == 3
 
@@ -123,7 +120,7 @@ def test_steps_without_logs_are_not_queued_without_end():
     x, y, _ = classification(16)
     model = compiled(Silent)
     assert model.fit(x, y, epochs=2, verbose=0).history == {}
-    assert model._phases["train"].empty_logs, "there is something to wait for"
+    assert model._configuration.phases["train"].empty_logs, "there is something to wait for"
 
 
 @pytest.mark.usefixtures("default_interrupts")

@@ -59,7 +59,7 @@ def test_fit_after_it_compiles_nothing_and_trains_alike(way):
     arguments, fit = WAYS[way]
     model = make_model()
     assert model.compile_ahead(*arguments) > 0
-    assert int(model.current_state.step) == 0
+    assert int(model.current_run.state.step) == 0
     fit(make_model())
     with count_compilations() as compiled:
         fit(model)

@@ -16,7 +16,7 @@ import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_mlp, logits_loss
 from tests.support.strategy_cases import LAYOUT, STRATEGIES, LinenNet
 from trainer import distribute
-from trainer.model import model_files
+from trainer.model import weights_io
 from trainer.saving.arrays.safetensors_file import read_arrays, save_arrays
 
 X, Y, _ = classification(24)
@@ -113,7 +113,7 @@ def test_a_parameter_and_a_state_array_of_one_path_are_refused(path):
     model = trainer.Model(Clashing())
     model.build(X)
     state = model.state
-    model._state = state.replace(params={"cache": {"x": state.params["Cache"]}})
+    model._state_holder.keep(state.replace(params={"cache": {"x": state.params["Cache"]}}))
     for use in (model.save_weights, model.load_weights):
         with pytest.raises(ValueError, match=r"both have the path 'cache/x'.*Rename"):
             use(path)
@@ -145,9 +145,9 @@ def test_under_every_strategy_the_file_is_whole_and_loads_to_the_places_of_the_w
     one.set_weights([np.random.default_rng(0).normal(size=leaf.shape) for leaf in one.get_weights()])
     one.save_weights(path)
     model = under(SPLIT[name](), ema_decay=0.5)
-    before = jax.tree.map(lambda leaf: (leaf.sharding, leaf.sharding.memory_kind), model.current_state)
+    before = jax.tree.map(lambda leaf: (leaf.sharding, leaf.sharding.memory_kind), model.current_run.state)
     model.load_weights(path)
-    assert before == jax.tree.map(lambda leaf: (leaf.sharding, leaf.sharding.memory_kind), model.current_state)
+    assert before == jax.tree.map(lambda leaf: (leaf.sharding, leaf.sharding.memory_kind), model.current_run.state)
     assert_same_bits(model.get_weights(), one.get_weights())
     again = path.with_name("again.safetensors")
     model.save_weights(again)
@@ -171,7 +171,7 @@ def test_one_array_of_the_file_is_in_memory_at_a_time(path):
     model = built()
     model.save_weights(path)
     alive, most = [], []
-    cast = model_files._cast
+    cast = weights_io._cast
 
     def watched(name, values, dtype):
         gc.collect()
@@ -179,7 +179,7 @@ def test_one_array_of_the_file_is_in_memory_at_a_time(path):
         alive.append(weakref.ref(values))
         return cast(name, values, dtype).copy()  # or the model's arrays would be in the memory of the file's
 
-    with mock.patch.object(model_files, "_cast", watched):
+    with mock.patch.object(weights_io, "_cast", watched):
         model.load_weights(path)
     assert len(most) == 8 and max(most) <= 1  # the one that the loop still holds
 
@@ -216,7 +216,7 @@ def test_float32_weights_are_rounded_to_a_bfloat16_model_and_bfloat16_ones_widen
 
 
 def arrays_of(model):
-    return {name: np.asarray(leaf) for name, leaf in model_files._named_weights(model.state).items()}
+    return {name: np.asarray(leaf) for name, leaf in weights_io._named_weights(model.state).items()}
 
 
 @pytest.mark.parametrize("kernel", [np.full((6, 8), 1e300), np.full((6, 8), -1e39)])
@@ -291,13 +291,13 @@ def test_a_file_cut_short_while_it_is_read_changes_nothing(path):
     model, other = filled(), built()
     model.save_weights(path)
     before = other.get_weights()
-    read = model_files._cast
+    read = weights_io._cast
 
     def cutting(name, values, dtype):
         os.truncate(path, os.path.getsize(path) - 4 * 6)
         return read(name, values, dtype)
 
-    with mock.patch.object(model_files, "_cast", cutting), pytest.raises(ValueError, match=r"cut short"):
+    with mock.patch.object(weights_io, "_cast", cutting), pytest.raises(ValueError, match=r"cut short"):
         other.load_weights(path)
     assert_same_bits(other.get_weights(), before)
 
@@ -366,11 +366,11 @@ def test_arrays_given_to_set_weights_may_be_written_to_afterwards():
 def test_training_goes_on_from_loaded_weights_without_compiling_anew(path):
     model = compiled_mlp()
     model.fit(X, Y, verbose=0)
-    executables = dict(model._phases["train"]._executables)
+    executables = dict(model._configuration.phases["train"]._executables)
     model.save_weights(path)
     model.load_weights(path)
     model.fit(X, Y, verbose=0)
-    assert len(executables) == 1 and model._phases["train"]._executables == executables
+    assert len(executables) == 1 and model._configuration.phases["train"]._executables == executables
 
 
 def test_a_model_that_is_not_compiled_has_weights_files_too(path):

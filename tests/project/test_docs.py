@@ -15,6 +15,7 @@ import trainer
 from tests.support import project_files
 from tests.support.hlo import collectives, total_bytes
 from trainer import distribute
+from trainer.model.loop_model import LoopModel
 
 PAGE = (project_files.ROOT / "docs" / "strategies.md").read_text()
 FENCES = re.findall(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", PAGE, re.MULTILINE | re.DOTALL)
@@ -155,7 +156,7 @@ def built(name, model_class=trainer.Model, **options):
 
 def compiled_train_step(model):
     batch = np.zeros((8, 64), np.float32), np.zeros((8, 16), np.float32)
-    return model.prepared_phase("train", batch).lowered(model.current_state, batch).compile()
+    return LoopModel(model).prepared_phase("train", batch).lowered(model.current_run.state, batch).compile()
 
 
 def test_every_synchronous_strategy_is_in_the_table():
@@ -170,7 +171,7 @@ def test_every_synchronous_strategy_is_in_the_table():
 def test_a_strategy_places_and_sends_what_the_table_says(name, capsys):
     _, sent, memory = TABLE[name]
     model = built(name)
-    strategy, state = model.strategy, model.current_state
+    strategy, state = model.strategy, model.current_run.state
     parameters, optimizer_state = (sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
                                    for tree in (state.params, state.opt_state))
     report = strategy.explain(model)
@@ -194,7 +195,7 @@ def test_a_strategy_places_and_sends_what_the_table_says(name, capsys):
 
 def test_parameters_read_after_an_update_cost_the_gathering_of_gradients_and_optimizer_state():
     plain, reading = (built("FullyShardedStrategy", model_class) for model_class in (trainer.Model, ReadsAfterUpdate))
-    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.current_state.params))
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.current_run.state.params))
     gathered = [total_bytes(collectives(compiled_train_step(model).as_text()), "all-gather")
                 for model in (plain, reading)]
     # Adam's two moments, and the gradients.
@@ -203,7 +204,7 @@ def test_parameters_read_after_an_update_cost_the_gathering_of_gradients_and_opt
 
 def test_gradients_are_reduced_once_however_many_microbatches_there_are():
     model = built("MirroredStrategy", microbatches=2)
-    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(model.current_state.params))
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(model.current_run.state.params))
     found = [each for each in collectives(compiled_train_step(model).as_text()) if each.bytes > SCALARS_BYTES]
     assert total_bytes(found, "all-reduce") == parameters
 

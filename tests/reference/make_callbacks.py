@@ -9,6 +9,7 @@ import io
 import json
 import pathlib
 import tempfile
+import types
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class FakeModel:
     def __init__(self):
         self.name = "fake"
         self.stop_training = False
-        self.metric_directions = {}
+        self.current_run = types.SimpleNamespace(metric_directions={})
         self.optimizer = FakeOptimizer(0.1)
         self.epoch = -1
 

@@ -12,6 +12,7 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer.core.tree_paths import named_leaves
+from trainer.model.loop_model import LoopModel
 
 
 class Wide(nn.Module):
@@ -271,7 +272,7 @@ def test_rematerialisation_is_in_the_compiled_step():
     barriers = []
     for remat in (False, True):
         model = model_of(remat=remat)
-        lowered = model.prepared_phase("train", batch).lowered(model.current_state, batch)
+        lowered = LoopModel(model).prepared_phase("train", batch).lowered(model.current_run.state, batch)
         barriers.append(lowered.as_text().count("optimization_barrier"))
     assert barriers[0] == 1, "the one around the batch"
     assert barriers[1] > 1

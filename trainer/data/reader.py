@@ -79,6 +79,11 @@ class Reader:
         return num_batches if is_finite(num_batches) else None
 
     @property
+    def epoch_rows(self) -> int | None:
+        """Rows of an epoch, or None if only reading will tell."""
+        return self._source.rows if self._steps is None else None
+
+    @property
     def room(self) -> int:
         """How many batches the stack of a group has room for: the same for all groups of a run.
 

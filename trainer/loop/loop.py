@@ -8,7 +8,6 @@ memory of their batches and outputs.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
@@ -23,9 +22,10 @@ from trainer.data import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sources.batches import GroupBuffer, Mark
 from trainer.distribute.placement.placement import PlacedGroup
-from trainer.loop.phase_input import Feed, Trainee, begin, timed
+from trainer.loop.phase_input import PhaseInput, start_phase
 from trainer.loop.resumable_run import TrainingRun
 from trainer.loop.run_fingerprint import describe_data, describe_run
+from trainer.loop.trainable_model import TrainableModel
 
 # How many executions may not have ended when the next one begins.
 MAX_IN_FLIGHT = 2
@@ -37,7 +37,7 @@ Reached = Callable[[int, Running, Mark | None], None]  # told how far an epoch i
 
 
 def fit(
-    model: Trainee,
+    model: TrainableModel,
     reader: Reader,
     callbacks: CallbackList,
     epochs: int,
@@ -63,18 +63,19 @@ def fit(
         raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {validations} "
                          "validations are due. Pass data that can be iterated anew, or `validation_steps`: each "
                          "validation then takes the next batches.")
-    model.stop_training = False
-    with timed(model, timing) as timing:
+    model.set_stops("train", False)
+    with model.run.timed(timing) as timing:
         # All epochs count, not those that are left: a resumed run decides alike.
-        train = begin(model, "train", reader, passes=epochs, data_on_device=True)
-        test = None if validation is None else begin(model, "test", validation, passes=validations)
+        train = start_phase(model, "train", reader, passes=epochs, data_on_device=True)
+        test = None if validation is None else start_phase(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
         _check_alike(model, "training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
         run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
-        with run, _validator(model, test, callbacks):
+        validator = None if test is None else functools.partial(_evaluate, test, callbacks)
+        with run, model.run.validating(validator):
             with timing.measure("callbacks"):
                 callbacks.on_train_begin()
             run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
@@ -87,13 +88,13 @@ def fit(
                     with timing.measure("callbacks"):
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
-                    _run_epoch(model, train, callbacks, epoch, run.batch, run.running, run.trained)
-                    if epoch + 1 < epochs and not model.stop_training:
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained)
+                    if epoch + 1 < epochs and not model.stops("train"):
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running)
                 if test is not None and _is_due(epoch, validation_freq):
                     run.validation_begins()
-                    for name, value in _evaluate(model, test, callbacks, run.validated).items():
+                    for name, value in _evaluate(test, callbacks, run.validated).items():
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
@@ -103,57 +104,44 @@ def fit(
                 callbacks.on_train_end(logs)
 
 
-def evaluate(model: Trainee, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
+def evaluate(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
     """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
-    with timed(model):
-        feed = begin(model, "test", reader, passes=1)
+    with model.run.timed():
+        inputs = start_phase(model, "test", reader, passes=1)
         _check_alike(model, "data for `evaluate`", lambda: describe_data(reader))
-        return _evaluate(model, feed, callbacks)
+        return _evaluate(inputs, callbacks)
 
 
-@contextlib.contextmanager
-def _validator(model: Trainee, feed: Feed | None, callbacks: CallbackList) -> Iterator[None]:
-    """Lets callbacks validate in the middle of an epoch while the block runs."""
-    outer = model.validator
-    model.validator = None if feed is None else functools.partial(_evaluate, model, feed, callbacks)
-    try:
-        yield
-    finally:
-        model.validator = outer
-
-
-def _evaluate(
-    model: Trainee, feed: Feed, callbacks: CallbackList, reached: Reached | None = None
-) -> dict[str, Any]:
-    model.stop_evaluating = False
-    with feed.timing.measure("callbacks"):
+def _evaluate(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | None = None) -> dict[str, Any]:
+    inputs.model.set_stops("test", False)
+    with inputs.timing.measure("callbacks"):
         callbacks.on_test_begin()
-    with feed.timing.measure("data"):
-        feed.reader.peek()  # a generator may have nothing left
-    logs = feed.lazy_logs(_run_epoch(model, feed, callbacks, epoch=0, reached=reached))
-    with feed.timing.measure("callbacks"):
+    with inputs.timing.measure("data"):
+        inputs.reader.peek()  # a generator may have nothing left
+    logs = inputs.lazy_logs(_run_epoch(inputs, callbacks, epoch=0, reached=reached))
+    with inputs.timing.measure("callbacks"):
         callbacks.on_test_end(logs)
         return dict(logs)
 
 
-def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
+def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
     """Yields the outputs for each batch as host arrays, in input order and without padding.
 
     At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
     """
-    model.stop_predicting = False
-    with timed(model) as timing:
-        feed = begin(model, "predict", reader, passes=1)
+    model.set_stops("predict", False)
+    with model.run.timed() as timing:
+        inputs = start_phase(model, "predict", reader, passes=1)
         _check_alike(model, "data for `predict`", lambda: describe_data(reader))
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
         agrees = model.strategy.spans_processes and callbacks.may_stop_differently("predict")
-        with feed.groups(epoch=0) as groups:
-            for group in _awaited(feed, groups):
-                executable = feed.phase.executable(
-                    model.state_or_shapes, group=group, guard=feed.guard, timing=timing)
-                outputs = executable(model.current_state)
+        with inputs.groups(epoch=0) as groups:
+            for group in _awaited(inputs, groups):
+                executable = inputs.phase.executable(
+                    model.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
+                outputs = executable(model.state.current)
                 timing.steps += group.count
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(model, callbacks, group, outputs)
@@ -168,7 +156,7 @@ def predict(model: Trainee, reader: Reader, callbacks: CallbackList) -> Iterator
             callbacks.on_predict_end()
 
 
-def _call_after_prediction(model: Trainee, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
+def _call_after_prediction(model: TrainableModel, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
     """Calls the hooks for a group; returns how many of its batches came before `stop_predicting`.
 
     Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
@@ -181,24 +169,24 @@ def _call_after_prediction(model: Trainee, callbacks: CallbackList, group: Place
         for index in range(group.count):
             callbacks.on_predict_batch_begin(group.first + index, {})
             callbacks.on_predict_batch_end(group.first + index, logs(index))
-            if model.stop_predicting:
+            if model.stops("predict"):
                 count = index + 1
                 break
     callbacks.on_execution_end("predict", group.first + count - 1, logs(count - 1))
     return count
 
 
-def run_on_batch(model: Trainee, kind: str, reader: Reader) -> dict[str, Any]:
+def run_on_batch(model: TrainableModel, kind: str, reader: Reader) -> dict[str, Any]:
     """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
-    with timed(model):
-        feed = begin(model, kind, reader, passes=1)
+    with model.run.timed():
+        inputs = start_phase(model, kind, reader, passes=1)
         group = model.strategy.place_group(next(reader.read(0)))
-        with feed.interrupts:
-            running = _execute(model, feed, group, 0, 1, feed.phase.empty_logs)
-        return feed.phase.fetch_results(running)
+        with inputs.interrupts:
+            running = _execute(inputs, group, 0, 1, inputs.phase.empty_logs)
+        return inputs.phase.fetch_results(running)
 
 
-def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sample: bool) -> None:
+def compile_ahead(model: TrainableModel, kind: str, reader: Reader, passes: int, is_sample: bool) -> None:
     """Compiles a phase for the batches of `reader` as a run that reads them `passes` times would, running nothing.
 
     That is for full batches and, of arrays, for a shorter last one.
@@ -210,48 +198,49 @@ def compile_ahead(model: Trainee, kind: str, reader: Reader, passes: int, is_sam
       passes: how often they will be read.
       is_sample: whether there is one batch that stands for a stream of such batches.
     """
-    with timed(model) as timing:
-        feed = begin(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
-        running = () if kind == "predict" else (feed.phase.empty_logs,)
+    with model.run.timed() as timing:
+        inputs = start_phase(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
+        running = () if kind == "predict" else (inputs.phase.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
             starts = sorted({0, reader.num_batches - 1})
-            groups = [next(reader.read(0, start, feed.numbers_of)) for start in starts]
+            groups = [next(reader.read(0, start, inputs.numbers_of)) for start in starts]
         else:
             if is_sample:  # of what a pipeline yields, though it is an array
-                reader.group_size = feed.phase.steps_per_execution
+                reader.group_size = inputs.phase.steps_per_execution
             buffer = GroupBuffer(reader.room)
             buffer.begin(reader.peek(), 0)
             groups = [buffer.take()]
         for group in groups:
-            placed = model.strategy.place_group(group, feed.arrays)
-            feed.phase.executable(model.state_or_shapes, *running, group=placed, guard=feed.guard, timing=timing)
+            inputs.phase.executable(
+                model.state.state_or_shapes, *running, group=model.strategy.place_group(group, inputs.arrays),
+                guard=inputs.guard, timing=timing)
         if running:
-            feed.phase.fetch_results(feed.phase.empty_logs)
+            inputs.phase.fetch_results(inputs.phase.empty_logs)
 
 
 def _run_epoch(
-    model: Trainee, feed: Feed, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
+    inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
     reached: Reached | None = None,
 ) -> Running:
     """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
 
     `reached` is told after each execution, and all callbacks before it.
     """
-    kind, timing = feed.kind, feed.timing
-    running = feed.phase.empty_logs if running is None else running
+    model, kind, timing = inputs.model, inputs.kind, inputs.timing
+    running = inputs.phase.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
     one_by_one = per_batch or _stops(model, kind, agrees)  # asked before the epoch, it ends after one batch
-    with feed.interrupts, feed.groups(epoch, batch) as groups:
-        for group, start, stop in _executions(feed, groups, callbacks, one_by_one):
+    with inputs.interrupts, inputs.groups(epoch, batch) as groups:
+        for group, start, stop in _executions(inputs, groups, callbacks, one_by_one):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
                 with timing.measure("callbacks"):
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
-            running = _execute(model, feed, group, start, stop, running)
-            _queue(feed, group, stop - start, running)
+            running = _execute(inputs, group, start, stop, running)
+            _queue(inputs, group, stop - start, running)
             with timing.measure("callbacks"):
-                logs = feed.lazy_logs(running)
+                logs = inputs.lazy_logs(running)
                 if per_batch:
                     getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
                 callbacks.on_execution_end(kind, last, logs)
@@ -263,7 +252,7 @@ def _run_epoch(
 
 
 def _executions(
-    feed: Feed, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool
+    inputs: PhaseInput, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields `(group, start, stop)`: which batches of which group to execute at once.
 
@@ -271,64 +260,64 @@ def _executions(
     """
     looks = callbacks.wants("next_look")
     # Where a group is of many executions, these end where they would if each had a group of its own.
-    steps = 1 if one_by_one else feed.reader.group_size
-    for group in _awaited(feed, groups):
+    steps = 1 if one_by_one else inputs.reader.group_size
+    for group in _awaited(inputs, groups):
         start = 0
         while start < group.count:
             stop = min((start // steps + 1) * steps, group.count)
-            look = callbacks.next_look(feed.kind, group.first + start) if looks else None
+            look = callbacks.next_look(inputs.kind, group.first + start) if looks else None
             if look is not None:
                 stop = min(stop, look - group.first + 1)
             yield group, start, stop
             start = stop
 
 
-def _awaited(feed: Feed, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     while True:
-        with feed.timing.measure("data"):
+        with inputs.timing.measure("data"):
             group = next(groups, None)
         if group is None:
             return
         yield group
 
 
-def _execute(model: Trainee, feed: Feed, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
-    executable = feed.phase.executable(
-        model.state_or_shapes, running, group=group, guard=feed.guard, timing=feed.timing, start=start, stop=stop)
-    present = model.current_state  # its weights may still have been made beside the compilation
-    feed.timing.steps += stop - start
-    if feed.kind == "test":
+def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
+    held, timing = inputs.model.state, inputs.timing
+    executable = inputs.phase.executable(
+        held.state_or_shapes, running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
+    present = held.current  # its weights may still have been made beside the compilation
+    timing.steps += stop - start
+    if inputs.kind == "test":
         return executable(present, running)
     # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
-    with feed.interrupts.deferred:
-        state, running = executable(model.take_state(), running)
-        model.keep_state(state)
-    feed.timing.rows += group.rows * (stop - start)
+    with inputs.interrupts.deferred:
+        state, running = executable(held.take(), running)
+        held.keep(state)
+    timing.rows += group.rows * (stop - start)
     return running
 
 
-def _queue(feed: Feed, group: PlacedGroup, steps: int, running: Running) -> None:
+def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running) -> None:
     """Notes that an execution of some batches of `group` has begun, and waits until few enough are queued."""
     most = MAX_IN_FLIGHT
     if 1 < steps == group.count:
         most = MAX_WHOLE_GROUPS_IN_FLIGHT
-    elif steps == 1 < group.count and feed.model.strategy.mesh.size == 1:  # simulated devices can lock each other
+    elif steps == 1 < group.count and inputs.model.strategy.mesh.size == 1:  # simulated devices can lock each other
         most = MAX_SINGLE_STEPS_IN_FLIGHT
-    in_flight = feed.in_flight  # of the epoch before, too
+    in_flight = inputs.in_flight  # of the epoch before, too
     in_flight.append(running.sums["float32"])  # which are there even without logs
     while len(in_flight) > most:
-        with feed.timing.measure("device"):
+        with inputs.timing.measure("device"):
             in_flight.popleft().block_until_ready()
 
 
-def _stops(model: Trainee, kind: str, agrees: bool) -> bool:
-    """Returns whether somebody has asked to stop; with `agrees`, in any of the processes, of which all get to know."""
-    flag = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}[kind]
+def _stops(model: TrainableModel, kind: str, agrees: bool) -> bool:
+    """Returns whether a callback has asked to stop; with `agrees`, in any process, of which all get to know."""
     if agrees:
-        with model.timing.measure("device"):  # or for other processes, which is the same to a watchdog
-            if anywhere(bool(getattr(model, flag))):
-                setattr(model, flag, True)
-    return bool(getattr(model, flag))
+        with model.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            if anywhere(model.stops(kind)):
+                model.set_stops(kind, True)
+    return model.stops(kind)
 
 
 def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> Iterator[Any]:
@@ -342,13 +331,13 @@ def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
 
 
-def _check_alike(model: Trainee, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+def _check_alike(model: TrainableModel, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     if model.strategy.spans_processes:
-        with model.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+        with model.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
             check_alike(what, describe)
 
 
-def agree_on_data(model: Trainee, call: str, **data: Any) -> None:
+def agree_on_data(model: TrainableModel, call: str, **data: Any) -> None:
     """Raises ClusterError in all processes unless all make this call, with data that they share in the same way.
 
     It goes before the data are looked at: processes that share them in different ways would wait for each other.
@@ -359,7 +348,7 @@ def agree_on_data(model: Trainee, call: str, **data: Any) -> None:
       **data: the user's, by the argument's name.
     """
     if model.strategy.spans_processes:
-        with timed(model):
+        with model.run.timed():
             _check_alike(model, f"data for `{call}`", lambda: {
                 f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
 

@@ -1,6 +1,6 @@
 """What a phase of a run needs while it lasts: its compiled step, its batches on the devices, its clock.
 
-Owns how these are begun and ended. When which batches run is the loop's business.
+Owns how a phase starts and how its batches reach the devices. When which batches run is the loop's business.
 """
 
 from __future__ import annotations
@@ -9,86 +9,28 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
 from trainer.callbacks.base.lazy_logs import LazyLogs
-from trainer.cluster import join_cluster
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.interrupts import Interrupts
 from trainer.core.timing import Timing
 from trainer.data import Demand, Group, Reader, prefetch
 from trainer.data.prefetch import is_abandoned
-from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup
+from trainer.loop.trainable_model import TrainableModel
 from trainer.step.compiled_phase import CompiledPhase, on_host
 
 _NUMBERS_AT_ONCE = 2**18
 _BATCHES_AT_ONCE = 2**13  # the devices keep the number of each, where callbacks have them run one by one
 
 
-class Trainee(Protocol):
-    """What the loop needs of a model."""
-
-    strategy: Strategy
-    stop_training: bool
-    stop_evaluating: bool
-    stop_predicting: bool
-    timing: Timing
-    validator: Callable[[], dict[str, Any]] | None  # while `fit` runs with validation data
-
-    @property
-    def state_or_shapes(self) -> Any:
-        """The state, for reading, or its shapes while it is being made."""
-
-    @property
-    def current_state(self) -> Any:
-        """The state, for reading: its buffers are not to be donated."""
-
-    def take_state(self) -> Any:
-        """Returns the state, in buffers that may be donated."""
-
-    def keep_state(self, state: Any) -> None:
-        """Stores the state after an execution."""
-
-    def prepared_phase(self, kind: str, batch: Any) -> CompiledPhase:
-        """Returns the compiled step of a phase, after checking the first batch and tracing the step on it."""
-
-    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
-        """Returns the reader's arrays on the devices, if batches are to be gathered there."""
-
-    def run_settings(self) -> dict[str, Any]:
-        """Returns, as plain data, what must not differ when a run is resumed."""
-
-    def check_labels(self, batch: Any) -> None:
-        """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
-
-
-@contextlib.contextmanager
-def timed(model: Trainee, timing: Timing | None = None) -> Iterator[Timing]:
-    """Gives the model a clock of its own for a run; one inside of another run gives the clock back at its end."""
-    outer = model.timing
-    timing = model.timing = timing or Timing()
-    watchdog = join_cluster.watchdog()
-    if watchdog is not None:
-        timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
-        timing.on_phase("host")
-    try:
-        yield timing
-    finally:
-        timing.end()
-        if watchdog is not None:
-            watchdog.progress(timing.steps, "host" if outer.is_running else "idle")
-        if outer.is_running:
-            outer.inner_secs += timing.report()["total"]
-            model.timing = outer
-
-
 @dataclasses.dataclass(frozen=True)
-class Feed:
+class PhaseInput:
     """What a phase runs on.
 
     Attributes:
@@ -106,7 +48,7 @@ class Feed:
       begun: by epoch, its first group on the devices, and the others; see `look_ahead`.
     """
 
-    model: Trainee
+    model: TrainableModel
     kind: str
     phase: CompiledPhase
     reader: Reader
@@ -177,34 +119,36 @@ class Feed:
 class _Results:
     """What running logs amount to, computed once. Light, as there are new ones after each execution."""
 
-    __slots__ = ("_begun", "_feed", "_running")
+    __slots__ = ("_begun", "_inputs", "_running")
 
-    def __init__(self, feed: Feed, running: Any):
-        self._feed = feed
+    def __init__(self, inputs: PhaseInput, running: Any):
+        self._inputs = inputs
         self._running = running
         self._begun: dict[str, jax.Array] | None = None
 
     def begin(self) -> dict[str, jax.Array]:
         if self._begun is None:
-            self._begun = self._feed.phase.begin_results(self._running)
+            self._begun = self._inputs.phase.begin_results(self._running)
         return self._begun
 
     def fetch(self) -> dict[str, Any]:
-        with self._feed.timing.measure("device"):
+        with self._inputs.timing.measure("device"):
             return on_host(self.begin())
 
 
-def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device: bool = False) -> Feed:
+def start_phase(
+    model: TrainableModel, kind: str, reader: Reader, passes: int, data_on_device: bool = False
+) -> PhaseInput:
     """Returns what a phase runs on, after checking the first batch and tracing the step on it.
 
     Args:
-      model: see `Feed`.
+      model: see `PhaseInput`.
       kind: "train", "test" or "predict".
       reader: yields the batches.
       passes: how often they will be read.
       data_on_device: whether `data_on_device=True` is meant for them.
     """
-    timing = model.timing
+    timing = model.run.timing
     with timing.measure("data"):
         batch = reader.peek()
     with timing.measure("compile"):
@@ -218,7 +162,7 @@ def begin(model: Trainee, kind: str, reader: Reader, passes: int, data_on_device
         # Bad labels are told when their execution is due, and all rows of a group are looked at for them.
         at_once = reader.group_size if not is_checked else _batches_at_once(
             kind, reader.group_size, jax.tree.leaves(batch))
-    return Feed(
+    return PhaseInput(
         model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing)
 
 
@@ -231,7 +175,7 @@ def _batches_at_once(kind: str, steps_per_execution: int, batch: list[np.ndarray
     return max(executions, 1) * steps_per_execution
 
 
-def _has_good_labels(model: Trainee, reader: Reader) -> bool:
+def _has_good_labels(model: TrainableModel, reader: Reader) -> bool:
     try:
         model.check_labels(reader.arrays.tree if reader.arrays is not None else None)
     except ValueError:

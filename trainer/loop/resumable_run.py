@@ -20,6 +20,7 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data import Reader
 from trainer.data.sources.batches import Mark
+from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
 _KIND = "run"
@@ -67,7 +68,7 @@ class TrainingRun:
     Use it as a context manager: its end waits for what is being written.
 
     Args:
-      model: what is trained: has `current_state`, `keep_state` and `stop_training`.
+      model: what is trained.
       reader: the training batches.
       validation: the validation's batches, or None.
       callbacks: all callbacks of the run.
@@ -83,8 +84,8 @@ class TrainingRun:
       is_over: whether there is no further epoch, as the run was stopped.
     """
 
-    def __init__(self, model: Any, reader: Reader, validation: Reader | None, callbacks: CallbackList, empty_logs: Any,
-                 epochs: tuple[int, int], timing: Timing):
+    def __init__(self, model: TrainableModel, reader: Reader, validation: Reader | None, callbacks: CallbackList,
+                 empty_logs: Any, epochs: tuple[int, int], timing: Timing):
         self.kind = "start"
         self.epoch = epochs[0]
         self.logs: dict[str, Any] = {}
@@ -131,7 +132,7 @@ class TrainingRun:
         self.logs = dict(logs) if self._is_watched else {}
         self.epoch, self.batch, self.running, self._mark = self.epoch + 1, 0, self._empty_logs, None
         self._before_validation = None
-        self.is_epoch_over, self.is_over = False, bool(self._model.stop_training)
+        self.is_epoch_over, self.is_over = False, self._model.stops("train")
         self._reached("epoch")
 
     def _reached(self, kind: str) -> None:
@@ -168,7 +169,7 @@ class TrainingRun:
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
                 self._writer = CheckpointWriter()
-            arrays = tree_paths.named_leaves({"state": self._model.current_state, "logs": self.running})
+            arrays = tree_paths.named_leaves({"state": self._model.state.current, "logs": self.running})
             document = self._before_validation or self._snapshot()
             # After the last batch of an epoch the run may have been saved already, before the epoch's end.
             self._writer.save(checkpoints.path_of(self.batches), arrays, document, replace=True,
@@ -189,18 +190,18 @@ class TrainingRun:
         check_is_of_run(path, document)
         self._check_arguments(path, document)
         self._check_data(path, document["fingerprint"])
-        now = {"state": self._model.current_state, "logs": self._empty_logs}
+        now = {"state": self._model.state.current, "logs": self._empty_logs}
         with self._timing.measure("checkpoint"):
             restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
         self._is_restored = True
         if document["batch"] > 0:
             # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
             self._callbacks.on_epoch_begin(document["epoch"])
-        self._model.keep_state(restored["state"])
+        self._model.state.keep(restored["state"])
         self.running, self.logs = restored["logs"], document["logs"]
         self._callbacks.load_state_dict(document["callbacks"])
         self.epoch, self.batch, self.batches = document["epoch"], document["batch"], document["batches"]
-        self._model.stop_training = document["stop_training"]
+        self._model.set_stops("train", document["stop_training"])
         self.is_epoch_over = document["stop_training"] and self.batch > 0
         self.is_over = document["stop_training"] and self.batch == 0
         return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{self._continue_data(document)}"
@@ -227,7 +228,7 @@ class TrainingRun:
             "initial_epoch": self._epochs[0],
             "epochs": self._epochs[1],
             "settings": self._model.run_settings(),
-            "stop_training": bool(self._model.stop_training),
+            "stop_training": self._model.stops("train"),
             "data": self._reader.position(self.epoch, self.batch, self._mark),
             "validation": None if validation is None else {
                 "consumed": validation.consumed, **validation.position(0, validation.consumed)},

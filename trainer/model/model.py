@@ -1,36 +1,34 @@
-"""Model and Sequential: the façade that users see, in Keras's words.
+"""`Model` and `Sequential`: what users see, in Keras's words.
 
-Owns the arguments of `fit`, `evaluate`, `predict` and their relatives. What is trained is in `compiled_model.py`.
+Owns the public surface alone: compiling and running here, the steps that a subclass may override in
+`overridable_steps.py`, state and weights in `stateful_model.py`. What a model holds does the work: its state
+(`state_holder.py`), what `compile` made of its arguments (`configuration.py`), the clock of its runs. The loop gets
+these as a `LoopModel`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import jax
-import numpy as np
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, overload
 
 from trainer.callbacks import CallbackList, History
 from trainer.core import errors
 from trainer.core.timing import Timing
-from trainer.data import Reader, Source, adapt, pack_x_y_sample_weight, split_validation, unpack_x_y_sample_weight
-from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import is_array_tree, is_leaf
-from trainer.data.sources.batches import as_batch
-from trainer.distribute.placement.placement import to_host
+from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
-from trainer.model.model_files import ModelFiles
-from trainer.modules import render_summary
+from trainer.metrics import Metric
+from trainer.model import inputs
+from trainer.model.loop_model import LoopModel, check_scope
+from trainer.model.overridable_steps import OverridableSteps
+from trainer.model.stateful_model import StatefulModel
+from trainer.model.types import Auto, Callbacks, Losses, LossWeights, Metrics, Optimizers, Phase, Precision
 from trainer.step import output_checks
-from trainer.step.compiled_phase import MAX_FUSED_STEPS
+from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
 
 
-class Model(ModelFiles):
+class Model(StatefulModel):
     """Trains, evaluates and predicts with a Flax module, on the devices of the strategy in scope.
 
     Args:
@@ -60,19 +58,145 @@ class Model(ModelFiles):
 
     history: History | None = None
 
+    # --- compiling -------------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: Optimizers | None = "rmsprop",
+        loss: Losses | None = None,
+        loss_weights: LossWeights | None = None,
+        metrics: Metrics = None,
+        weighted_metrics: Metrics = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int | Auto = "auto",
+        jit_compile: bool | Auto = "auto",
+        *,
+        batch_norm: Literal["global", "per_replica"] = "global",
+        microbatches: int = 1,
+        precision: Precision | None = None,
+        remat: bool = False,
+        ema_decay: float | None = None,
+        freeze: str | Sequence[str] | None = None,
+        data_on_device: bool | Auto = "auto",
+        compile_guard: Literal["warn", "error", "off"] = "warn",
+        skip_non_finite: bool = False,
+    ) -> None:
+        """Says how to train. Weights that exist already are kept; the optimizer starts anew.
+
+        Args:
+          optimizer: a Keras name, an optimizer of `trainer.optimizers`, an optax transformation of gradients and
+            parameters, or a dict of these by module name: the names of a dict of modules, or of the top-level
+            submodules of one module.
+          loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred)` that returns one value per row
+            (or the mean over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or
+            `train_step` is overridden.
+          loss_weights: factors of the outputs' losses, a list or dict like `loss`.
+          metrics: names, metrics of `trainer.metrics`, or functions like `loss`: a list, or a dict by output name.
+          weighted_metrics: the same, for metrics that use sample weights.
+          run_eagerly: run steps uncompiled, as one replica, to debug with prints and breakpoints.
+          steps_per_execution: how many steps go into one execution. "auto" decides by the cost of a step. Callbacks
+            that override per-batch hooks see every batch all the same.
+          jit_compile: False is the same as `run_eagerly`.
+          batch_norm: "global" takes BatchNorm's statistics over the whole batch, as one device would; "per_replica"
+            over each replica's rows, and averages the running averages over the replicas.
+          microbatches: in how many parts each replica computes its rows of a batch, one after another, to need less
+            memory. There is one update per batch, and the numbers are those of the whole batch; only BatchNorm sees
+            the microbatches. An overridden `train_step` decides for itself, so it cannot be used with this.
+          precision: "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs and losses in
+            float32; "bfloat16" stores weights in 16 bits too. float16 has a dynamic loss scale: a step whose gradients
+            overflow is skipped, and counted in the log "skipped_steps". None computes in the module's own dtypes.
+          remat: compute the activations inside of layers again for the gradients, instead of keeping them: less memory,
+            for a second forward pass. As a rule, these are the layers or blocks that the module calls.
+          ema_decay: the decay, such as 0.999, of a moving average of the weights, with which `evaluate` and `predict`
+            then compute. As in Keras, the first update sets it.
+          freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
+            regular expressions over whole segments of paths such as "encoder/Dense_0/kernel". As in Keras, BatchNorm
+            with no other parameters normalizes by its running averages in training too, and does not move them.
+          data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
+            batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
+            of a device's memory: each device holds all of them, or else its share of them if that fits. Each dataset
+            counts on its own. They are placed once for all fits, until somebody writes to them; those of the last
+            `fit` stay there as long as they exist. True does so with what `fit` trains on, whatever its size.
+          compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
+            "error" or "off".
+          skip_non_finite: leave out updates whose gradients, of the whole batch, are not all finite: parameters, the
+            optimizer's state and the model state stay as they were. The log "skipped_steps" counts them, and
+            "skipped_in_a_row" has the most in a row. float16's loss scale does this in any case.
+
+        Raises:
+          ValueError: for unknown names and values that cannot be used.
+          TypeError: for arguments of a wrong type.
+        """
+        check_scope(self.strategy)
+        self._run_context.check_is_idle("Call `compile`")
+        options = CompileOptions.checked(
+            steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
+            microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
+            ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
+            skip_non_finite=skip_non_finite)
+        if options.microbatches > 1 and type(self).train_step is not OverridableSteps.train_step:
+            raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
+                             "it. Override `compute_loss` instead, or divide the batch in the overridden step.")
+        params = self._state_holder.state_or_shapes.params if self.built else None
+        self._configuration.compile(
+            optimizer, loss, loss_weights, metrics, weighted_metrics, options, self._functional.names, params)
+        self._state_holder.start_training_again()
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer with its learning rate, which can be read and set; a dict of them for named modules."""
+        return self._state_holder.attached_optimizer()
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics of `compile`, once a first batch has shown which they are."""
+        return self._configuration.metrics.metrics
+
+    @property
+    def run_eagerly(self) -> bool:
+        """Whether steps run uncompiled."""
+        return self._configuration.options.eager
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles anew."""
+        return self._configuration.trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._run_context.check_is_idle("Set `trainable`")
+        self._configuration.set_trainable(bool(value))
+
+    @property
+    def skip_non_finite(self) -> bool:
+        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step anew.
+
+        The optimizer's state stays. The next `compile` sets it again.
+        """
+        return self._configuration.options.skip_non_finite
+
+    @skip_non_finite.setter
+    def skip_non_finite(self, value: bool) -> None:
+        if value != self.skip_non_finite:
+            self._run_context.check_is_idle("Set `skip_non_finite`")
+            self._configuration.set_skip_non_finite(bool(value))
+            self._state_holder.take_over_rules()
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Data | None = None,
+        y: ArrayTree | None = None,
         batch_size: int | None = None,
         epochs: int = 1,
-        verbose: int | str = "auto",
-        callbacks: Any = None,
+        verbose: Verbose = "auto",
+        callbacks: Callbacks | None = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: bool | str = True,
+        validation_data: Data | None = None,
+        shuffle: Shuffle = True,
         class_weight: dict[int, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: ArrayTree | None = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
@@ -114,48 +238,33 @@ class Model(ModelFiles):
           ValueError: for data and arguments that cannot be used, before the train step compiles.
           TypeError: for arguments of a wrong type.
         """
-        self._require_compiled("fit")
+        self._configuration.require_compiled("fit")
         output_checks.check_count("epochs", epochs, 0)
-        output_checks.check_count("initial_epoch", initial_epoch, 0)
-        output_checks.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
-        output_checks.check_count("validation_steps", validation_steps, 1, optional=True)
-        output_checks.check_count("validation_batch_size", validation_batch_size, 1, optional=True)
         output_checks.check_validation_freq(validation_freq)
-        if validation_split:
-            if validation_data is not None:
-                raise ValueError("`validation_split` and `validation_data` cannot be used together.")
-            (x, y, sample_weight), validation_data = split_validation((x, y, sample_weight), validation_split)
-        loop.agree_on_data(self, "fit", x=x, validation_data=validation_data)
-        with contextlib.ExitStack() as readers:
-            reader = readers.enter_context(Reader(
-                adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=self._seed,
-                      class_weight=class_weight, steps=steps_per_epoch, processes=self.strategy.processes),
-                steps_per_epoch,
-                first_epoch=initial_epoch))
-            validation = None
-            if validation_data is not None:
-                source = _adapt_validation(validation_data, validation_batch_size or batch_size, validation_steps,
-                                           self.strategy.processes)
-                output_checks.check_holds_steps(source, "validation_steps", validation_steps)
-                validation = readers.enter_context(Reader(source, validation_steps))
-            callback_list = self._callback_list(callbacks, verbose, epochs=epochs, steps=reader.num_batches)
-            history = next(callback for callback in callback_list.callbacks if isinstance(callback, History))
-            timing = Timing()
+        model, timing = LoopModel(self), Timing()
+        with inputs.training_readers(
+            model, x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight,
+            steps_per_epoch=steps_per_epoch, initial_epoch=initial_epoch, validation_split=validation_split,
+            validation_data=validation_data, validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+        ) as (reader, validation):
+            called = inputs.callback_list(
+                self, callbacks, verbose, history=True, epochs=epochs, steps=reader.num_batches)
+            history = next(callback for callback in called.callbacks if isinstance(callback, History))
             try:
-                loop.fit(self, reader, callback_list, epochs, initial_epoch, validation, validation_freq, timing)
+                loop.fit(model, reader, called, epochs, initial_epoch, validation, validation_freq, timing)
             finally:
-                self.shows_averages = False
-                self._absorb()
+                self._state_holder.end_fit()
                 history.timing = timing.report()
                 self.history = history  # a callback may have called `fit` too
         return history
 
     def compile_ahead(
         self,
-        sample: Any,
+        sample: Data,
         batch_size: int | None = None,
         epochs: int | None = None,
-        phases: Sequence[str] = ("train",),
+        phases: Phase | Sequence[Phase] = ("train",),
         steps_per_epoch: int | None = None,
     ) -> float:
         """Compiles the steps of a later `fit`, `evaluate` or `predict`, which then start at once; builds the model.
@@ -184,47 +293,33 @@ class Model(ModelFiles):
         """
         output_checks.check_count("epochs", epochs, 1, optional=True)
         output_checks.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
-        phases = (phases,) if isinstance(phases, str) else phases
-        if not isinstance(phases, (tuple, list)):
-            raise errors.wrong_type("phases", phases, "a list of phases, such as ['train', 'test']")
-        for kind in phases:
-            if kind not in ("train", "test", "predict"):
-                raise errors.unknown_name("phase", str(kind), ("train", "test", "predict"))
-            if kind != "predict":
-                self._require_compiled("compile_ahead")
-        if isinstance(sample, (tuple, list)) and not sample:
-            raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
-        parts = _array_parts(sample) or (sample,)
-        is_sample = batch_size is None and is_array_tree(parts[0])
-        if is_sample:
-            batch_size = _rows(parts[0])
+        kinds = inputs.checked_phases(phases)
+        if any(kind != "predict" for kind in kinds):
+            self._configuration.require_compiled("compile_ahead")
         begin = time.perf_counter()
-        loop.agree_on_data(self, "compile_ahead", sample=sample)
-        for kind in phases:
-            # Of arrays, `predict` is given the inputs alone.
-            source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size,
-                           processes=self.strategy.processes)
-            if source.is_one_shot:
-                raise ValueError("`sample` must be data that can be read anew. Received: a generator, whose first "
-                                 "batches `fit` would miss. Pass a batch of it.")
-            # Of endless data any number of steps will do that fills a group, and a batch stands for so many.
-            many = MAX_FUSED_STEPS if source.num_batches == math.inf or is_sample else None
-            with Reader(source, steps_per_epoch or many) as reader:
-                once = is_sample or kind == "predict"
-                for passes in (1,) if once else (1, 2) if epochs is None else (epochs,):
-                    loop.compile_ahead(self, kind, reader, passes, is_sample)
-        self._require_built()
+        inputs.compile_ahead(LoopModel(self), sample, batch_size, epochs, kinds, steps_per_epoch)
+        _ = self._state_holder.current  # which may still be being made
         return time.perf_counter() - begin
 
+    @overload
+    def evaluate(
+        self, x: Data | None = ..., y: ArrayTree | None = ..., batch_size: int | None = ..., verbose: Verbose = ...,
+        sample_weight: ArrayTree | None = ..., steps: int | None = ..., callbacks: Callbacks | None = ...,
+        return_dict: Literal[True] = ...) -> dict[str, Any]: ...
+    @overload
+    def evaluate(
+        self, x: Data | None = ..., y: ArrayTree | None = ..., batch_size: int | None = ..., verbose: Verbose = ...,
+        sample_weight: ArrayTree | None = ..., steps: int | None = ..., callbacks: Callbacks | None = ...,
+        *, return_dict: bool) -> Any: ...
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: Data | None = None,
+        y: ArrayTree | None = None,
         batch_size: int | None = None,
-        verbose: int | str = "auto",
-        sample_weight: Any = None,
+        verbose: Verbose = "auto",
+        sample_weight: ArrayTree | None = None,
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callbacks | None = None,
         return_dict: bool = True,
     ) -> Any:
         """Returns the loss and the metrics over all rows of the data, exactly.
@@ -242,23 +337,21 @@ class Model(ModelFiles):
         Raises:
           As `fit` does.
         """
-        self._require_compiled("evaluate")
-        output_checks.check_count("steps", steps, 1, optional=True)
-        loop.agree_on_data(self, "evaluate", x=x)
-        source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=self.strategy.processes)
-        output_checks.check_holds_steps(source, "steps", steps)
-        with Reader(source, steps) as reader:
-            callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
-            logs = loop.evaluate(self, reader, callback_list)
-        return logs if return_dict else _as_list(logs)
+        self._configuration.require_compiled("evaluate")
+        model = LoopModel(self)
+        with inputs.single_reader(
+                model, "evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps) as reader:
+            called = inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches)
+            logs = loop.evaluate(model, reader, called)
+        return logs if return_dict else inputs.as_list(logs)
 
     def predict(
         self,
-        x: Any,
+        x: Data,
         batch_size: int | None = None,
-        verbose: int | str = "auto",
+        verbose: Verbose = "auto",
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callbacks | None = None,
     ) -> Any:
         """Returns the outputs for all rows as numpy arrays, in input order.
 
@@ -274,96 +367,65 @@ class Model(ModelFiles):
         Raises:
           As `fit` does, but the model need not be compiled.
         """
-        with self._predict_reader(x, batch_size, steps) as (reader, rows):
-            callback_list = self._callback_list(callbacks, verbose, history=False, epochs=1, steps=reader.num_batches)
-            return collect(loop.predict(self, reader, callback_list), rows)
+        model = LoopModel(self)
+        with inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader:
+            called = inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches)
+            return collect(loop.predict(model, reader, called), reader.epoch_rows)
 
-    def predict_iter(self, x: Any, batch_size: int | None = None, steps: int | None = None) -> Iterator[Any]:
+    def predict_iter(self, x: Data, batch_size: int | None = None, steps: int | None = None) -> Iterator[Any]:
         """Yields the outputs of `predict` batch by batch, for results that do not fit into memory at once."""
-        with self._predict_reader(x, batch_size, steps) as (reader, _):
-            yield from loop.predict(self, reader, CallbackList(model=self))
+        model = LoopModel(self)
+        with inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader:
+            yield from loop.predict(model, reader, CallbackList(model=self))
 
-    @contextlib.contextmanager
-    def _predict_reader(self, x: Any, batch_size: int | None, steps: int | None) -> Iterator[tuple[Reader, int | None]]:
-        output_checks.check_count("steps", steps, 1, optional=True)
-        loop.agree_on_data(self, "predict", x=x)
-        source = adapt(x, batch_size=batch_size, steps=steps, processes=self.strategy.processes)
-        output_checks.check_holds_steps(source, "steps", steps)
-        with Reader(source, steps) as reader:
-            yield reader, source.rows if steps is None else None
-
+    @overload
     def train_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: dict[int, float] | None = None,
-        return_dict: bool = False,
+        self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
+        class_weight: dict[int, float] | None = ..., *, return_dict: Literal[True]) -> dict[str, Any]: ...
+    @overload
+    def train_on_batch(
+        self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
+        class_weight: dict[int, float] | None = ..., return_dict: bool = ...) -> Any: ...
+    def train_on_batch(
+        self, x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None,
+        class_weight: dict[int, float] | None = None, return_dict: bool = False,
     ) -> Any:
         """Trains on one batch; returns its logs, in Keras's list or as a dict."""
-        return self._on_batch("train", x, y, sample_weight, class_weight, return_dict)
+        self._configuration.require_compiled("train_on_batch")
+        model = LoopModel(self)
+        with inputs.batch_reader(model, x, y, sample_weight, class_weight) as reader:
+            logs = loop.run_on_batch(model, "train", reader)
+        return logs if return_dict else inputs.as_list(logs)
 
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+    @overload
+    def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
+                      *, return_dict: Literal[True]) -> dict[str, Any]: ...
+    @overload
+    def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
+                      return_dict: bool = ...) -> Any: ...
+    def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None,
+                      return_dict: bool = False) -> Any:
         """Evaluates one batch; returns its logs, in Keras's list or as a dict."""
-        return self._on_batch("test", x, y, sample_weight, None, return_dict)
+        self._configuration.require_compiled("test_on_batch")
+        model = LoopModel(self)
+        with inputs.batch_reader(model, x, y, sample_weight) as reader:
+            logs = loop.run_on_batch(model, "test", reader)
+        return logs if return_dict else inputs.as_list(logs)
 
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: ArrayTree) -> Any:
         """Returns the outputs for one batch as numpy arrays."""
-        return self.predict(x, batch_size=_rows(x), verbose=0)
+        return self.predict(x, batch_size=inputs.rows_of(x), verbose=0)
 
-    def _on_batch(self, kind: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool) -> Any:
-        self._require_compiled(f"{kind}_on_batch")
-        source = adapt(x, y, sample_weight, batch_size=_rows(x), class_weight=class_weight,
-                       processes=self.strategy.processes)
-        with Reader(source, 1) as reader:
-            logs = loop.run_on_batch(self, kind, reader)
-        return logs if return_dict else _as_list(logs)
-
-    def __call__(self, x: Any, training: bool = False) -> Any:
-        """Returns the module's outputs for `x`, computed at once, operation by operation and as one batch.
-
-        Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept.
-        """
-        if not self.built:
-            self.build(x)
-        state = self.strategy.on_devices(self.current_state)
-        inputs = unpack_x_y_sample_weight(as_batch(pack_x_y_sample_weight(x)))[0]
-        return self.apply(state.params, state, inputs, training=training)[0]
-
-    def summary(self, print_fn: Callable[[str], Any] = print) -> None:
-        """Prints a table of the layers, their output shapes and weights.
-
-        Args:
-          print_fn: called with each line.
+    def validate(self) -> dict[str, Any]:
+        """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running.
 
         Raises:
-          RuntimeError: if the model is not built.
+          ValueError: if no `fit` is running, or it has no validation data.
         """
-        state = self._require_built()
-        trained = state.params if state.optimizer is None else state.trainable(state.params)
-        trees = (state.params, state.model_state, trained)
-        params, others, trainable = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
-        rows = self._functional.summary_rows(self._sample_spec)
-        for line in render_summary(rows, self.name, params + others, trainable if self.trainable else 0,
-                                   others):
-            print_fn(line)
-
-    def _absorb(self) -> None:
-        """Gives an NNX user's own object the trained weights, as a loop of one's own would leave it."""
-        if self.built and any(self._functional.variable_identities()):
-            # One device's copy: the user's eager calls run on one device.
-            state = self.strategy.on_devices(self.current_state)
-            params, model_state = jax.tree.map(
-                lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else to_host(leaf),
-                (state.params, state.model_state))
-            self._functional.absorb(params, model_state)
-
-    def _require_compiled(self, method: str) -> None:
-        if not self._is_compiled:
-            raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`.")
-
-    def _callback_list(self, callbacks: Any, verbose: Any, history: bool = True, **params: Any) -> CallbackList:
-        verbose = output_checks.check_verbose(verbose)
-        if isinstance(callbacks, CallbackList):
-            callbacks = callbacks.callbacks
-        return CallbackList(
-            callbacks, add_history=history, add_progbar=verbose != 0, model=self, verbose=verbose, **params)
+        if self._run_context.validator is None:
+            raise ValueError("There is nothing to validate on: call `validate` from a callback of a `fit` that has "
+                             "`validation_data`, or `evaluate` with data.")
+        return self._run_context.validator()
 
 
 class Sequential(Model):
@@ -386,35 +448,3 @@ class Sequential(Model):
             raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
         super().__init__(list(layers), seed=seed, name=name or "sequential")
         self.layers = list(layers)
-
-
-def _adapt_validation(
-    data: Any, batch_size: int | None, steps: int | None, processes: Processes
-) -> Source:
-    try:
-        parts = _array_parts(data)
-        return (adapt(data, processes=processes) if parts is None
-                else adapt(*parts, batch_size=batch_size, steps=steps, processes=processes))
-    except ValueError as error:
-        raise ValueError(f"`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
-                         f"{error}") from error
-
-
-def _array_parts(data: Any) -> Sequence[Any] | None:
-    """Returns data that are a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays; None for other data."""
-    if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]):
-        return None
-    unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
-    return data
-
-
-def _rows(x: Any) -> int:
-    if not is_array_tree(x):
-        raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")
-    first = jax.tree.leaves(x, is_leaf=is_leaf)[0]
-    return max(len(first), 1) if np.ndim(first) else 1
-
-
-def _as_list(logs: dict[str, Any]) -> Any:
-    values = list(logs.values())
-    return values[0] if len(values) == 1 else values

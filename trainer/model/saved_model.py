@@ -1,7 +1,7 @@
 """The training state of a model on the disk: a checkpoint folder, or one file.
 
 Owns what is saved of a model besides its arrays, so that one that has no weights yet can be built for them. A run of
-`fit`, of which that is a part, is saved in `training_run.py`.
+`fit`, of which that is a part, is saved in `loop/resumable_run.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +17,8 @@ import numpy as np
 from trainer.core import tree_paths
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import to_host
-from trainer.model.built_model import INIT_ROWS, BuiltModel
-from trainer.saving.arrays.file_kinds import checked_path, read_with_text, save_with_text
+from trainer.model.state_holder import INIT_ROWS, StateHolder
+from trainer.saving.arrays.file_kinds import read_with_text, save_with_text
 from trainer.saving.arrays.safetensors_file import match_arrays
 from trainer.saving.checkpoint import (
     CheckpointError,
@@ -29,7 +29,6 @@ from trainer.saving.checkpoint import (
     plain,
 )
 
-M = TypeVar("M", bound=BuiltModel)
 Restore = Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]]
 
 _KIND = "training state"
@@ -57,47 +56,23 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
         writer.save(path, arrays, document, replace=True)
 
 
-def load(filepath: str | os.PathLike[str], model: M) -> M:
-    """Brings a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
-
-    Args:
-      filepath: the file or the folder.
-      model: a model of the same module, compiled in the same way. Its strategy may be another one. It need not be
-        built.
-
-    Returns:
-      `model`.
-
-    Raises:
-      FileNotFoundError: if there is no such file or folder.
-      ValueError: if it holds something else or is damaged, or is of another module or optimizer; the arrays that differ
-        are listed.
-      TypeError: if `filepath` is not a path, or `model` not a model.
-
-    Example:
-      >>> model.save("digits")  # doctest: +SKIP
-      >>> model = trainer.load("digits", new_model())  # doctest: +SKIP
-    """
-    path = checked_path("filepath", filepath)
-    if not isinstance(model, BuiltModel):
-        raise TypeError("`model` must be a model that is made and compiled like the one that was saved. Received: a "
-                        f"value of type {type(model).__name__}.")
-    document, restore = _open_folder(path) if os.path.isdir(path) else _open_file(path)
+def restore(path: str, holder: StateHolder) -> None:
+    """Brings a model to the training state that `save` wrote; builds it, if it is not. See `trainer.load`."""
+    document, read = _open_folder(path) if os.path.isdir(path) else _open_file(path)
     if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
     if document["format_version"] > FORMAT_VERSION:
         raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. This "
                          f"trainer knows version {FORMAT_VERSION}. Install the one that wrote it.")
-    if not model.built:
-        model.build_on(jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype),
-                                    document["inputs"]))
-    state = model.current_state
+    if not holder.is_built:
+        holder.build(jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype),
+                                  document["inputs"]))
+    state = holder.current
     try:
-        model.load_state(tree_paths.with_leaves(state, restore(tree_paths.named_leaves(state))))
+        holder.load(tree_paths.with_leaves(state, read(tree_paths.named_leaves(state))))
     except CheckpointError as error:
         raise CheckpointError(f"{error}\nMake and compile the model as it was when it was saved.") from None
-    return model
 
 
 def _open_folder(path: str) -> tuple[Any, Restore]:

@@ -23,6 +23,7 @@ from trainer.data import Reader, Source, adapt
 from trainer.data.sources.arrays import is_array_tree
 from trainer.loop import loop
 from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_state
+from trainer.model.loop_model import LoopModel
 from trainer.model.model import Model
 from trainer.saving.checkpoint import (
     CheckpointError,
@@ -161,10 +162,10 @@ class SidecarEvaluator:
         self.history, self.has_evaluated_end = [], False
         folder = _FollowedFolder(self.checkpoint_dir)
         with Reader(self._source_of_data(), self.steps) as reader:  # the model is built on it, too
-            loop.compile_ahead(self.model, "test", reader, passes=1, is_sample=False)
+            loop.compile_ahead(LoopModel(self.model), "test", reader, passes=1, is_sample=False)
         waits_since = time.monotonic()
         while self.max_evaluations is None or len(self.history) < self.max_evaluations:
-            found = folder.read_newest(self.model.current_state)
+            found = folder.read_newest(self.model._state_holder.current)
             if found is not None:
                 document, state = found
                 if state is not None:
@@ -186,11 +187,11 @@ class SidecarEvaluator:
         return self.history
 
     def _evaluate(self, document: dict[str, Any], state: TrainState) -> None:
-        here, there = self.model.run_settings()["precision"], document["settings"]["precision"]
+        here, there = LoopModel(self.model).run_settings()["precision"], document["settings"]["precision"]
         if here != there:
             raise ValueError("The model computes with another precision than that of the run. Received: "
                              f"{here}, in the checkpoint: {there}. Compile it with the same `precision`.")
-        self.model.load_state(state)
+        self.model._state_holder.load(state)
         x, y, sample_weight = self._parts_of_data()
         logs = self.model.evaluate(x, y, sample_weight=sample_weight, steps=self.steps, verbose=0,
                                    callbacks=self.callbacks)

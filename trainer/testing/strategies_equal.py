@@ -194,7 +194,7 @@ class _Run:
                 raise ValueError("`train` left the model without changed weights, so there is nothing to compare. "
                                  "Leave in it what was trained, as by `model.state = state`.")
         weights, outcome, apart = _weights(model), _by_epoch(logs), _names_of_copies_apart(model)
-        has_loss = model._loss.is_given or type(model).compute_loss is not Model.compute_loss
+        has_loss = model._configuration.loss.is_given or type(model).compute_loss is not Model.compute_loss
         if has_loss if self.evaluate is None else self.evaluate:
             x, y, sample_weight = self._arrays()
             evaluated = model.evaluate(x, y, sample_weight=sample_weight, batch_size=self.batch_size, verbose=0)
@@ -240,7 +240,7 @@ def _strategy(argument: str, choice: Any) -> Strategy:
 
 
 def _weights(model: Model) -> Numbers:
-    state = model.current_state
+    state = model.current_run.state
     trees = {"weight": state.params, "model state": state.model_state}
     return {f"{kind} {path!r}": _as_numbers(to_host(leaf))
             for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
@@ -248,7 +248,7 @@ def _weights(model: Model) -> Numbers:
 
 def _names_of_copies_apart(model: Model) -> list[str]:
     """Returns the names of arrays of which devices hold unequal bits of one part; compiled code assumes equal ones."""
-    state = model.current_state
+    state = model.current_run.state
     trees = {"weight": state.params, "model state": state.model_state, "optimizer state": state.opt_state}
     arrays = {f"{kind} {path!r}": leaf for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
     names = [name for name, array in arrays.items() for _ in _parts(array)]

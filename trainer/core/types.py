@@ -1,0 +1,43 @@
+"""Types of what users pass as data.
+
+They are wide on purpose: what fits together is checked when it is used, with a message that names the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+
+class SupportsArray(Protocol):
+    """What numpy makes an array of: a tensor of torch or TensorFlow, a column of pandas..."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the values."""
+
+
+class SupportsBatches(Protocol):
+    """What yields a batch for each number below its length, such as a `keras.utils.PyDataset`."""
+
+    def __len__(self) -> int:
+        """Returns how many batches there are."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Returns a batch."""
+
+
+ArrayLike: TypeAlias = jax.Array | np.ndarray | SupportsArray | float | Sequence[Any]
+"""An array, rows first, or a list of numbers."""
+
+ArrayTree: TypeAlias = ArrayLike | Sequence["ArrayTree"] | Mapping[str, "ArrayTree"]
+"""An array, or a list, tuple or dict of arrays, at any depth."""
+
+Data: TypeAlias = ArrayTree | Iterable[Any] | SupportsBatches
+"""Arrays; or a `trainer.data.Dataset`, a generator, a Grain dataset, a `tf.data.Dataset`, a torch `DataLoader`, or
+anything else that yields batches `x`, `(x, y)` or `(x, y, sample_weight)`."""
+
+Shuffle: TypeAlias = bool | Literal["batch"]
+Verbose: TypeAlias = Literal["auto", 0, 1, 2]

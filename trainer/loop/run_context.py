@@ -1,0 +1,61 @@
+"""The clock of the run that a model is in, and its validation: what a run tells to whoever looks at it from outside.
+
+Owns how a run inside of another one, such as an `evaluate` that a callback calls, counts for the outer run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trainer.cluster import join_cluster
+from trainer.core.timing import Timing
+
+
+class RunContext:
+    """What there is to know of the present run of a model, or of its last one.
+
+    Attributes:
+      timing: the clock of the run.
+      validator: while a `fit` with validation data runs, the function that evaluates on them; else None.
+    """
+
+    def __init__(self) -> None:
+        self.timing = Timing()
+        self.timing.end()
+        self.validator: Callable[[], dict[str, Any]] | None = None
+
+    def check_is_idle(self, fix: str) -> None:
+        """Raises RuntimeError while a run lasts; `fix` says what to do later."""
+        if self.timing.is_running:
+            raise RuntimeError("The model is running, with a step that was compiled as `compile` said before. "
+                               f"{fix} when `fit` has ended; `model.stop_training = True` ends it.")
+
+    @contextlib.contextmanager
+    def timed(self, timing: Timing | None = None) -> Iterator[Timing]:
+        """Gives a run a clock of its own while a block lasts; the end of an inner run gives the outer clock back."""
+        outer = self.timing
+        timing = self.timing = timing or Timing()
+        watchdog = join_cluster.watchdog()
+        if watchdog is not None:
+            timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
+            timing.on_phase("host")
+        try:
+            yield timing
+        finally:
+            timing.end()
+            if watchdog is not None:
+                watchdog.progress(timing.steps, "host" if outer.is_running else "idle")
+            if outer.is_running:
+                outer.inner_secs += timing.report()["total"]
+                self.timing = outer
+
+    @contextlib.contextmanager
+    def validating(self, validator: Callable[[], dict[str, Any]] | None) -> Iterator[None]:
+        """Lets callbacks validate while a block lasts."""
+        outer, self.validator = self.validator, validator
+        try:
+            yield
+        finally:
+            self.validator = outer

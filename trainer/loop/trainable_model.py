@@ -1,0 +1,64 @@
+"""What the loop needs of a model, and all that it may do with one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from trainer.core.train_state import TrainState
+from trainer.data import Batch, Reader
+from trainer.distribute import Strategy
+from trainer.loop.run_context import RunContext
+from trainer.step.compiled_phase import CompiledPhase
+
+
+class TrainableState(Protocol):
+    """The training state of a model, which steps replace."""
+
+    @property
+    def state_or_shapes(self) -> TrainState:
+        """The state, for reading, or its shapes while it is being made: enough to trace and to compile a step."""
+
+    @property
+    def current(self) -> TrainState:
+        """The state, for reading only: the next train step may reuse its buffers."""
+
+    def take(self) -> TrainState:
+        """Returns the state in buffers that may be donated."""
+
+    def keep(self, state: TrainState) -> None:
+        """Makes a state that a step returned the model's state."""
+
+
+class TrainableModel(Protocol):
+    """A model as the loop sees it.
+
+    Attributes:
+      strategy: places batches, and says whether there are several processes.
+      state: the training state.
+      run: the clock of the run, and the validation that callbacks may ask for.
+    """
+
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def state(self) -> TrainableState: ...
+    @property
+    def run(self) -> RunContext: ...
+
+    def stops(self, kind: str) -> bool:
+        """Returns whether "train", "test" or "predict" shall end: Keras's `model.stop_training` and its relatives."""
+
+    def set_stops(self, kind: str, stops: bool) -> None:
+        """Sets what `stops` returns: at the beginning of a phase, and if another process has asked for its end."""
+
+    def prepared_phase(self, kind: str, batch: Batch) -> CompiledPhase:
+        """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles."""
+
+    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+        """Returns the reader's arrays on the devices, if batches are to be gathered there."""
+
+    def run_settings(self) -> dict[str, Any]:
+        """Returns, as plain data, what must not differ when a run is resumed, and is not in the state's arrays."""
+
+    def check_labels(self, batch: Batch) -> None:
+        """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""

@@ -1,0 +1,98 @@
+"""What `compile` configures of a model, and the steps that were compiled for it.
+
+Owns that nothing changes when an argument is refused, and that no compiled step outlives the configuration that it was
+traced with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.core import tree_paths
+from trainer.optimizers.named import NamedRules
+from trainer.optimizers.update_rule import UpdateRule
+from trainer.step.compile_options import CompileOptions
+from trainer.step.compiled_loss import CompiledLoss
+from trainer.step.compiled_metrics import CompiledMetrics
+from trainer.step.compiled_phase import CompiledPhase
+from trainer.step.update_rules import check_names, make_update_rules, with_options
+
+
+class Configuration:
+    """The loss, the metrics, the update rules and the options of a model, and its compiled steps.
+
+    Attributes:
+      is_compiled: whether `compile` was called.
+      loss, metrics, options: as in `step`.
+      rules: how gradients update the parameters; None without an optimizer.
+      trainable: whether the default train step trains.
+      phases: the compiled steps, by "train", "test" and "predict".
+      outputs_checked: whether the outputs fit the loss: for batches with rows that count apart, and for others.
+    """
+
+    def __init__(self) -> None:
+        self.is_compiled = False
+        self.loss, self.metrics = CompiledLoss(None), CompiledMetrics()
+        self.options = CompileOptions()
+        self.rules: UpdateRule | NamedRules | None = None
+        self.trainable = True
+        self.forget_phases()
+
+    def forget_phases(self) -> None:
+        """Lets go of all compiled steps: the next run traces them again."""
+        self.phases: dict[str, CompiledPhase] = {}
+        self.outputs_checked: set[bool] = set()
+
+    def compile(
+        self, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any,
+        options: CompileOptions, names: Sequence[str], params: Any,
+    ) -> None:
+        """Takes what a model is compiled with, or leaves all as it was and raises.
+
+        Args:
+          optimizer: as in `Model.compile`; so are the next four.
+          loss: see `optimizer`.
+          loss_weights: see `optimizer`.
+          metrics: see `optimizer`.
+          weighted_metrics: see `optimizer`.
+          options: the rest of the arguments.
+          names: those of a dict of modules; empty for a single module.
+          params: the parameters, or their shapes; None if there are none yet.
+        """
+        compiled_loss = CompiledLoss(loss, loss_weights)
+        compiled_metrics = CompiledMetrics(metrics, weighted_metrics, compiled_loss)
+        rules = make_update_rules(optimizer, options)
+        if names:
+            check_names(rules, names, "named module")
+        if params is not None:
+            _check_params(rules, options, params)
+        self.is_compiled = True
+        self.loss, self.metrics, self.rules, self.options = compiled_loss, compiled_metrics, rules, options
+        self.forget_phases()
+
+    def set_trainable(self, value: bool) -> None:
+        """Sets `trainable`, for steps that are traced from now on."""
+        self.trainable = value
+        self.forget_phases()
+
+    def set_skip_non_finite(self, value: bool) -> None:
+        """Sets that option, for steps that are traced from now on."""
+        self.options = dataclasses.replace(self.options, skip_non_finite=value)
+        self.rules = with_options(self.rules, self.options)
+        self.forget_phases()
+
+    def check_params(self, params: Any) -> None:
+        """Raises ValueError unless the parameters have the names that the optimizers and `freeze` are given for."""
+        _check_params(self.rules, self.options, params)
+
+    def require_compiled(self, method: str) -> None:
+        """Raises RuntimeError before `compile`."""
+        if not self.is_compiled:
+            raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`.")
+
+
+def _check_params(rules: UpdateRule | NamedRules | None, options: CompileOptions, params: Any) -> None:
+    check_names(rules, params, "top-level submodule")
+    tree_paths.check_patterns("freeze", options.freeze, tree_paths.named_leaves(params))

@@ -1,0 +1,75 @@
+"""`model.current_run`: what callbacks may read and do, but for what every user of a model does."""
+
+from __future__ import annotations
+
+from trainer.core.timing import Timing
+from trainer.core.train_state import TrainState
+from trainer.distribute import Strategy
+from trainer.loop.run_context import RunContext
+from trainer.model.configuration import Configuration
+from trainer.model.state_holder import StateHolder
+
+
+class CurrentRun:
+    """The run of `fit`, `evaluate` or `predict` that a model is in, or else its last one.
+
+    It is the `Run` of `trainer.callbacks`, which documents each member.
+    """
+
+    def __init__(self, state: StateHolder, configuration: Configuration, strategy: Strategy, context: RunContext):
+        self._state = state
+        self._configuration = configuration
+        self._strategy = strategy
+        self._context = context
+
+    @property
+    def timing(self) -> Timing:
+        """The clock of the run."""
+        return self._context.timing
+
+    @property
+    def state(self) -> TrainState:
+        """The state, to be read at once and not kept: the next train step may reuse its buffers."""
+        return self._state.current
+
+    @property
+    def has_validation_data(self) -> bool:
+        """Whether a `fit` with validation data is running, so that `model.validate` can be called."""
+        return self._context.validator is not None
+
+    @property
+    def metric_directions(self) -> dict[str, str]:
+        """For each log whose better direction is known, "max" or "min"."""
+        return {"loss": "min", **self._configuration.metrics.directions}
+
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether moving averages of the weights are kept (`ema_decay`)."""
+        return self._configuration.rules is not None and self._configuration.options.ema_decay is not None
+
+    @property
+    def shows_averages(self) -> bool:
+        """Whether `get_weights` and `save_weights` give the moving averages; may be assigned."""
+        return self._state.shows_averages
+
+    @shows_averages.setter
+    def shows_averages(self, value: bool) -> None:
+        self._state.shows_averages = value
+
+    def adopt_averages(self) -> None:
+        """Makes the moving averages that `ema_decay` keeps the weights."""
+        self._state.adopt_averages()
+
+    def train_step_flops(self) -> float | None:
+        """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
+
+        None before the step is traced, for an eager one, and where XLA does not know.
+        """
+        phase = self._configuration.phases.get("train")
+        flops = None if phase is None else phase.step_flops
+        return None if flops is None else flops * self._strategy.num_replicas_in_sync
+
+    def train_step_text(self) -> str | None:
+        """Returns the program that the train step was compiled to, as XLA's text; None if it did not compile yet."""
+        phase = self._configuration.phases.get("train")
+        return None if phase is None else phase.text()

@@ -1,0 +1,152 @@
+"""From the arguments of `fit`, `evaluate` and `predict` to readers of batches and lists of callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.callbacks import CallbackList
+from trainer.core import errors
+from trainer.core.types import Data
+from trainer.data import Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
+from trainer.data.sharding.processes import Processes
+from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.loop import loop
+from trainer.model.loop_model import LoopModel
+from trainer.step import output_checks
+from trainer.step.compiled_phase import MAX_FUSED_STEPS
+
+PHASES = ("train", "test", "predict")
+
+
+@contextlib.contextmanager
+def training_readers(
+    model: LoopModel, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, shuffle: Any, class_weight: Any,
+    steps_per_epoch: int | None, initial_epoch: int, validation_split: float, validation_data: Any,
+    validation_steps: int | None, validation_batch_size: int | None,
+) -> Iterator[tuple[Reader, Reader | None]]:
+    """Gives the readers of `fit`: of the data to train on, and of those to validate on."""
+    for name, count, minimum in (("initial_epoch", initial_epoch, 0), ("steps_per_epoch", steps_per_epoch, 1),
+                                 ("validation_steps", validation_steps, 1),
+                                 ("validation_batch_size", validation_batch_size, 1)):
+        output_checks.check_count(name, count, minimum, optional=name != "initial_epoch")
+    if validation_split:
+        if validation_data is not None:
+            raise ValueError("`validation_split` and `validation_data` cannot be used together.")
+        (x, y, sample_weight), validation_data = split_validation((x, y, sample_weight), validation_split)
+    loop.agree_on_data(model, "fit", x=x, validation_data=validation_data)
+    processes = model.strategy.processes
+    with contextlib.ExitStack() as readers:
+        reader = readers.enter_context(Reader(
+            adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=model.seed,
+                  class_weight=class_weight, steps=steps_per_epoch, processes=processes),
+            steps_per_epoch, first_epoch=initial_epoch))
+        validation = None
+        if validation_data is not None:
+            source = _adapt_validation(
+                validation_data, validation_batch_size or batch_size, validation_steps, processes)
+            output_checks.check_holds_steps(source, "validation_steps", validation_steps)
+            validation = readers.enter_context(Reader(source, validation_steps))
+        yield reader, validation
+
+
+def single_reader(
+    model: LoopModel, call: str, x: Data | None, y: Any = None, sample_weight: Any = None, *, batch_size: int | None,
+    steps: int | None,
+) -> Reader:
+    """Returns the reader of `evaluate` or `predict`, which is the `call`."""
+    output_checks.check_count("steps", steps, 1, optional=True)
+    loop.agree_on_data(model, call, x=x)
+    source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=model.strategy.processes)
+    output_checks.check_holds_steps(source, "steps", steps)
+    return Reader(source, steps)
+
+
+def batch_reader(model: LoopModel, x: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Reader:
+    """Returns the reader of one batch."""
+    return Reader(adapt(x, y, sample_weight, batch_size=rows_of(x), class_weight=class_weight,
+                        processes=model.strategy.processes), 1)
+
+
+def compile_ahead(
+    model: LoopModel, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[str],
+    steps_per_epoch: int | None,
+) -> None:
+    """Compiles phases for the data that `Model.compile_ahead` describes."""
+    if isinstance(sample, (tuple, list)) and not sample:
+        raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
+    parts = _array_parts(sample) or (sample,)
+    is_sample = batch_size is None and is_array_tree(parts[0])
+    if is_sample:
+        batch_size = rows_of(parts[0])
+    loop.agree_on_data(model, "compile_ahead", sample=sample)
+    for kind in phases:
+        # Of arrays, `predict` is given the inputs alone.
+        source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size,
+                       processes=model.strategy.processes)
+        if source.is_one_shot:
+            raise ValueError("`sample` must be data that can be read anew. Received: a generator, whose first "
+                             "batches `fit` would miss. Pass a batch of it.")
+        # Of endless data any number of steps will do that fills a group, and a batch stands for so many.
+        many = MAX_FUSED_STEPS if source.num_batches == math.inf or is_sample else None
+        with Reader(source, steps_per_epoch or many) as reader:
+            once = is_sample or kind == "predict"
+            for passes in (1,) if once else (1, 2) if epochs is None else (epochs,):
+                loop.compile_ahead(model, kind, reader, passes, is_sample)
+
+
+def checked_phases(phases: Any) -> Sequence[str]:
+    """Returns the names of phases as a list, for one or several of them."""
+    phases = (phases,) if isinstance(phases, str) else phases
+    if not isinstance(phases, (tuple, list)):
+        raise errors.wrong_type("phases", phases, "a list of phases, such as ['train', 'test']")
+    for kind in phases:
+        if kind not in PHASES:
+            raise errors.unknown_name("phase", str(kind), PHASES)
+    return phases
+
+
+def callback_list(model: Any, callbacks: Any, verbose: Any, history: bool = False, **params: Any) -> CallbackList:
+    """Returns a user's callbacks of a run, with those that every run has."""
+    verbose = output_checks.check_verbose(verbose)
+    if isinstance(callbacks, CallbackList):
+        callbacks = callbacks.callbacks
+    return CallbackList(
+        callbacks, add_history=history, add_progbar=verbose != 0, model=model, verbose=verbose, **params)
+
+
+def rows_of(x: Any) -> int:
+    """Returns how many rows a batch of arrays has."""
+    if not is_array_tree(x):
+        raise errors.wrong_type("x", x, "one batch: an array, or a tuple or dict of arrays")
+    first = jax.tree.leaves(x, is_leaf=is_leaf)[0]
+    return max(len(first), 1) if np.ndim(first) else 1
+
+
+def as_list(logs: dict[str, Any]) -> Any:
+    """Returns logs as Keras's list, or the one value that there is."""
+    values = list(logs.values())
+    return values[0] if len(values) == 1 else values
+
+
+def _adapt_validation(data: Any, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
+    try:
+        parts = _array_parts(data)
+        return (adapt(data, processes=processes) if parts is None
+                else adapt(*parts, batch_size=batch_size, steps=steps, processes=processes))
+    except ValueError as error:
+        raise ValueError(f"`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
+                         f"{error}") from error
+
+
+def _array_parts(data: Any) -> Sequence[Any] | None:
+    """Returns data that are a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays; None for other data."""
+    if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]):
+        return None
+    unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
+    return data

@@ -1,0 +1,167 @@
+"""A model as the loop sees it: `trainer.loop.trainable_model.TrainableModel`.
+
+Owns what is checked before a phase compiles, and which of the model's overridable steps a phase runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.cluster.process_group import check_alike
+from trainer.compile.jit import is_jit_disabled, run_once
+from trainer.core.train_state import TrainState
+from trainer.data import Batch, Reader, unpack_x_y_sample_weight
+from trainer.distribute import Strategy, get_strategy, has_strategy
+from trainer.loop.run_fingerprint import describe_model, describe_step
+from trainer.model.state_holder import first_rows
+from trainer.step import output_checks
+from trainer.step.compiled_phase import CompiledPhase
+
+if TYPE_CHECKING:
+    from trainer.model.model import Model
+
+_METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # that run a phase, for messages
+_FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+
+
+def check_scope(strategy: Strategy) -> None:
+    """Raises ValueError in the scope of another strategy than a model's."""
+    if has_strategy() and get_strategy() is not strategy:
+        raise ValueError(f"The model was made under {strategy!r}, but {get_strategy()!r} is in scope. "
+                         "Make, compile and fit a model under one strategy.")
+
+
+class LoopModel:
+    """A model for one call of the loop.
+
+    Args:
+      model: the user's.
+
+    Attributes:
+      strategy, state, run: see `TrainableModel`.
+    """
+
+    def __init__(self, model: Model):
+        self._model = model
+        self._module = model._functional
+        self._configuration = model._configuration
+        self.strategy = model.strategy
+        self.state = model._state_holder
+        self.run = model._run_context
+
+    @property
+    def seed(self) -> int:
+        """What the order of rows derives from."""
+        return self.state.seed
+
+    def stops(self, kind: str) -> bool:
+        return bool(getattr(self._model, _FLAGS[kind]))
+
+    def set_stops(self, kind: str, stops: bool) -> None:
+        setattr(self._model, _FLAGS[kind], stops)
+
+    def prepared_phase(self, kind: str, batch: Batch) -> CompiledPhase:
+        """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
+
+        Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
+        """
+        state, configuration, sample_inputs = self.state, self._configuration, self._model.sample_inputs
+        eager, phases = configuration.options.eager, configuration.phases
+        check_scope(self.strategy)
+        if is_jit_disabled() and not eager:
+            raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
+                             "to see what a step computes, with `disable_jit` or without.")
+        is_new, is_trained = kind not in phases, "train" in phases
+        if is_new:
+            output_checks.check_inputs_of_rank_one(
+                self._module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
+        if eager and not state.is_built:
+            state.build(sample_inputs(first_rows(batch)))  # an eager step needs weights, and not only their shapes
+        shapes = (contextlib.nullcontext(state.state_or_shapes) if state.is_built
+                  else state.building(sample_inputs(first_rows(batch))))
+        with shapes as state_or_shapes:
+            phase = self._traced_phase(kind, state_or_shapes, batch)
+        if is_new and not is_trained:  # later, processors of several kinds may have rounded differently
+            self._check_alike(kind, lambda: describe_step(state.current, phase.program()))
+        if kind != "predict":
+            self.check_labels(batch)
+            self._check_outputs(batch)
+        return phase
+
+    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+        """Returns the arrays that batches are gathered from on the devices; None if batches are sent there.
+
+        Args:
+          reader: what yields the batches.
+          passes: how often the data will be read.
+          requested: whether `data_on_device=True` is meant for these data: they are those to train on.
+
+        Raises:
+          ValueError: if such data are not arrays.
+        """
+        options = self._configuration.options
+        wanted, arrays = options.data_on_device, reader.arrays
+        if options.eager or wanted is False:
+            return None
+        forced = requested and wanted is True
+        if arrays is None or arrays.rows > np.iinfo(np.int32).max:
+            if forced:
+                raise ValueError("`data_on_device=True` needs data that batches are rows of: arrays, or a "
+                                 "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
+                                 "data_on_device='auto' for other data.")
+            return None
+        if not forced and passes < 2:
+            return self.strategy.placed_arrays(arrays)
+        return self.strategy.place_arrays(arrays, forced)
+
+    def run_settings(self) -> dict[str, Any]:
+        options = self._configuration.options
+        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite")
+        return {"seed": self.seed, "precision": None if options.policy is None else repr(options.policy),
+                **{name: getattr(options, name) for name in names}}
+
+    def check_labels(self, batch: Batch) -> None:
+        output_checks.check_labels(self._configuration.loss, unpack_x_y_sample_weight(batch)[1])
+
+    def _traced_phase(self, kind: str, state: TrainState, batch: Batch) -> CompiledPhase:
+        phases, options, model = self._configuration.phases, self._configuration.options, self._model
+        if kind not in phases:
+            settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
+            settings["strategy"] = type(self.strategy).__name__
+            self._check_alike(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
+            step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
+            phases[kind] = CompiledPhase(
+                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
+        try:
+            phases[kind].prepare(state, batch)
+        except Exception as error:
+            output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
+            raise
+        return phases[kind]
+
+    def _check_alike(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
+        if self.strategy.spans_processes:
+            with self.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+                check_alike(f"model for `{_METHODS[kind]}`", describe)
+
+    def _check_outputs(self, batch: Batch) -> None:
+        configuration = self._configuration
+        x, y, sample_weight = unpack_x_y_sample_weight(first_rows(batch))
+        is_split = (self.strategy.num_replicas_in_sync > 1 or configuration.options.microbatches > 1
+                    or sample_weight is not None)
+        # Of named modules, only the user's own step knows which one gives the outputs.
+        if is_split in configuration.outputs_checked or self._module.names:
+            return
+
+        def apply(state: TrainState) -> Any:
+            state = self.strategy.on_devices(state)
+            return self._model.apply(state.params, state, x)[0]
+
+        output_checks.check_outputs(
+            configuration.loss, configuration.metrics, y, is_split,
+            lambda: run_once(apply, self.state.current, eager=configuration.options.eager))
+        configuration.outputs_checked.add(is_split)

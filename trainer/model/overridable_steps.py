@@ -1,0 +1,138 @@
+"""What a step computes by default, as methods that a subclass of `Model` may override.
+
+All of it is traced, and runs in each replica. How steps run on a mesh is in `step/`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from trainer.core import replica_context
+from trainer.core.precision import apply_with_policy
+from trainer.core.replica_context import get_replica_context
+from trainer.core.rng import stream_key
+from trainer.core.train_state import TrainState
+from trainer.data import Batch, unpack_x_y_sample_weight
+from trainer.model.configuration import Configuration
+from trainer.modules import FunctionalModule
+from trainer.step.gradient_accumulation import accumulated
+from trainer.step.output_checks import loss_of_real_rows
+
+
+class OverridableSteps:
+    """The methods of `Model` that say what a step computes."""
+
+    _configuration: Configuration
+    _functional: FunctionalModule
+
+    def sample_inputs(self, batch: Batch) -> Any:
+        """Returns what the module is initialised on, from some rows of the first batch.
+
+        Override it for a dict of modules: it then returns a dict of inputs by module name.
+        """
+        return unpack_x_y_sample_weight(batch)[0]
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
+        """Returns this replica's share of the batch's loss, a scalar whose mean over replicas is the loss.
+
+        Override it to add terms, or to compute a loss of one's own. It is called inside the step, on one replica's
+        rows. Some of them may be repeats that pad the last batch, which the losses of `compile` leave out:
+
+            return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
+
+        A mean of one's own is over the real rows of all replicas. Their numbers differ, so it is no mean of means:
+
+            context = trainer.distribute.get_replica_context()
+            per_row = jnp.square(x - y_pred).mean(-1) * context.row_mask
+            return per_row.sum() * context.num_replicas_in_sync / context.global_rows
+        """
+        loss = self._configuration.loss
+        return loss.total(loss.values(y, y_pred, sample_weight))
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
+        """Returns the logs of the compiled metrics for this replica's rows, and the loss of each of several outputs."""
+        loss, logs = self._configuration.loss, {}
+        if loss.is_given and len(jax.tree.leaves(y_pred)) > 1:
+            losses = loss.values(y, y_pred, sample_weight)
+            if len(losses) > 1:
+                logs = {f"{name}_loss": value for name, value in losses.items()}
+        return {**logs, **self._configuration.metrics.values(y, y_pred, sample_weight)}
+
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
+        """Returns the logs and the state after one step on this replica's rows of a batch.
+
+        Override it to change what a step does. It must be pure: it is compiled, and runs in each replica.
+
+        Args:
+          state: the state before the step.
+          batch: what the data yielded; `trainer.unpack_x_y_sample_weight` splits it.
+
+        Returns:
+          `(logs, state)`. A log is a scalar, which is averaged over replicas and, weighted by rows, over steps; or what
+          `compute_metrics` returns.
+        """
+        def compute(batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
+            x, y, sample_weight = unpack_x_y_sample_weight(batch)
+
+            def loss_and_outputs(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+                y_pred, model_state = self.apply(params, state, x, training=True)
+                return loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight), (y_pred, model_state)
+
+            gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
+            (loss, (y_pred, model_state)), grads = gradient(state.params)
+            logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
+            return state.trainable(grads), model_state, logs
+
+        microbatches = self._configuration.options.microbatches
+        grads, model_state, logs = (
+            compute(batch) if microbatches == 1 else accumulated(compute, batch, microbatches))
+        trains = self._configuration.trainable
+        return logs, state.apply_gradients(grads, model_state=model_state) if trains else state
+
+    def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
+        """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+        y_pred, _ = self.apply(state.params, state, x, training=False)
+        loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+        return {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
+
+    def predict_step(self, state: TrainState, batch: Batch) -> Any:
+        """Returns the outputs for this replica's rows of a batch. Like `train_step`, it must be pure."""
+        x, _, _ = unpack_x_y_sample_weight(batch)
+        return self.apply(state.params, state, x, training=False)[0]
+
+    def apply(
+        self, params: Any, state: TrainState, x: Any, *, module: str | None = None, training: bool = False
+    ) -> tuple[Any, Any]:
+        """Returns the module's outputs and the new model state; pure.
+
+        Args:
+          params: the parameters, those of the one module if `module` is given.
+          state: what the model state, the seed and the step are taken from.
+          x: the inputs.
+          module: which module of a dict of modules.
+          training: whether dropout drops, and BatchNorm takes the batch's statistics, unless it is frozen.
+        """
+        names: dict[str, Any] = {} if module is None else {"module": module}
+        options = self._configuration.options
+        apply: Callable[..., Any] = functools.partial(
+            self._functional.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
+            compute_dtype=None if options.policy is None else options.policy.compute_dtype,
+            is_frozen=options.is_frozen if self._configuration.trainable else lambda path: True,
+            make_key=lambda stream: self.make_rng(state, stream), **names)
+        context = get_replica_context()
+        # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
+        # sooner for that.
+        scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
+        with replica_context.enter(context.for_module()):
+            if options.policy is None:
+                return apply(params, state.model_state, x)
+            return apply_with_policy(options.policy, apply, params, state.model_state, x, scale)
+
+    def make_rng(self, state: TrainState, stream: str) -> jax.Array:
+        """Returns the key of a random stream for this step and this replica."""
+        return stream_key(state.seed, stream, state.step, get_replica_context().replica_id_in_sync_group)

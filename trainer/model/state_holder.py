@@ -1,0 +1,256 @@
+"""The training state of one model: how it is made, where it lives, and who holds its buffers.
+
+Steps donate these buffers. So a state that a user holds is *lent*: the next train step works on a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.compile.jit import are_floats_debugged, copy_buffers, init_placed
+from trainer.core import errors, trace_purity
+from trainer.core.rng import stream_key
+from trainer.core.train_state import TrainState, initial_opt_state, initial_state
+from trainer.data import Batch
+from trainer.distribute import Strategy
+from trainer.distribute.placement.placement import to_host
+from trainer.loop.run_context import RunContext
+from trainer.model.configuration import Configuration
+from trainer.modules import FunctionalModule
+from trainer.optimizers import Optimizer
+from trainer.optimizers.attached_optimizer import AttachedOptimizer
+from trainer.optimizers.named import NamedRules
+
+INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many rows of the first batch
+
+
+def first_rows(batch: Batch) -> Batch:
+    """Returns the rows of a batch that a model is initialised on."""
+    return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
+
+
+class StateHolder:
+    """Holds the training state of a model. It has none until the model is built.
+
+    Args:
+      module: what the weights are those of.
+      strategy: where they lie.
+      seed: what they, and all other random streams, derive from.
+      configuration: the optimizer, and the dtypes of the weights.
+      run: whose clock measures the wait for weights that are being made.
+
+    Attributes:
+      seed: see above; of a state that was loaded, that state's.
+      inputs: the shapes of the inputs that the module was initialised on; None before.
+      shows_averages: whether `shown` is the state with the moving averages of the weights.
+    """
+
+    def __init__(self, module: FunctionalModule, strategy: Strategy, seed: int, configuration: Configuration,
+                 run: RunContext):
+        self.seed = seed
+        self.inputs: Any = None
+        self.shows_averages = False
+        self._module = module
+        self._strategy = strategy
+        self._configuration = configuration
+        self._run = run
+        self._made: TrainState | None = None
+        self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # the state's shapes, what waits for it
+        self._is_lent = False
+
+    @property
+    def is_built(self) -> bool:
+        """Whether there are weights, or some are being made."""
+        return self._making is not None or self._made is not None
+
+    # --- making ----------------------------------------------------------------------------------------------------
+
+    def build(self, inputs: Any) -> None:
+        """Makes the weights from inputs as `Model.sample_inputs` returns them."""
+        with self.building(inputs):
+            pass
+        self._require()
+
+    @contextlib.contextmanager
+    def building(self, inputs: Any) -> Iterator[TrainState]:
+        """Makes the weights while a block runs, which is given their shapes; the first to need them later waits."""
+        spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
+        making = init_placed(self._make, self._strategy.state_shardings, np.uint32(self.seed), inputs,
+                             self._module.initial_values)
+        if spec != self.inputs:
+            self._configuration.forget_phases()  # they are of weights of other shapes
+        self.inputs = spec
+        yield making[0]
+        self._making, self._is_lent = making, False
+
+    def shapes(self, inputs: Any = None) -> TrainState:
+        """Returns the shapes of the state, allocating nothing; of weights for `inputs`, where they are given."""
+        if inputs is None:
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.state_or_shapes)
+        return jax.eval_shape(self._make, np.uint32(self.seed), inputs, self._module.initial_values)
+
+    def start_training_again(self) -> None:
+        """Gives the weights, where there are any, the dtypes and a new optimizer state of the configuration."""
+        configuration, strategy = self._configuration, self._strategy
+
+        def started(state: TrainState) -> TrainState:
+            state = strategy.on_devices(state)
+            params = configuration.options.stored(state.params)
+            return state.replace(params=params, opt_state=initial_opt_state(configuration.rules, params))
+
+        state = self._finished()
+        if state is not None:
+            state = state.replace(optimizer=configuration.rules, opt_state=None)
+            self.keep(init_placed(started, strategy.state_shardings, state)[1]())
+            self._is_lent = False
+
+    def take_over_rules(self) -> None:
+        """Follows the configuration, whose rules are others for the same optimizers: their state stays."""
+        rules, state = self._configuration.rules, self._finished()
+        if state is None:
+            return
+        opt_state = state.opt_state
+        if isinstance(rules, NamedRules):
+            opt_state = {name: rule.with_counts(opt_state[name]) for name, rule in rules.items()}
+        elif rules is not None:
+            opt_state = rules.with_counts(opt_state)
+        self.keep(self._strategy.place_state(state.replace(optimizer=rules, opt_state=opt_state)))
+
+    def _make(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
+        try:
+            params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)
+        except Exception as error:
+            raise ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}. It raised "
+                             f"{type(error).__name__}: {error}") from error
+        configuration = self._configuration
+        params = configuration.options.stored(params)
+        configuration.check_params(params)
+        return initial_state(params, model_state, configuration.rules, seed)
+
+    # --- reading and replacing -------------------------------------------------------------------------------------
+
+    @property
+    def state_or_shapes(self) -> TrainState:
+        """The state for reading only, or its shapes while it is being made: enough to trace and to compile a step."""
+        return self._require() if self._making is None else self._making[0]
+
+    @property
+    def current(self) -> TrainState:
+        """The state, for reading only: the next train step may reuse its buffers."""
+        return self._require()
+
+    @property
+    def shown(self) -> TrainState:
+        """The state that users and callbacks save and read weights of: with averages, if `shows_averages` says so."""
+        return self._strategy.on_devices(self.current).averaged() if self.shows_averages else self.current
+
+    def lend(self) -> TrainState:
+        """Returns the state; its arrays stay valid, as the next train step works on a copy."""
+        state = self._require()
+        self._is_lent = True
+        return state
+
+    def take(self) -> TrainState:
+        """Returns the state in buffers that nothing else holds, so that a step may donate them."""
+        state = self._require()
+        if are_floats_debugged():
+            return copy_buffers(state)  # the step may raise when it has run
+        if self._is_lent:
+            state = copy_buffers(state)
+            self.keep(state)
+            self._is_lent = False
+        return state
+
+    def keep(self, state: TrainState) -> None:
+        """Makes `state`, which a step returned, the model's state."""
+        self._made, self._making = state, None
+
+    def keep_lent(self, state: TrainState) -> None:
+        """Makes `state`, of which something else holds arrays, the model's state."""
+        self.keep(state)
+        self._is_lent = True
+
+    def assign(self, state: TrainState) -> None:
+        """Makes a user's state the model's, once it is checked and placed.
+
+        Raises:
+          ValueError: if it has another structure, shape or dtype.
+          TypeError: if it is no `TrainState`, or one that is being traced.
+        """
+        if not isinstance(state, TrainState):
+            raise errors.wrong_type("state", state, "a TrainState, as `model.state` or a custom step returns it")
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+            raise TypeError("`state` was assigned in a function that is being compiled, where a state is no value yet. "
+                            "Return the new state from the step, and assign it outside: "
+                            "`model.state = strategy.run(step, ...)`.")
+        present = self._require()
+        structure: jax.tree_util.PyTreeDef = jax.tree.structure(present)
+        if structure != jax.tree.structure(state):
+            raise ValueError("`state` has another structure than the model's state. Change the present one with "
+                             "`model.state.replace(...)`.")
+        placed = self._strategy.place_state(state)
+        for (path, leaf), old in zip(jax.tree.leaves_with_path(placed), jax.tree.leaves(present), strict=True):
+            if (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
+                raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(old)}. "
+                                 f"Received: an {errors.describe(leaf)}.")
+        self.keep_lent(placed)
+
+    def load(self, state: TrainState) -> None:
+        """Assigns a state, and takes over its seed for whatever else is drawn, such as the order of rows."""
+        self.assign(state)
+        self.seed = int(state.seed)
+
+    def adopt_averages(self) -> None:
+        """Makes the moving averages that `ema_decay` keeps the weights."""
+        self.assign(self._strategy.on_devices(self._require()).averaged())
+
+    def attached_optimizer(self) -> AttachedOptimizer | dict[str, AttachedOptimizer] | None:
+        """Returns the optimizer with its learning rate in this state; a dict of them for named modules."""
+        rules = self._configuration.rules
+        if isinstance(rules, NamedRules):
+            return {name: self._attached(rule.optimizer, name) for name, rule in rules.items()}
+        return None if rules is None else self._attached(rules.optimizer, None)
+
+    def end_fit(self) -> None:
+        """Shows the weights again, and gives an NNX user's own object the trained ones, as a custom loop would."""
+        self.shows_averages = False
+        if self.is_built and any(self._module.variable_identities()):
+            # One device's copy: the user's eager calls run on one device.
+            state = self._strategy.on_devices(self.current)
+            params, model_state = jax.tree.map(
+                lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else to_host(leaf),
+                (state.params, state.model_state))
+            self._module.absorb(params, model_state)
+
+    def _attached(self, optimizer: Optimizer, name: str | None) -> AttachedOptimizer:
+        def read() -> Any:
+            state = self._finished()
+            opt_state = None if state is None else state.opt_state
+            return opt_state if name is None or opt_state is None else opt_state[name]
+
+        def write(opt_state: Any) -> None:
+            state = self._require()
+            self.keep(state.replace(opt_state=opt_state if name is None else {**state.opt_state, name: opt_state}))
+
+        return AttachedOptimizer(optimizer, read, write)
+
+    def _finished(self) -> TrainState | None:
+        """Returns the state, after waiting for one that is being made; None without one."""
+        if self._making is not None:
+            (_, wait), self._making = self._making, None
+            with self._run.timing.measure("compile"):
+                self._made = wait()
+        return self._made
+
+    def _require(self) -> TrainState:
+        trace_purity.check_may_read("the state of a model",
+                                    "Pass `model.state` as an argument of `run`, and use that in the function.")
+        state = self._finished()
+        if state is None:
+            raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
+        return state

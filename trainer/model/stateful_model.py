@@ -1,0 +1,286 @@
+"""The state and the weights of a model, as users read, replace, save and load them.
+
+Owns that part of the public surface alone; `state_holder.py`, `weights.py` and `saved_model.py` do the work.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core.train_state import TrainState
+from trainer.core.types import ArrayLike, ArrayTree
+from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.sources.batches import as_batch
+from trainer.distribute import get_strategy
+from trainer.loop.run_context import RunContext
+from trainer.model import saved_model, weights_io
+from trainer.model.configuration import Configuration
+from trainer.model.current_run import CurrentRun
+from trainer.model.overridable_steps import OverridableSteps
+from trainer.model.state_holder import StateHolder, first_rows
+from trainer.modules import as_functional, render_summary
+from trainer.saving import export
+from trainer.saving.arrays.file_kinds import checked_path
+from trainer.saving.arrays.safetensors_file import MatchReport
+from trainer.step import output_checks
+
+Path = str | os.PathLike[str]
+
+
+def _inputs_of(sample: ArrayTree) -> Any:
+    """Returns some rows of `x` as the module takes them."""
+    return unpack_x_y_sample_weight(first_rows(as_batch(pack_x_y_sample_weight(sample))))[0]
+
+
+class StatefulModel(OverridableSteps):
+    """A Flax module and its training state. See `Model`, which compiles and runs it."""
+
+    def __init__(self, module: Any, *, seed: int = 0, name: str | None = None):
+        self._functional = as_functional(module)
+        output_checks.check_count("seed", seed, 0)
+        self.name = name or self._functional.name
+        self.strategy = get_strategy()
+        self.stop_training = self.stop_evaluating = self.stop_predicting = False
+        self._configuration, self._run_context = Configuration(), RunContext()
+        self._state_holder = StateHolder(
+            self._functional, self.strategy, seed, self._configuration, self._run_context)
+        self.current_run = CurrentRun(self._state_holder, self._configuration, self.strategy, self._run_context)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.built:
+            raise TypeError("A model with weights cannot be copied or pickled, as its arrays and programs are on "
+                            "devices, and steps reuse the arrays. Make another model and give it `get_weights()`, or "
+                            "use `model.save` and `trainer.load`.")
+        return super().__reduce_ex__(protocol)
+
+    def __copy__(self) -> Any:
+        # A model of its own: what is held is copied, and all else is shared.
+        held = (self._configuration, self._run_context, self._state_holder, self.current_run)
+        return copy.deepcopy(self, {id(value): value for value in vars(self).values() if value not in held})
+
+    def __call__(self, x: ArrayTree, training: bool = False) -> Any:
+        """Returns the module's outputs for `x`, computed at once, operation by operation and as one batch.
+
+        Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept.
+        """
+        if not self.built:
+            self.build(x)
+        state = self.strategy.on_devices(self._state_holder.current)
+        batch = as_batch(pack_x_y_sample_weight(x))
+        return self.apply(state.params, state, unpack_x_y_sample_weight(batch)[0], training=training)[0]
+
+    def build(self, sample: ArrayTree) -> None:
+        """Makes the weights from the shapes of a sample.
+
+        Args:
+          sample: some rows of inputs `x`: an array, a list of numbers, or a tuple or dict of these.
+
+        Raises:
+          ValueError: if `sample` holds no rows (a shape, for example), or the module cannot take such inputs.
+        """
+        self._state_holder.build(self.sample_inputs(first_rows(as_batch(pack_x_y_sample_weight(sample)))))
+
+    @property
+    def built(self) -> bool:
+        """Whether the model has weights."""
+        return self._state_holder.is_built
+
+    @property
+    def state(self) -> TrainState:
+        """The training state. Arrays read here stay valid: the next train step works on a copy.
+
+        Raises:
+          RuntimeError: if the model is not built.
+          TypeError: in a function of `strategy.run`, which must be given the state as an argument.
+        """
+        return self._state_holder.lend()
+
+    @state.setter
+    def state(self, value: TrainState) -> None:
+        self._state_holder.assign(value)
+
+    def state_shapes(self, sample: ArrayTree | None = None) -> TrainState:
+        """Returns the shapes of the state, allocating nothing.
+
+        Args:
+          sample: some rows of inputs `x`, which a model that is not built needs.
+
+        Raises:
+          ValueError: if the model is not built, and there is no sample.
+        """
+        if self.built:
+            return self._state_holder.shapes()
+        if sample is None:
+            raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
+                             "rows of inputs; nothing is allocated for it but its own rows.")
+        return self._state_holder.shapes(self.sample_inputs(first_rows(as_batch(pack_x_y_sample_weight(sample)))))
+
+    def summary(self, print_fn: Callable[[str], Any] = print) -> None:
+        """Prints a table of the layers, their output shapes and weights.
+
+        Args:
+          print_fn: called with each line.
+
+        Raises:
+          RuntimeError: if the model is not built.
+        """
+        state, holder = self._state_holder.current, self._state_holder
+        trained = state.params if state.optimizer is None else state.trainable(state.params)
+        trees = (state.params, state.model_state, trained)
+        params, others, trainable = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
+        for line in render_summary(self._functional.summary_rows(holder.inputs), self.name, params + others,
+                                   trainable if self._configuration.trainable else 0, others):
+            print_fn(line)
+
+    def count_params(self) -> int:
+        """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
+        return sum(leaf.size for leaf in weights_io.weights_of(self._state_holder.current))
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Returns copies of all weights: the parameters, then the model state."""
+        return weights_io.get_weights(self._state_holder)
+
+    def set_weights(self, weights: Sequence[ArrayLike]) -> None:
+        """Replaces all weights. Moving averages, which `ema_decay` keeps, start anew from them.
+
+        Args:
+          weights: arrays in the order and with the shapes of `get_weights`.
+
+        Raises:
+          ValueError: if their number or a shape differs; nothing is replaced then.
+          TypeError: if they are not a list.
+        """
+        weights_io.set_weights(self._state_holder, weights)
+
+    def save_weights(self, filepath: Path, overwrite: bool = True) -> None:
+        """Writes all weights to one safetensors file, which appears complete under its name or not at all.
+
+        A parameter is named by its path, such as "Dense_0/kernel", and so is the model state, of which Linen's paths
+        begin with the collection: "batch_stats/BatchNorm_0/mean". Dtypes are those that the model stores. Arrays that
+        are split over devices are whole in the file, and are fetched one at a time. Moving averages that `ema_decay`
+        keeps are not weights; `export` takes them.
+
+        Where several JAX processes train together, all must call this and the first one writes.
+
+        Args:
+          filepath: the file, of any suffix, in a folder that exists.
+          overwrite: whether a file that is there is replaced.
+
+        Raises:
+          RuntimeError: if the model is not built.
+          FileExistsError: if the file exists and is not to be replaced.
+          FileNotFoundError: if there is no such folder.
+          ValueError: if two weights have one name, or a dtype that safetensors has no name for.
+          TypeError: if `filepath` is not a path.
+
+        Example:
+          >>> model.save_weights("digits.safetensors")  # doctest: +SKIP
+
+        Source: `keras.Model.save_weights`; the format is https://github.com/huggingface/safetensors.
+        """
+        weights_io.save_weights(self._state_holder, filepath, overwrite)
+
+    def load_weights(self, filepath: Path, patterns: Sequence[str] | None = None, partial: bool = False) -> MatchReport:
+        """Replaces weights by those of a file, matched by name; see `save_weights` for the names.
+
+        Each array is read, cast to the model's dtype and sent to the devices, of which each gets its part, before the
+        next one is read. Moving averages that `ema_decay` keeps start anew from the weights that were loaded. The
+        optimizer's state and the step stay as they are. If anything is refused, nothing has changed.
+
+        Args:
+          filepath: a safetensors file, by `save_weights` or by another program that uses these names.
+          patterns: regular expressions over whole path segments, such as `["encoder", "head/bias"]`: only weights that
+            one of them matches are loaded. None loads all.
+          partial: whether weights may be missing from the file, or arrays of the file from the model.
+
+        Returns:
+          What was loaded and what was not.
+
+        Raises:
+          RuntimeError: if the model is not built.
+          FileNotFoundError: if there is no such file; those with names like it are listed.
+          IsADirectoryError: if it is a folder, as checkpoints are.
+          ValueError: if the file is not a safetensors file, is damaged, has shapes or kinds of dtype that are not the
+            model's or numbers that its dtypes cannot hold; if names do not match, unless `partial`; or if a pattern
+            matches nothing.
+          TypeError: if `filepath` is not a path, or `patterns` not a list of strings.
+
+        Example:
+          >>> print(model.load_weights("digits.safetensors", ["encoder"]))  # doctest: +SKIP
+          12 arrays match.
+
+        Source: `keras.Model.load_weights`.
+        """
+        return weights_io.load_weights(self._state_holder, filepath, patterns, partial)
+
+    def save(self, filepath: Path, overwrite: bool = True) -> None:
+        """Writes the training state: weights, optimizer, step and seed. `trainer.load` loads it.
+
+        It appears complete or not at all, with checksums: a damaged one is refused. All processes must call this.
+
+        Args:
+          filepath: a file, if the name has a suffix such as ".keras", which is then a safetensors file whatever the
+            suffix is; else a folder, which several processes and large models need.
+          overwrite: whether what is there is replaced.
+
+        Raises:
+          RuntimeError: if the model is not built.
+          FileExistsError: if there is something that is not to be replaced, or that is not a checkpoint.
+          OSError: if it cannot be written. What was there before stays.
+          TypeError: if `filepath` is not a path.
+
+        Example:
+          >>> model.save("digits")  # doctest: +SKIP
+
+        Source: `keras.Model.save`.
+        """
+        path = checked_path("filepath", filepath)
+        state = self._state_holder.current
+        weights_io.check_may_write(path, overwrite)
+        saved_model.save(path, state, self._state_holder.inputs)
+
+    def export(self, filepath: Path, *, batch_size: int | None = None, platforms: Sequence[str] | None = None,
+               sample: ArrayTree | None = None) -> None:
+        """Writes what `predict` computes, with the weights, to a file that `trainer.load_exported` can use.
+
+        Whoever loads it needs no code of the model. Where `ema_decay` keeps moving averages, these are the weights, as
+        in `predict`. The computation is for one device, whatever the model's strategy is; the weights are gathered on
+        the host for it. A file that is there is replaced, in one step. Of several JAX processes the first one writes,
+        but all must call this.
+
+        Args:
+          filepath: the file, of any suffix, in a folder that exists.
+          batch_size: rows of each batch, for models that cannot be exported for any number of rows; None for any.
+          platforms: what it can run on, of "cpu", "cuda", "rocm" and "tpu"; by default JAX's platform here, and "cpu".
+          sample: some rows of inputs `x`. Without it, the inputs are like those that the model was built on.
+
+        Raises:
+          RuntimeError: if the model is not built.
+          ValueError: if the model cannot be exported so, an argument is not a possible one, or `sample_inputs` is
+            overridden and there is no `sample`.
+          TypeError: if inputs or outputs are in other containers than dicts, lists and tuples.
+          FileNotFoundError: if there is no such folder.
+          ImportError: if the package `flatbuffers` is not installed.
+
+        Example:
+          >>> model.export("digits.export")  # doctest: +SKIP
+          >>> trainer.load_exported("digits.export").predict(images)  # doctest: +SKIP
+
+        Source: `keras.Model.export`; the program is `jax.export`'s.
+        """
+        state = self._state_holder.current
+        path = checked_path("filepath", filepath)
+        output_checks.check_count("batch_size", batch_size, 1, optional=True)
+        if sample is None and type(self).sample_inputs is not OverridableSteps.sample_inputs:
+            raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "
+                             "Pass `sample`, some rows of `x` as `predict` takes them.")
+        inputs = self._state_holder.inputs if sample is None else _inputs_of(sample)
+        # All on the devices: what a device computes with is not in the host's memory spaces.
+        averaged = self.strategy.on_devices(state).averaged()
+        export.save(path, self.predict_step, averaged, inputs, batch_size, platforms)

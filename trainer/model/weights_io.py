@@ -1,0 +1,161 @@
+"""A model's weights as a list and as a safetensors file.
+
+Owns the names of weights in files, and what replacing weights means for the rest of the state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import errors, tree_paths
+from trainer.core.train_state import TrainState
+from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
+from trainer.model import saved_model
+from trainer.model.state_holder import StateHolder
+from trainer.saving import export
+from trainer.saving.arrays.file_kinds import checked_path, open_arrays
+from trainer.saving.arrays.safetensors_file import MatchReport, match_arrays, save_arrays
+
+FORMAT_VERSION = 1
+_VERSION_KEY = "format_version"
+
+
+def weights_of(state: TrainState) -> list[jax.Array]:
+    """Returns all weights of a state: the parameters, then the model state."""
+    return jax.tree.leaves((state.params, state.model_state))
+
+
+def get_weights(holder: StateHolder) -> list[np.ndarray]:
+    """Returns copies of all weights on the host; see `Model.get_weights`."""
+    return [np.array(to_host(leaf)) for leaf in weights_of(holder.shown)]
+
+
+def set_weights(holder: StateHolder, weights: Sequence[Any]) -> None:
+    """Replaces all weights; see `Model.set_weights`."""
+    leaves = weights_of(holder.current)
+    if not isinstance(weights, (list, tuple)):
+        raise errors.wrong_type("weights", weights, "a list of arrays, as `get_weights` returns it")
+    if len(weights) != len(leaves):
+        raise ValueError(f"`weights` has {len(weights)} arrays, but the model has {len(leaves)}.")
+    for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
+        if np.shape(weight) != leaf.shape:
+            raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but the model's has {leaf.shape}.")
+    # Copies: JAX would use the memory of the user's arrays on CPU.
+    _replace(holder, ((index, np.array(weight, leaf.dtype))
+                      for index, (weight, leaf) in enumerate(zip(weights, leaves, strict=True))))
+
+
+def save_weights(holder: StateHolder, filepath: str | os.PathLike[str], overwrite: bool) -> None:
+    """Writes all weights to one safetensors file; see `Model.save_weights`."""
+    path = checked_path("filepath", filepath)
+    weights = {name: to_host(leaf) if is_split_over_processes(leaf) else leaf
+               for name, leaf in _named_weights(holder.shown).items()}
+    if jax.process_index() != 0:
+        return
+    check_may_write(path, overwrite)
+    save_arrays(path, weights, {"package": export.PACKAGE, _VERSION_KEY: str(FORMAT_VERSION)})
+
+
+def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns: Sequence[str] | None,
+                 partial: bool) -> MatchReport:
+    """Replaces weights by those of a file; see `Model.load_weights`."""
+    weights = _named_weights(holder.current)
+    path = checked_path("filepath", filepath)
+    expected = "a safetensors file, as `save_weights` writes it"
+    with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
+        _check_holds_weights(path, file.metadata)
+        report = match_arrays(file.shapes, {name: (leaf.shape, leaf.dtype) for name, leaf in weights.items()},
+                              patterns)
+        report.raise_unless_complete(partial)
+        numbers = {name: index for index, name in enumerate(weights)}
+        _replace(holder, ((numbers[name], _cast(name, file[name], weights[name].dtype)) for name in report.matched))
+    return report
+
+
+def check_may_write(path: str, overwrite: bool) -> None:
+    """Raises FileExistsError for what exists and is not to be replaced."""
+    if not overwrite and os.path.exists(path):
+        raise FileExistsError(f"{path!r} exists already. Pass `overwrite=True` to replace it, or another path.")
+
+
+def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> None:
+    """Replaces some weights; their moving averages start from the new ones.
+
+    Args:
+      holder: the state.
+      values: the number of a weight in `get_weights` and its new value, in its shape and dtype and in memory that
+        nothing else writes to. Each is placed before the next one is asked for.
+    """
+    state = holder.current
+    leaves, structure = jax.tree.flatten((state.params, state.model_state))
+    names = list(tree_paths.named_leaves(state.params))
+    averages: dict[str, jax.Array] = {}
+    _with_averages(state, averages.setdefault)
+    for number, value in values:
+        leaves[number] = _placed_like(leaves[number], value)
+        average = averages.get(names[number]) if number < len(names) else None
+        if average is not None:
+            averages[names[number]] = _placed_like(average, value.astype(average.dtype))
+    params, model_state = jax.tree.unflatten(structure, leaves)
+    opt_state = _with_averages(state, lambda name, _: averages[name])
+    holder.keep_lent(state.replace(params=params, model_state=model_state, opt_state=opt_state))
+
+
+def _named_weights(state: TrainState) -> dict[str, jax.Array]:
+    """Returns all weights by name, in the order of `get_weights`."""
+    params, model_state = tree_paths.named_leaves(state.params), tree_paths.named_leaves(state.model_state)
+    shared = sorted(params.keys() & model_state.keys())
+    if shared:
+        raise ValueError(f"A parameter and an array of the model state both have the path {shared[0]!r}, so a file "
+                         "could not tell them apart. Rename the submodule or the collection.")
+    return {**params, **model_state}
+
+
+def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
+    if export.MANIFEST_KEY in metadata:
+        raise ValueError(f"{path!r} is an exported model. `trainer.load_exported` loads it; weights for `load_weights` "
+                         "are written by `save_weights`.")
+    if saved_model.DOCUMENT_KEY in metadata:
+        raise ValueError(f"{path!r} is a training state, as `Model.save` writes it. `trainer.load` loads it.")
+    if metadata.get("package") == export.PACKAGE and metadata.get(_VERSION_KEY) != str(FORMAT_VERSION):
+        raise ValueError(f"{path!r} has version {metadata.get(_VERSION_KEY)} of the format of weights. This trainer "
+                         f"knows version {FORMAT_VERSION}. Install the one that wrote the file.")
+
+
+def _cast(name: str, values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Returns values in another dtype of the same kind; raises ValueError for what that cannot hold."""
+    if values.dtype == dtype:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = values.astype(dtype)
+        is_float = jnp.issubdtype(dtype, np.inexact)
+        kept = np.isfinite(cast) | ~np.isfinite(values) if is_float else cast.astype(values.dtype) == values
+    if not kept.all():
+        raise ValueError(f"The array {name!r} has numbers that are too large for the model's {np.dtype(dtype)}; in the "
+                         f"file it is {values.dtype}. Compile the model with a wider `precision`.")
+    return cast
+
+
+def _placed_like(leaf: jax.Array, values: np.ndarray) -> jax.Array:
+    """Returns host values placed as `leaf` is; each device gets its part only."""
+    # At once, or copies of many arrays could wait in the host's memory.
+    return to_devices(values, leaf.sharding).block_until_ready()
+
+
+def _with_averages(state: TrainState, average: Callable[[str, jax.Array], jax.Array]) -> Any:
+    """Returns the optimizer's state with `average(name of the parameter, its moving average)` as moving averages."""
+    def replaced(opt_state: Any, prefix: str) -> Any:
+        return opt_state._replace(average=jax.tree_util.tree_map_with_path(
+            lambda key_path, leaf: average(f"{prefix}{tree_paths.path_name(key_path)}", leaf), opt_state.average))
+
+    if state.opt_state is None:
+        return None
+    if isinstance(state.optimizer, Mapping):
+        return {name: replaced(part, f"{name}{tree_paths.SEPARATOR}") for name, part in state.opt_state.items()}
+    return replaced(state.opt_state, "")
