@@ -146,11 +146,9 @@ class BackupAndRestore(Callback):
     def _is_preempted_everywhere(self) -> bool:
         if jax.process_count() == 1 or self.preemption_signal is None:
             return self._is_preempted
-        from jax.experimental import multihost_utils
-
         # JAX has a handler of its own, and finds a boundary that no process has passed.
         self._boundaries += 1
-        return multihost_utils.reached_preemption_sync_point(self._boundaries)
+        return self._point.is_preempted(self._boundaries)
 
     def _listen(self) -> None:
         if jax.process_count() > 1:

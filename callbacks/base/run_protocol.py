@@ -94,6 +94,13 @@ class SavePoint(Protocol):
     def delete(self, folder: str) -> None:
         """Deletes the checkpoints in a folder."""
 
+    def is_preempted(self, boundary: int) -> bool:
+        """Returns whether all of several processes are to save here, as one of them has received SIGTERM.
+
+        Args:
+          boundary: the number of the moment, the same in all processes and greater each time.
+        """
+
 
 class RunDetails(Protocol):
     """What callbacks, and no other users, read and do: `model.current_run`."""

@@ -19,7 +19,7 @@ from tests.support.rendezvous_cluster import free_port
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.callbacks import Callback, CallbackList
-from trainer.cluster.process_group import anywhere
+from trainer.cluster import ProcessGroup
 from trainer.core.train_state import TrainState
 from trainer.loop.run_fingerprint import describe_model
 from trainer.testing import LocalCluster
@@ -62,7 +62,7 @@ def in_a_process(folder):
     """Returns what a process has seen; a message of an error in the place of what could not run."""
     distribute.MultiWorkerMirroredStrategy()
     index = jax.process_index()
-    found = {"anywhere": [anywhere(False), anywhere(index == 1), anywhere(True)]}
+    found = {"any": [ProcessGroup.of_all().any(flag) for flag in (False, index == 1, True)]}
     for hook in ("on_train_batch_end", "on_execution_end", "on_epoch_end"):
         callback = StopsOneProcess("on_train_batch_end" if hook == "on_execution_end" else hook)
         if hook == "on_execution_end":
@@ -80,7 +80,7 @@ def in_a_process(folder):
 
 def test_processes_agree_when_to_stop_and_the_chief_alone_runs_what_is_its_own(tmp_path):
     chief, other = LocalCluster(2).run(in_a_process, str(tmp_path))
-    assert chief["anywhere"] == other["anywhere"] == [False, True, True]
+    assert chief["any"] == other["any"] == [False, True, True]
     assert chief["on_train_batch_end"] == other["on_train_batch_end"] and chief["on_train_batch_end"][0] == 3
     assert chief["on_execution_end"] == other["on_execution_end"] and chief["on_execution_end"][0] == 6
     assert chief["on_epoch_end"] == other["on_epoch_end"] and chief["on_epoch_end"][0] == 3 * 6

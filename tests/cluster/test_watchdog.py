@@ -15,7 +15,7 @@ import trainer
 from tests.support.fake_store import FakeStore
 from tests.support.networks import LinenMLP
 from tests.support.rendezvous_cluster import until
-from trainer.cluster import join_cluster
+from trainer.cluster import membership
 from trainer.cluster.liveness import process_end
 from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, verdict
 from trainer.cluster.liveness.watchdog import Watchdog, is_peer_error
@@ -112,7 +112,7 @@ class Heard:
 
 def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkeypatch):
     heard = Heard()
-    monkeypatch.setattr(join_cluster, "_watchdog", heard)
+    monkeypatch.setattr(membership, "_watchdog", heard)
     x = np.ones((6, 6), np.float32)
     model = trainer.Model(LinenMLP(), seed=1)
     model.compile(steps_per_execution=1)
@@ -120,7 +120,7 @@ def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkey
     assert [step for step, phase in heard.phases if phase == "data" and step] == [1, 2, 3]
     assert heard.phases[-1] == (3, "idle")
     heard.phases.clear()
-    before = join_cluster._own_steps
+    before = membership._own_steps
     for number, _ in enumerate(trainer.distribute.MirroredStrategy(["cpu:0"]).experimental_distribute_dataset([x, x])):
         assert heard.phases[-2:] == [(before + number + 1, "data"), (before + number + 1, "idle")]
 
@@ -247,8 +247,8 @@ def test_reporting_progress_is_cheap():
 
 def work(failing, how):
     """Three steps in each process, after which something happens to one; the others go on, or wait for it."""
-    join_cluster._watch = lambda timeout_secs: None  # that watchdog would have the limit of the start
-    join_cluster.join_cluster()
+    membership._watch = lambda timeout_secs: None  # that watchdog would have the limit of the start
+    membership.join_cluster()
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     watchdog = Watchdog(TIMEOUT_SECS)
     for step in range(3):

@@ -29,6 +29,8 @@ FACADE = "trainer"  # re-exports from every room, each name when it is first use
 # What a room may import of the trainer, where that is less than all rooms before it.
 NARROW = {"callbacks": ("core", "callbacks"), "models": ("models",), "launch": ("launch",), "core": ("core",)}
 MODELS_MAY_IMPORT = {"flax", "jax", "numpy"}
+# Rooms that others use through what their package exports, and not by its modules.
+CLOSED = ("cluster",)
 # `tf.distribute` has this name in this place; it is imported when it is first used.
 ALLOWED = {("trainer.distribute", "trainer.model.sidecar_evaluator")}
 STANDARD_LIBRARY = sys.stdlib_module_names
@@ -140,6 +142,17 @@ def forbidden_imports(sources: dict[str, str], packages: set[str]) -> list[str]:
             # What is no module is a name of the façade, or a relative import.
             other = room_of(target, packages) if target in sources and target != FACADE else ""
             if not may_import(room_of(module, packages), other):
+                found.append(f"{module} imports {target}")
+    return found
+
+
+def imports_past_the_door(sources: dict[str, str], packages: set[str]) -> list[str]:
+    """Returns the imports of modules in closed rooms by modules of other rooms."""
+    found = []
+    for module, source in sources.items():
+        for target in sorted(imported_modules(module, source, set(sources))):
+            top = room_of(target, packages).partition("/")[0] if target in sources else ""
+            if top in CLOSED and target != f"{FACADE}.{top}" and room_of(module, packages).partition("/")[0] != top:
                 found.append(f"{module} imports {target}")
     return found
 
@@ -259,6 +272,17 @@ def test_a_downward_import_and_one_for_type_checkers_are_allowed(source):
     assert forbidden_imports({**SOURCES, "trainer.loop.loop": source}, PACKAGES) == []
 
 
+def test_a_closed_room_is_used_through_what_it_exports():
+    assert imports_past_the_door(SOURCES, PACKAGES) == []
+
+
+@pytest.mark.parametrize("source", ["from trainer.cluster.membership import join_cluster",
+                                    "from trainer.cluster import membership",
+                                    "def late():\n    import trainer.cluster.liveness.watchdog"])
+def test_an_import_past_the_door_of_a_closed_room_is_caught(source):
+    assert len(imports_past_the_door({**SOURCES, "trainer.loop.loop": source}, PACKAGES)) == 1
+
+
 def test_a_table_of_lazy_names_relative_to_its_package_is_followed():
     source = "_HOMES = {'fit': 'loop.loop'}\ndef __getattr__(name): return _HOMES[name]"
     assert modules_in_strings("trainer", source, set(SOURCES)) == {"trainer.loop.loop"}
@@ -300,7 +324,11 @@ def test_another_dependency_of_a_model_is_caught():
 
 
 def test_only_the_collectives_file_names_collectives():
-    assert offenders(collectives_named, {"trainer.distribute.replica.collectives"}) == {}
+    found = offenders(collectives_named, {"trainer.distribute.replica.collectives"})
+    # It asks JAX's coordination service, and runs nothing on the devices.
+    sync_point = "jax.experimental.multihost_utils.reached_preemption_sync_point"
+    assert {path for path in found.pop("trainer.cluster.preemption") if not sync_point.startswith(path)} == set()
+    assert found == {}
 
 
 @pytest.mark.parametrize("source", [

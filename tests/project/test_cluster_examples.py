@@ -13,7 +13,7 @@ from jax._src.clusters.slurm_cluster import SlurmCluster
 from tests.support import project_files
 from trainer.cluster.description.cluster_description import split_address
 from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver, resolve_cluster
-from trainer.cluster.join_cluster import REFUSED_EXIT_CODE
+from trainer.cluster.membership import REFUSED_EXIT_CODE
 from trainer.launch.supervisor import PEER_LOST, PREEMPTED, REFUSED
 
 FOLDER = project_files.ROOT / "docs" / "clusters"

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from trainer.cluster.description.cluster_description import ClusterDescription
+from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.rendezvous import gather, join
 from trainer.cluster.rendezvous.messages import Hello, encode
-from trainer.cluster.rendezvous.rendezvous import agree, package_versions
+from trainer.cluster.rendezvous.rendezvous import agree
 
 LONG_SECS = 10.0  # a timeout that no test reaches
 SHORT_SECS = 0.4

@@ -1,71 +1,147 @@
-"""What the processes of a job must have alike or decide alike, told to each other while they train.
+"""The one way in which processes agree: each gives a short text, and receives the texts of all.
 
-Processes that differ could hang in a collective, so it goes without the devices. It must not know what is compared.
+It uses JAX's key-value store and no devices: a collective would hang on a process that differs or does not come, and
+only the main thread may begin one. It must not know what is compared.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
 from trainer.cluster.description.cluster_description import ClusterError
 from trainer.cluster.description.process_names import process_name
-from trainer.cluster.exchange import exchanged
+from trainer.cluster.liveness.key_value_store import jax_store
+from trainer.cluster.membership import patience_secs
+from trainer.data.prefetch import is_abandoned
 
-_numbers = itertools.count()  # of the exchanges, which all processes make in the same order
-
-
-def anywhere(is_so: bool) -> bool:
-    """Returns whether something is so in any process; all of them must ask.
-
-    Raises:
-      ClusterError: if another process makes another call.
-
-    >>> anywhere(False)
-    False
-    """
-    if jax.process_count() == 1:
-        return is_so
-    return any(_exchanged("decision to stop", is_so))
+_KEYS = "trainer/process_group/"
+_FIRST_WAIT_SECS, _LAST_WAIT_SECS = 0.0005, 0.02
 
 
-def check_alike(what: str, describe: Callable[[], Mapping[str, str]]) -> None:
-    """Raises in all processes if one says something else than the others; all of them must call this.
+class ProcessGroup:
+    """Processes that make the same calls of this group, in the same order.
+
+    `of` and `of_all` return the one group of given processes, whose calls are those of their main threads. With one
+    process all calls return at once.
 
     Args:
-      what: what is described, for the message, such as "model".
-      describe: returns what this process has to say, short texts by name. Not called where there is one process.
+      members: the numbers of the processes, in ascending order.
+      name: the same in all members, and another one for each group.
 
-    Raises:
-      ClusterError: it names a process that differs, in what, and what both said.
+    Attributes:
+      index: the place of this process among the members.
+      count: how many members there are.
 
-    >>> check_alike("model", lambda: {"parameters": "2 arrays"})
+    >>> group = ProcessGroup.of([0])
+    >>> group.all_gather("here"), group.any(False)
+    (['here'], False)
     """
-    if jax.process_count() == 1:
-        return
-    first_name, (first, *others) = process_name(0), _exchanged(what, describe())
-    for process, other in enumerate(others, start=1):
-        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-        if names:
-            differ = "; ".join(f"{name}: {first.get(name, 'none')} in {first_name}, "
-                               f"{other.get(name, 'none')} in {process_name(process)}" for name in names)
-            raise ClusterError(f"The {what} of {process_name(process)} is not that of {first_name}. {differ}. All "
-                               "processes must run the same script with the same arguments.")
+
+    def __init__(self, members: Sequence[int], name: str):
+        self.index, self.count = members.index(jax.process_index()), len(members)
+        self._members, self._name = members, name
+        self._calls, self._subgroups = itertools.count(), itertools.count()
+
+    @classmethod
+    def of(cls, members: Sequence[int]) -> ProcessGroup:
+        """Returns the group of these processes, in ascending order; this one is among them."""
+        return _group_of(tuple(members))
+
+    @classmethod
+    def of_all(cls) -> ProcessGroup:
+        """Returns the group of all processes of the job."""
+        return _group_of(tuple(range(jax.process_count())))
+
+    def subgroup(self) -> ProcessGroup:
+        """Returns a group of the same processes with an order of calls of its own, such as those of a thread."""
+        return ProcessGroup(self._members, f"{self._name}/group{next(self._subgroups)}")
+
+    def all_gather(self, text: str, what: str = "data") -> list[str]:
+        """Returns the texts of all processes, in the order of their numbers.
+
+        Args:
+          text: that of this process.
+          what: what the text is about, which the others compare with theirs.
+
+        Raises:
+          ClusterError: if another process makes another call.
+          TimeoutError: if some do not come; the watchdog, which names who is late, comes first.
+          RuntimeError: if this is a thread that reads ahead, and its data are not needed any more.
+        """
+        if self.count == 1:
+            return [text]
+        (first_what, first), *others = self._exchange([what, text])
+        for member, (other_what, _) in zip(self._members[1:], others, strict=True):
+            if other_what != first_what:
+                raise ClusterError(f"The processes do not make the same calls: {process_name(self._members[0])} "
+                                   f"prepares its {first_what}, {process_name(member)} its {other_what}. What runs "
+                                   "over the devices of all must be called by all, in the same order.")
+        return [first, *(other for _, other in others)]
+
+    def any(self, flag: bool, what: str = "decision to stop") -> bool:
+        """Returns whether `flag` is true in any process.
+
+        Args:
+          flag: that of this process.
+          what: as in `all_gather`.
+
+        Raises:
+          What `all_gather` raises.
+        """
+        return any(self.all_gather("true" if flag else "", what))
+
+    def assert_consistent(self, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+        """Raises in all processes if one differs from the others.
+
+        Args:
+          what: what is described, for the message, such as "model".
+          describe: returns what must be equal, short texts by name. Not called where there is one process.
+
+        Raises:
+          ClusterError: it names a process that differs, in what, and both descriptions.
+        """
+        if self.count == 1:
+            return
+        first, *others = map(json.loads, self.all_gather(json.dumps(dict(describe())), what))
+        first_name = process_name(self._members[0])
+        for member, other in zip(self._members[1:], others, strict=True):
+            names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+            if names:
+                differ = "; ".join(f"{name}: {first.get(name, 'none')} in {first_name}, "
+                                   f"{other.get(name, 'none')} in {process_name(member)}" for name in names)
+                raise ClusterError(f"The {what} of {process_name(member)} is not that of {first_name}. {differ}. All "
+                                   "processes must run the same script with the same arguments.")
+
+    def _exchange(self, message: list[str]) -> list[list[str]]:
+        store, call, deadline = jax_store(), next(self._calls), time.monotonic() + patience_secs()
+        folder = f"{_KEYS}{self._name}/call{call}/"
+        store.key_value_set(f"{folder}{self.index}", json.dumps(message))
+        wait_secs = _FIRST_WAIT_SECS
+        # No waiting in the store itself: a thread whose data are not needed any more must come back from it.
+        while len(pairs := store.key_value_dir_get(folder)) < self.count:
+            if is_abandoned():
+                raise RuntimeError("These data are not needed any more.")
+            if time.monotonic() > deadline:
+                here = [self._members[place] for place in sorted(_place(key) for key, _ in pairs)]
+                raise TimeoutError(f"DEADLINE_EXCEEDED: after {patience_secs():g} s only processes {here} have come.")
+            time.sleep(wait_secs)
+            wait_secs = min(1.5 * wait_secs, _LAST_WAIT_SECS)
+        if call:  # all have come to this call, so they have read the one before
+            store.key_value_delete(f"{_KEYS}{self._name}/call{call - 1}/{self.index}")
+        return [json.loads(text) for _, text in sorted(pairs, key=lambda pair: _place(pair[0]))]
 
 
-def _exchanged(what: str, said: Any) -> list[Any]:
-    """Returns what all processes say, once it is clear that it is about the same."""
-    number = next(_numbers)
-    before = f"agreement/{number - 1}" if number else None
-    texts = exchanged(jax.process_count(), f"agreement/{number}", json.dumps([what, said]), before)
-    (first_what, first), *others = map(json.loads, texts)
-    for process, (other_what, _) in enumerate(others, start=1):
-        if other_what != first_what:
-            raise ClusterError(f"The processes do not make the same calls: {process_name(0)} prepares its "
-                               f"{first_what}, {process_name(process)} its {other_what}. What runs over the devices of "
-                               "all must be called by all, in the same order.")
-    return [first, *(other for _, other in others)]
+# One object for each set of processes, as the calls of all strategies over them are made in one order.
+@functools.cache
+def _group_of(members: tuple[int, ...]) -> ProcessGroup:
+    return ProcessGroup(members, "-".join(map(str, members)))
+
+
+def _place(key: str) -> int:
+    return int(key.rpartition("/")[2])

@@ -3,8 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout
-from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver
+from trainer.cluster import ClusterError, ClusterTimeout, TFConfigClusterResolver
 from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental

@@ -16,7 +16,6 @@ import jax
 
 from trainer.callbacks import CallbackList
 from trainer.callbacks.base.lazy_logs import LazyLogs
-from trainer.cluster.process_group import anywhere, check_alike
 from trainer.core.timing import Timing
 from trainer.data import Reader
 from trainer.data.sharding.auto_shard import policy_of
@@ -69,7 +68,7 @@ def fit(
         train = start_phase(model, "train", reader, passes=epochs, data_on_device=True)
         test = None if validation is None else start_phase(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
-        _check_alike(model, "training", lambda: describe_run(
+        _assert_consistent(model, "training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
@@ -108,7 +107,7 @@ def evaluate(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> 
     """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
     with model.run.timed():
         inputs = start_phase(model, "test", reader, passes=1)
-        _check_alike(model, "data for `evaluate`", lambda: describe_data(reader))
+        _assert_consistent(model, "data for `evaluate`", lambda: describe_data(reader))
         return _evaluate(inputs, callbacks)
 
 
@@ -132,7 +131,7 @@ def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> I
     model.set_stops("predict", False)
     with model.run.timed() as timing:
         inputs = start_phase(model, "predict", reader, passes=1)
-        _check_alike(model, "data for `predict`", lambda: describe_data(reader))
+        _assert_consistent(model, "data for `predict`", lambda: describe_data(reader))
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
@@ -315,7 +314,7 @@ def _stops(model: TrainableModel, kind: str, agrees: bool) -> bool:
     """Returns whether a callback has asked to stop; with `agrees`, in any process, of which all get to know."""
     if agrees:
         with model.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
-            if anywhere(model.stops(kind)):
+            if model.strategy.process_group.any(model.stops(kind)):
                 model.set_stops(kind, True)
     return model.stops(kind)
 
@@ -331,10 +330,10 @@ def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
 
 
-def _check_alike(model: TrainableModel, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+def _assert_consistent(model: TrainableModel, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
     if model.strategy.spans_processes:
         with model.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
-            check_alike(what, describe)
+            model.strategy.process_group.assert_consistent(what, describe)
 
 
 def agree_on_data(model: TrainableModel, call: str, **data: Any) -> None:
@@ -349,7 +348,7 @@ def agree_on_data(model: TrainableModel, call: str, **data: Any) -> None:
     """
     if model.strategy.spans_processes:
         with model.run.timed():
-            _check_alike(model, f"data for `{call}`", lambda: {
+            _assert_consistent(model, f"data for `{call}`", lambda: {
                 f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
 
 

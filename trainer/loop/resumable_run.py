@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from trainer.callbacks import CallbackList
+from trainer.cluster import reached_preemption_sync_point
 from trainer.core import tree_paths
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
@@ -214,6 +215,9 @@ class TrainingRun:
     def delete(self, folder: str) -> None:
         self.wait()
         CheckpointFolder(folder).delete()
+
+    def is_preempted(self, boundary: int) -> bool:
+        return reached_preemption_sync_point(boundary)
 
     # --- what is saved ---------------------------------------------------------------------------------------------
 

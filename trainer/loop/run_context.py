@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trainer.cluster import join_cluster
+from trainer.cluster import watchdog
 from trainer.core.timing import Timing
 
 
@@ -37,16 +37,16 @@ class RunContext:
         """Gives a run a clock of its own while a block lasts; the end of an inner run gives the outer clock back."""
         outer = self.timing
         timing = self.timing = timing or Timing()
-        watchdog = join_cluster.watchdog()
-        if watchdog is not None:
-            timing.on_phase = lambda phase: watchdog.progress(timing.steps, phase)
+        observer = watchdog()
+        if observer is not None:
+            timing.on_phase = lambda phase: observer.progress(timing.steps, phase)
             timing.on_phase("host")
         try:
             yield timing
         finally:
             timing.end()
-            if watchdog is not None:
-                watchdog.progress(timing.steps, "host" if outer.is_running else "idle")
+            if observer is not None:
+                observer.progress(timing.steps, "host" if outer.is_running else "idle")
             if outer.is_running:
                 outer.inner_secs += timing.report()["total"]
                 self.timing = outer

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.callbacks import CallbackList
+from trainer.cluster import package_versions
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Reader
@@ -31,8 +32,6 @@ def describe_model(state: TrainState, batch: Any, settings: Mapping[str, Any]) -
     >>> describe_model(state, np.ones((4, 2), np.float32), {})["parameters"]  # doctest: +ELLIPSIS
     '1 array, 6 values (...)'
     """
-    from trainer.cluster.rendezvous.rendezvous import package_versions  # only clusters need it
-
     trees = {"parameters": state.params, "model state": state.model_state, "optimizer state": state.opt_state,
              "batch": batch}
     # Processes that have met before JAX started have the same versions; a script may have started JAX by itself.

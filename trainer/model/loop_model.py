@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.cluster.process_group import check_alike
 from trainer.compile.jit import is_jit_disabled, run_once
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
@@ -86,7 +85,7 @@ class LoopModel:
         with shapes as state_or_shapes:
             phase = self._traced_phase(kind, state_or_shapes, batch)
         if is_new and not is_trained:  # later, processors of several kinds may have rounded differently
-            self._check_alike(kind, lambda: describe_step(state.current, phase.program()))
+            self._assert_consistent(kind, lambda: describe_step(state.current, phase.program()))
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
@@ -132,7 +131,7 @@ class LoopModel:
         if kind not in phases:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
             settings["strategy"] = type(self.strategy).__name__
-            self._check_alike(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
+            self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
             phases[kind] = CompiledPhase(
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
@@ -143,10 +142,10 @@ class LoopModel:
             raise
         return phases[kind]
 
-    def _check_alike(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
+    def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:
             with self.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
-                check_alike(f"model for `{_METHODS[kind]}`", describe)
+                self.strategy.process_group.assert_consistent(f"model for `{_METHODS[kind]}`", describe)
 
     def _check_outputs(self, batch: Batch) -> None:
         configuration = self._configuration

@@ -26,7 +26,7 @@ import numpy as np
 
 from trainer.callbacks import Callback
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
-from trainer.cluster.description import cluster_resolver
+from trainer.cluster import TF_CONFIG
 from trainer.step import output_checks
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
@@ -262,7 +262,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _tf_config(pid: int) -> bytes:
-    name = cluster_resolver.VARIABLE.encode() + b"="
+    name = TF_CONFIG.encode() + b"="
     try:
         variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # gone, or there is no such file on this system

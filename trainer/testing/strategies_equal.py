@@ -7,6 +7,7 @@ strategies work.
 from __future__ import annotations
 
 import dataclasses
+import json
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from trainer.callbacks import Callback
+from trainer.cluster import ProcessGroup
 from trainer.core import errors
 from trainer.core.tree_paths import named_leaves
 from trainer.data import unpack_x_y_sample_weight
@@ -255,9 +257,8 @@ def _names_of_copies_apart(model: Model) -> list[str]:
     bounds = np.array([pair for array in arrays.values() for pair in _checksum_bounds(array)], np.uint32).reshape(-1, 2)
     least, greatest = bounds[:, 0], bounds[:, 1]
     if not all(array.is_fully_addressable for array in arrays.values()):
-        from jax.experimental import multihost_utils
-
-        of_processes = multihost_utils.process_allgather(bounds)
+        texts = ProcessGroup.of_all().all_gather(json.dumps(bounds.tolist()), "checksums")
+        of_processes = np.array([json.loads(text) for text in texts], np.uint32).reshape(-1, *bounds.shape)
         least, greatest = of_processes[..., 0].min(0), of_processes[..., 1].max(0)
     apart = {name for name, differ in zip(names, least != greatest, strict=True) if differ}
     return [name for name in arrays if name in apart]

@@ -26,9 +26,9 @@ import secrets
 import selectors
 import socket
 from collections.abc import Callable, Mapping
-from importlib import metadata
 
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError
+from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.rendezvous import gather, join
 from trainer.cluster.rendezvous.messages import MAX_BYTES, Hello, encode
 from trainer.cluster.rendezvous.startup_monitor import Company
@@ -36,7 +36,6 @@ from trainer.cluster.rendezvous.wait import Wait
 from trainer.core import errors
 
 JOB_ID_VARIABLE = "TRAINER_JOB_ID"
-COMPARED_PACKAGES = {"trainer": "trainer-jax", "jax": "jax", "jaxlib": "jaxlib"}  # name in messages -> distribution
 
 
 def print_now(line: str) -> None:
@@ -109,14 +108,3 @@ def agree(
 
 def _hash_of(addresses: tuple[str, ...]) -> str:
     return hashlib.sha256(json.dumps(addresses).encode()).hexdigest()[:16]
-
-
-def package_versions() -> dict[str, str]:
-    """Returns the installed versions that must be the same everywhere."""
-    versions = {}
-    for name, distribution in COMPARED_PACKAGES.items():
-        try:
-            versions[name] = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions

@@ -39,7 +39,7 @@ class JoinedSource:
     def __init__(self, source: Source, processes: Processes):
         self._source = source
         self._processes = processes
-        self._channel = Channel(processes)
+        self._channel = Channel(processes.group)
         self._states = self._channel.open()
         self._form: Batch | None = None  # a batch without rows
         kinds = self._channel.all([source.num_batches, source.is_one_shot])

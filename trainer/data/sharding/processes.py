@@ -1,4 +1,4 @@
-"""The processes whose rows make up a batch together, and what they tell each other while they read.
+"""The processes whose rows make up a batch together, and their messages while they read.
 
 Owns who they are and which messages belong together. How a message travels is an argument: this must not know of
 devices.
@@ -8,14 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-_numbers = itertools.count()  # of the channels, which all processes make in the same order
+
+class Group(Protocol):
+    """Processes that exchange texts without devices, so that any thread may do it."""
+
+    def all_gather(self, text: str, what: str = "data") -> list[str]:
+        """Returns the texts of all processes, waiting for them."""
+
+    def subgroup(self) -> Group:
+        """Returns the same processes with an order of calls of its own."""
+
+
+class _Alone:
+    """The group of one process."""
+
+    def all_gather(self, text: str, what: str = "data") -> list[str]:
+        return [text]
+
+    def subgroup(self) -> Group:
+        return self
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,15 +43,14 @@ class Processes:
       index: which of them this one is.
       count: how many there are.
       shares: of how many equal parts of a batch each has the rows: one for each of its replicas.
-      exchange: given a key, a text and the key before, returns the texts of all processes for that key, waiting for
-        them. Uses no device, so that any thread may call it.
+      group: exchanges their messages. Channels are made from it in the same order in all processes.
       gather: returns the arrays of all processes, stacked. Uses the devices: for the main thread of all of them.
     """
 
     index: int = 0
     count: int = 1
     shares: int = 1
-    exchange: Callable[[str, str, str | None], list[str]] = lambda key, text, before: [text]
+    group: Group = dataclasses.field(default_factory=_Alone)
     gather: Callable[[np.ndarray], np.ndarray] = lambda array: array[None]
 
     def rows_of_each(self, rows: int) -> tuple[int, ...]:
@@ -50,38 +66,35 @@ class Processes:
 class Channel:
     """Messages of all processes, of which the first of each belong together, the second, and so on.
 
+    Args:
+      group: the processes, each of which makes the channel.
+
     Example:
-      >>> Channel(Processes()).all(3)
+      >>> Channel(Processes().group).all(3)
       [3]
     """
 
-    def __init__(self, processes: Processes, name: str | None = None):
-        self._processes = processes
-        self._name = str(next(_numbers)) if name is None else name
-        self._opened = itertools.count()
-        self._messages = itertools.count()
-        self._before: str | None = None
+    def __init__(self, group: Group):
+        self._group = group.subgroup()
 
     def open(self) -> Channel:
         """Returns another channel, the next one of this one."""
-        return Channel(self._processes, f"{self._name}/{next(self._opened)}")
+        return Channel(self._group)
 
     def all(self, value: Any) -> list[Any]:
-        """Returns what each process has to say, by its index.
+        """Returns the values of all processes, by their index.
 
         Args:
-          value: what this one says; plain data, as JSON has them.
+          value: that of this process; plain data, as JSON has them.
 
         Raises:
-          RuntimeError: if another process failed in place of saying something.
+          RuntimeError: if another process failed before it gave its value.
         """
-        if self._processes.count == 1:
-            return [value]
-        said = [json.loads(text) for text in self._exchange({"value": value})]
-        for process, message in enumerate(said):
+        messages = [json.loads(text) for text in self._group.all_gather(json.dumps({"value": value}))]
+        for process, message in enumerate(messages):
             if "error" in message:
                 raise RuntimeError(f"The data of process {process} failed: {message['error']}")
-        return [message["value"] for message in said]
+        return [message["value"] for message in messages]
 
     @contextlib.contextmanager
     def reports_errors(self) -> Iterator[None]:
@@ -89,13 +102,6 @@ class Channel:
         try:
             yield
         except Exception as error:
-            if self._processes.count > 1:
-                with contextlib.suppress(Exception):  # the first error is the one to show
-                    self._exchange({"error": f"{type(error).__name__}: {error}"})
+            with contextlib.suppress(Exception):  # the first error is the one to show
+                self._group.all_gather(json.dumps({"error": f"{type(error).__name__}: {error}"}))
             raise
-
-    def _exchange(self, message: dict[str, Any]) -> list[str]:
-        key = f"{self._name}/message{next(self._messages)}"
-        texts = self._processes.exchange(key, json.dumps(message), self._before)
-        self._before = key
-        return texts

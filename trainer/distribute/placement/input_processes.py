@@ -7,13 +7,23 @@ over those, in an order that differs between processes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.cluster.exchange import exchanged
+from trainer.cluster import ProcessGroup
 from trainer.data.sharding.processes import Processes
+from trainer.distribute.placement.placement import to_host
+
+_PROCESS_AXIS, _DEVICE_AXIS = "process", "device"
+
+
+def group_of(mesh: Mesh) -> ProcessGroup:
+    """Returns the processes that have a mesh's devices; this one alone if it has none of them."""
+    members = sorted({device.process_index for device in mesh.devices.flat})
+    return ProcessGroup.of(members if jax.process_index() in members else [jax.process_index()])
 
 
 def processes_of(mesh: Mesh, replicas: int) -> Processes:
@@ -23,14 +33,15 @@ def processes_of(mesh: Mesh, replicas: int) -> Processes:
       mesh: the devices.
       replicas: how many replicas there are on it.
     """
-    indices = sorted({device.process_index for device in mesh.devices.flat})
-    if len(indices) == 1 or jax.process_index() not in indices:
+    group = group_of(mesh)
+    if group.count == 1:
         return Processes()
-    return Processes(indices.index(jax.process_index()), len(indices), max(replicas // len(indices), 1),
-                     functools.partial(exchanged, len(indices)), _gathered)
+    devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
+    return Processes(group.index, group.count, max(replicas // group.count, 1), group,
+                     functools.partial(_gathered, devices, group.count))
 
 
-def _gathered(array: np.ndarray) -> np.ndarray:
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(array))
+def _gathered(devices: Sequence[jax.Device], count: int, array: np.ndarray) -> np.ndarray:
+    mesh = Mesh(np.array(devices).reshape(count, -1), (_PROCESS_AXIS, _DEVICE_AXIS))
+    by_process = NamedSharding(mesh, PartitionSpec(_PROCESS_AXIS))
+    return to_host(jax.make_array_from_callback((count, *array.shape), by_process, lambda index: array[None]))

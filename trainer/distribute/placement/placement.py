@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from trainer.data import HostArrays
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned
@@ -128,9 +128,9 @@ def to_host(array: Any) -> np.ndarray:
     """Returns an array whole on the host. One that is split over processes is gathered: all of them must call this."""
     if not is_split_over_processes(array):
         return np.asarray(array)
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    assert isinstance(array.sharding, NamedSharding), "of a strategy's mesh"
+    whole = jax.device_put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
+    return np.asarray(whole.addressable_data(0))
 
 
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from trainer.cluster.join_cluster import waiting
-from trainer.cluster.process_group import check_alike
+from trainer.cluster import ProcessGroup, waiting
 from trainer.data import DataError, Group, Reader, adapt, prefetch
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sharding.processes import Channel, Processes
@@ -58,7 +57,8 @@ class DistributedDataset:
       data: whatever `fit` takes as batches; or, where batches are dealt, this process's own.
       num_replicas: among how many replicas each batch is split.
       sharding: where arrays of shape `(replicas, rows, ...)` go.
-      processes: those that have the replicas' devices.
+      processes: those that have the replicas' devices, as they read data.
+      group: the same processes, as they agree.
       deals_batches: whether each batch goes whole to the next replica of this process, instead of being split over all.
 
     Raises:
@@ -66,16 +66,16 @@ class DistributedDataset:
     """
 
     def __init__(self, data: Any, num_replicas: int, sharding: Sharding, processes: Processes,
-                 deals_batches: bool = False):
+                 group: ProcessGroup, deals_batches: bool = False):
         if processes.count > 1 and not deals_batches:
             with waiting("device"):
-                check_alike("data for `experimental_distribute_dataset`",
-                            lambda: {"auto_shard_policy": policy_of(data).value})
+                group.assert_consistent("data for `experimental_distribute_dataset`",
+                                        lambda: {"auto_shard_policy": policy_of(data).value})
         # What is dealt is each process's own, and nobody else reads it.
         self._source = adapt(data, processes=Processes() if deals_batches else processes)
         self._num_replicas = num_replicas
         self._sharding = sharding
-        self._channel = Channel(processes)
+        self._channel = Channel(processes.group)
         self._local_replicas = num_replicas // processes.count
         first = processes.index * self._local_replicas
         self._is_even = replicas_here(num_replicas, sharding) == list(range(first, first + self._local_replicas))

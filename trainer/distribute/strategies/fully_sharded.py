@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from trainer.cluster.join_cluster import cluster_devices
+from trainer.cluster import cluster_devices
 from trainer.core import errors
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer.cluster.join_cluster import cluster_devices
+from trainer.cluster import cluster_devices
 from trainer.core import errors
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import SEPARATOR, named_leaves

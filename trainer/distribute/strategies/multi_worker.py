@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from trainer.cluster.join_cluster import join_cluster
+from trainer.cluster import join_cluster
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.collectives import CrossDeviceOps, NcclAllReduce, RingAllReduce
 from trainer.distribute.replica.communication_options import (

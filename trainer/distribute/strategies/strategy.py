@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trainer.cluster import ProcessGroup
 from trainer.compile.jit import on_each_device
 from trainer.core.replica_context import ReduceOp, ReplicaContext, in_replica_context
 from trainer.core.train_state import TrainState
@@ -25,7 +26,7 @@ from trainer.data.sharding.processes import Processes
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
 from trainer.distribute.placement.global_batch import place_parts
-from trainer.distribute.placement.input_processes import processes_of
+from trainer.distribute.placement.input_processes import group_of, processes_of
 from trainer.distribute.placement.placement import (
     DATA_FRACTION,
     REPLICA_AXIS,
@@ -79,6 +80,7 @@ class Strategy:
         self._numbers: dict[int, jax.Array] = {}
         self._placed_arrays = PlacedArrays()
         self._runner = ReplicaRunner(self)
+        self._process_group = group_of(mesh)
         self._processes = processes_of(mesh, self.num_replicas_in_sync)
 
     def __repr__(self) -> str:
@@ -104,6 +106,11 @@ class Strategy:
     def processes(self) -> Processes:
         """The processes that have the replicas' devices, which read the data together."""
         return self._processes
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """The processes that have the replicas' devices, and how they agree."""
+        return self._process_group
 
     @property
     def is_chief(self) -> bool:
@@ -352,7 +359,8 @@ class Strategy:
           dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles does so anew in each iteration.
             Several processes share them by their `AutoShardPolicy`.
         """
-        return DistributedDataset(dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes)
+        return DistributedDataset(
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
         """Returns an iterable whose elements have one batch of a dataset for each replica.
@@ -366,7 +374,8 @@ class Strategy:
         """
         dataset = dataset_fn(InputContext(self._processes.count, self._processes.index, self.num_replicas_in_sync))
         return DistributedDataset(
-            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, deals_batches=True)
+            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group,
+            deals_batches=True)
 
     def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """Returns a `Dataset` of arrays, to be batched and distributed."""

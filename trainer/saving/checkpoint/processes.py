@@ -1,7 +1,7 @@
 """Agreement between the processes of a run on what happened to files that they share.
 
-Owns the two exchanges that saving and restoring need. Both are collectives: all processes call them in the same order,
-and never from a background thread. With one process they cost nothing.
+Owns the two exchanges that saving and restoring need. All processes call them in the same order, and never from a
+background thread. With one process they cost nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import jax
-import numpy as np
-
+from trainer.cluster import ProcessGroup
 from trainer.saving.checkpoint.manifest import CheckpointError
 
 
@@ -24,21 +22,19 @@ def from_first(function: Callable[[], str]) -> str:
     >>> from_first(lambda: "step_3")
     'step_3'
     """
-    if jax.process_count() == 1:
+    group = ProcessGroup.of_all()
+    if group.count == 1:
         return function()
-    from jax.experimental import multihost_utils
-
-    error, message = None, b""
-    if jax.process_index() == 0:
+    outcome: dict[str, str] = {}
+    failure: Exception | None = None
+    if group.index == 0:
         try:
-            message = json.dumps({"value": function()}).encode()
-        except Exception as raised:
-            error, message = raised, json.dumps({"error": str(raised)}).encode()
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(message))))
-    data = np.frombuffer(message or bytes(length), np.uint8)
-    received = json.loads(np.asarray(multihost_utils.broadcast_one_to_all(data), np.uint8).tobytes())
-    if error is not None:
-        raise error
+            outcome = {"value": function()}
+        except Exception as error:
+            outcome, failure = {"error": str(error)}, error
+    received = json.loads(group.all_gather(json.dumps(outcome), "checkpoint")[0])
+    if failure is not None:
+        raise failure
     if "error" in received:
         raise CheckpointError(f"Process 0 has failed: {received['error']}")
     return received["value"]
@@ -56,13 +52,9 @@ def raise_together(error: Exception | None) -> None:
 
     >>> raise_together(None)
     """
-    failed = np.array([error is not None])
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        failed = np.asarray(multihost_utils.process_allgather(failed)).reshape(-1)
+    failed = ProcessGroup.of_all().all_gather("failed" if error is not None else "", "checkpoint")
     if error is not None:
         raise error
-    if failed.any():
-        raise CheckpointError(f"Process {int(failed.argmax())} could not do its part of a checkpoint. Its own error "
+    if any(failed):
+        raise CheckpointError(f"Process {failed.index('failed')} could not do its part of a checkpoint. Its own error "
                               "message says why.")

@@ -7,12 +7,9 @@ processes were started alike, is known before JAX is asked for anything.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
 import functools
 import math
 import os
-import signal
 import sys
 import time
 import traceback
@@ -25,7 +22,7 @@ import jax
 from trainer.cluster.description.cluster_description import ClusterError, is_loopback, split_address
 from trainer.cluster.description.cluster_resolver import detect_cluster, resolve_cluster
 from trainer.cluster.description.process_names import set_process_names
-from trainer.cluster.thread_scheduling import threads_that_wait_their_turn
+from trainer.cluster.workarounds import put_off_aborts, threads_that_wait_their_turn
 
 if TYPE_CHECKING:
     from trainer.cluster.liveness.watchdog import Watchdog
@@ -172,7 +169,7 @@ def _watch(timeout_secs: float) -> None:
 
 
 def _initialize(**options: Any) -> None:
-    _put_off_aborts()
+    put_off_aborts()
     before, sys.excepthook = sys.excepthook, _exit_at_once  # at a normal exit, this process would wait for the others
     try:
         jax.distributed.initialize(
@@ -184,17 +181,6 @@ def _initialize(**options: Any) -> None:
         raise _too_late(error) from error
     with threads_that_wait_their_turn():  # Gloo's, where devices are CPUs
         jax.devices()  # at once: the processes wait for each other in it
-
-
-def _put_off_aborts() -> None:
-    """Lets what notices the end of process 0 end this process before JAX does, which aborts it then.
-
-    The thread of JAX that calls abort() sleeps first, for as many seconds as the signal has for a number: sleep() is a
-    function that may handle a signal, and one of Python is not. Should nobody end the process by then, abort() does.
-    """
-    if not faulthandler.is_enabled():  # else somebody wants to see aborts
-        libc = ctypes.CDLL(None)
-        libc.signal(signal.SIGABRT, libc.sleep)
 
 
 def _check_unused() -> None:

@@ -1,0 +1,18 @@
+"""The installed versions that must be the same in all processes of a job."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+COMPARED_PACKAGES = {"trainer": "trainer-jax", "jax": "jax", "jaxlib": "jaxlib"}  # name in messages -> distribution
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the installed versions that must be the same everywhere."""
+    versions = {}
+    for name, distribution in COMPARED_PACKAGES.items():
+        try:
+            versions[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
