@@ -111,14 +111,13 @@ class ReplicaContext:
         """Returns `value`, a tree of arrays, of all replicas concatenated along `axis`."""
         return value
 
+    # --- the state of training: see `distribute/replica/replicated_state.py` ---------------------------------------
 
-    # --- the state of training: what a replica is given of it, and how it is updated -------------------------------
-
-    def open_state(self, state: Any) -> Any:
+    def gather_params(self, state: Any) -> Any:
         """Returns a TrainState as code inside the step sees it, its parameters whole."""
         return state
 
-    def close_state(self, before: Any, after: Any) -> Any:
+    def scatter_updates(self, before: Any, after: Any) -> Any:
         """Returns what leaves the replica for `after`, a state that a step made of `before`."""
         return after
 
@@ -132,7 +131,7 @@ class ReplicaContext:
         Args:
           rule: an `UpdateRule`, how gradients change parameters.
           grads: what `reduce_gradients` returned.
-          opt_state: the optimizer's state, as `open_state` gave it.
+          opt_state: the optimizer's state, as `gather_params` returned it.
           params: the parameters.
         """
         return rule.update(grads, opt_state, params)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from trainer.compile.cost_analysis import Cost, cost_of
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
@@ -23,6 +24,7 @@ from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
+from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
 
 
@@ -288,7 +290,7 @@ class CompiledPhase:
         return self._executions[fused]
 
     def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
-        return run(self._opened(state), *rest)
+        return run(self._on_devices(state), *rest)
 
     def _eager_execution(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def execute(*arguments: Any) -> Any:
@@ -308,29 +310,33 @@ class CompiledPhase:
 
     def _on_replicas(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
         """Returns what one batch gives, each replica computing its rows of it; part of a compiled execution."""
-        strategy = self._strategy
-        handed, state_specs = strategy.hand_out(state)
+        strategy, is_train = self._strategy, self._kind == "train"
+
+        def one_replica(state: Any, batch: Any, mask: Any) -> tuple[Any, ...]:
+            returned = one_batch(state, batch, mask)
+            return ([(0, returned[0])], returned[1:]) if is_train else ([], returned)
+
         rows_spec = strategy.rows_spec
-        options = {"out_specs": lambda outputs: rows_spec} if self._kind == "predict" else {}
-        mapped = strategy.map_over_replicas(one_batch, (state_specs, rows_spec, rows_spec), **options)
-        returned = mapped(handed, batch, mask)
-        if self._kind != "train":
-            return returned
-        left, step_logs, rows = returned
-        return *steps.settled(state, strategy.finish(state, left).with_one_loss_scale(), step_logs), rows
+        out_spec = rows_spec if self._kind == "predict" else PartitionSpec()
+        states, (outputs,) = run_on_replicas(
+            strategy, one_replica, state, (batch, mask), (rows_spec, rows_spec), (out_spec,))
+        return self._finished(state, states[0], *outputs) if is_train else outputs
 
     def _eagerly(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
         """Returns what one batch gives, as one replica computes it, operation by operation."""
         returned = one_batch(state, batch, mask)
         if self._kind != "train":
             return returned
-        new_state, step_logs, rows = returned
-        return *steps.settled(state, new_state.with_one_loss_scale(), step_logs), rows
+        return self._finished(state, finalize_skipped_updates(state, returned[0]), *returned[1:])
+
+    @staticmethod
+    def _finished(before: Any, after: Any, step_logs: Any, rows: Any) -> Any:
+        return after, steps.count_skipped_updates(before, after, step_logs), rows
 
     def _one_step(self, state: Any, data: Any, mask: Any) -> Any:
         batch = jax.tree.map(lambda leaf: leaf[0], data)
-        return self._one_batch(self._opened(state), batch, mask)
+        return self._one_batch(self._on_devices(state), batch, mask)
 
-    def _opened(self, state: Any) -> Any:
+    def _on_devices(self, state: Any) -> Any:
         state = self._strategy.on_devices(state)
         return state if self._kind == "train" else state.averaged()

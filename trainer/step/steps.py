@@ -1,12 +1,11 @@
 """The pure steps: what one replica does with its rows of one batch, and what one execution does with a group.
 
 A group is several batches of one shape, stacked. The steps know neither devices nor collectives: they reduce through
-the replica context they are given. Nothing here compiles; `compiled_step.py` does.
+the replica context they are given. Nothing here compiles; `compile/jit.py` does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from trainer.core import errors, replica_context, trace_purity
-from trainer.core.precision import where_finite
 from trainer.core.replica_context import ReplicaContext
-from trainer.core.train_state import TrainState, check_same_structure
+from trainer.core.train_state import TrainState
 from trainer.data.resident import batch_at, stack_length
+from trainer.distribute.replica.replicated_state import leave_replica
 from trainer.metrics import Metric, Sum
 from trainer.step.output_matching import without_rows
 from trainer.step.running_logs import MetricValue, RunningLogs, add_step, check_logs, merge_over_replicas
@@ -39,49 +38,45 @@ def train_one_batch(
 ) -> tuple[TrainState, dict[str, Any], Any]:
     """Returns the state that leaves a replica after one train step, the logs of the whole batch, and its real rows.
 
-    Whatever `train_step` does, the step count advances by one and floating model state ends equal on all replicas.
+    Whatever `train_step` does, the step count advances by one. Logs and model state share one reduction.
 
     Raises:
       TypeError: if `train_step` does not return `(logs, state)`, or returns a state of another structure.
     """
     with replica_context.enter(make_context(rows_of(batch), mask)) as context:
-        state = context.open_state(state)
+        state = context.gather_params(state)
         with trace_purity.refused(train_step):
             returned = train_step(state, batch)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
             raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
                             f"Received: {errors.describe(returned)}.")
-        logs, new_state = returned
-        leaves, treedef = jax.tree.flatten(new_state.model_state)
-        floating = [index for index, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-        logs, averaged = merge_over_replicas(
-            check_logs(logs, "train_step"), [leaves[index] for index in floating], context)
-        for index, leaf in zip(floating, averaged, strict=True):
-            leaves[index] = leaf
-        new_state = dataclasses.replace(
-            new_state, step=state.step + 1, model_state=jax.tree.unflatten(treedef, leaves))
-        check_same_structure("train_step", state, new_state)
-        return context.close_state(state, new_state), logs, context.global_rows
+        logs, new_state = check_logs(returned[0], "train_step"), returned[1]
+
+        def mean(leaves: list[jax.Array]) -> list[jax.Array]:
+            nonlocal logs
+            logs, means = merge_over_replicas(logs, leaves, context)
+            return means
+
+        left = leave_replica(context, "train_step", state, new_state.replace(step=state.step + 1), mean)
+        return left, logs, context.global_rows
 
 
-def settled(
+def count_skipped_updates(
     before: TrainState, after: TrainState, logs: Mapping[str, Any]
-) -> tuple[TrainState, OrderedDict[str, Any]]:
-    """Returns the state and the logs of a step once its updates are made: where one was skipped, it is accounted for.
+) -> OrderedDict[str, Any]:
+    """Returns the logs of a step with those of skipped updates, if any may be skipped.
 
-    The model state then stays as it was, too. The log "skipped_steps" counts these steps; where they are skipped for
-    their own sake, and not only for that of a loss scale, "skipped_in_a_row" has the most in a row.
+    "skipped_steps" counts them; where they are skipped for their own sake, and not only for that of a loss scale,
+    "skipped_in_a_row" has the most in a row.
     """
     skipped_before, skipped_after = before.skipped_updates, after.skipped_updates
     if skipped_before is None or skipped_after is None:
-        return after, OrderedDict(logs)
-    skipped = skipped_after.total - skipped_before.total
-    after = after.replace(model_state=where_finite(skipped == 0, after.model_state, before.model_state))
-    counts: list[tuple[Metric, Any]] = [(_skipped_steps(), skipped)]
+        return OrderedDict(logs)
+    counts: list[tuple[Metric, Any]] = [(_skipped_steps(), skipped_after.total - skipped_before.total)]
     if after.skips_non_finite:
         counts.append((_skipped_in_a_row(), skipped_after.in_a_row))
     values = {metric.name: MetricValue([count.astype(jnp.float32)], metric) for metric, count in counts}
-    return after, OrderedDict({**logs, **values})
+    return OrderedDict({**logs, **values})
 
 
 # Metrics are made when they are needed, as their first array starts JAX's backend.
@@ -118,7 +113,7 @@ def test_one_batch(
 ) -> tuple[dict[str, Any], Any]:
     """Returns the logs of the whole batch, and its number of real rows."""
     with replica_context.enter(make_context(rows_of(batch), mask)) as context:
-        logs = _without_state(test_step(context.open_state(state), batch))
+        logs = _without_state(test_step(context.gather_params(state), batch))
         logs, _ = merge_over_replicas(check_logs(logs, "test_step"), None, context)
         return logs, context.global_rows
 
@@ -133,7 +128,7 @@ def predict_one_batch(
     """
     rows = rows_of(batch)
     with replica_context.enter(make_context(rows, mask)) as context:
-        outputs = _without_state(predict_step(context.open_state(state), batch))
+        outputs = _without_state(predict_step(context.gather_params(state), batch))
         for leaf in jax.tree.leaves(outputs):
             if jnp.shape(leaf)[:1] != (rows,):
                 raise without_rows(outputs, rows, "Reshape them to (rows, ...), or override `predict_step`.")

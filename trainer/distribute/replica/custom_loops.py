@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,44 +21,21 @@ from trainer.compile.jit import compiled
 from trainer.core import errors, replica_context, trace_purity
 from trainer.core.identity import Identity
 from trainer.core.replica_context import ReplicaContext
-from trainer.core.train_state import TrainState, check_same_structure
+from trainer.core.train_state import TrainState
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica
-from trainer.distribute.replica.zero import specs_of
+from trainer.distribute.replica.replicated_state import (
+    StateStrategy,
+    is_state,
+    leave_replica,
+    map_states,
+    mean_over,
+    run_on_replicas,
+)
 from trainer.modules.nnx_types import is_nnx_object
 
 
-class RunStrategy(Protocol):
-    """What running a function needs of a strategy; see `Strategy`."""
-
-    @property
-    def rows_spec(self) -> PartitionSpec:
-        """How arrays whose first axis is replicas are split."""
-
-    def state_shardings(self, state: TrainState) -> TrainState:
-        """Returns where each leaf of a state lives."""
-
-    def on_devices(self, state: TrainState) -> TrainState:
-        """Returns a state in the memory of the devices."""
-
-    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
-        """Returns what replicas are given for a state, and how that is split."""
-
-    def finish(self, before: TrainState, left: TrainState) -> TrainState:
-        """Returns a state from the one before and what left the replicas."""
-
-    def map_over_replicas(self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any]) -> Any:
-        """Returns a function that runs `function` once on each replica."""
-
-    def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
-        """Returns the context of the replica being traced."""
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, TrainState)
-
-
 def _is_argument(value: Any) -> bool:
-    return is_per_replica(value) or _is_state(value) or is_nnx_object(value)
+    return is_per_replica(value) or is_state(value) or is_nnx_object(value)
 
 
 @dataclasses.dataclass
@@ -74,7 +51,7 @@ class ReplicaRunner:
       strategy: the mesh and the context of its replicas.
     """
 
-    def __init__(self, strategy: RunStrategy):
+    def __init__(self, strategy: StateStrategy):
         self._strategy = strategy
         self._programs: dict[Any, _Program] = {}
 
@@ -134,7 +111,7 @@ class ReplicaRunner:
             here = jax.tree.map(lambda leaf: leaf[0], split)
             rows, row_mask = _rows(here)
             context = strategy.replica_context(rows, row_mask)
-            mirrored = _map_states(context.open_state, mirrored)
+            mirrored = map_states(context.gather_params, mirrored)
             values = {**constants, **mirrored, **{index: value.stacked for index, value in here.items()}}
             objects = [] if object_structure is None else object_structure.open(object_values, context)
             remaining = iter(objects)
@@ -142,29 +119,23 @@ class ReplicaRunner:
             args, kwargs = jax.tree.unflatten(treedef, arguments)
             with replica_context.enter(context), trace_purity.given_its_state(function), trace_purity.refused(function):
                 returned = function(*args, **kwargs)
-            leaves, structure = jax.tree.flatten(returned, is_leaf=_is_state)
-            origins = [_origin(leaf, mirrored) if _is_state(leaf) else None for leaf in leaves]
+            leaves, structure = jax.tree.flatten(returned, is_leaf=is_state)
+            origins = [_origin(leaf, mirrored) if is_state(leaf) else None for leaf in leaves]
             program.outputs = origins, structure
-            states = [_closed(context, _name(function), mirrored[origin], leaf)
+            numbers = {index: number for number, index in enumerate(mirrored)}
+            states = [(numbers[origin], _left(context, _name(function), mirrored[origin], leaf))
                       for leaf, origin in zip(leaves, origins, strict=True) if origin is not None]
-            outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not _is_state(leaf)]
+            outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not is_state(leaf)]
             if object_structure is not None:
-                object_values = object_structure.close(
-                    objects, object_values, lambda values: _averaged(values, [None] * len(values), context))
+                object_values = object_structure.close(objects, object_values, mean_over(context))
             return states, outputs, object_values
 
         def all_replicas(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any]:
-            mirrored = _map_states(strategy.on_devices, mirrored)
-            handed = {index: strategy.hand_out(value) if _is_state(value) else (value, PartitionSpec())
-                      for index, value in mirrored.items()}
-            mapped = strategy.map_over_replicas(
-                one_replica, ({index: specs for index, (_, specs) in handed.items()}, strategy.rows_spec,
-                              PartitionSpec()),
-                lambda outputs: (specs_of(outputs[0]), strategy.rows_spec, PartitionSpec()))
-            left, *others = mapped({index: value for index, (value, _) in handed.items()}, split, object_values)
-            origins = [origin for origin in program.outputs[0] if origin is not None]
-            states = [strategy.finish(mirrored[origin], state) for origin, state in zip(origins, left, strict=True)]
-            return [jax.device_put(state, strategy.state_shardings(state)) for state in states], *others
+            states, (outputs, new_object_values) = run_on_replicas(
+                strategy, one_replica, map_states(strategy.on_devices, mirrored), (split, object_values),
+                (strategy.rows_spec, PartitionSpec()), (strategy.rows_spec, PartitionSpec()))
+            at_rest = [jax.device_put(state, strategy.state_shardings(state)) for state in states]
+            return at_rest, outputs, new_object_values
 
         program = _Program(compiled(all_replicas))
         return program
@@ -213,37 +184,19 @@ def _as_output(leaf: Any, rows: int | None, row_mask: jax.Array | None) -> PerRe
     return PerReplica(value, row_mask[None] if has_rows and row_mask is not None else None)
 
 
-def _map_states(function: Callable[[TrainState], TrainState], values: Mapping[int, Any]) -> dict[int, Any]:
-    return {index: function(value) if _is_state(value) else value for index, value in values.items()}
-
-
 def _origin(state: TrainState, mirrored: Mapping[int, Any]) -> int:
     """Returns the number of the argument that a state was made of: no step changes its seed."""
     for index, value in mirrored.items():
-        if _is_state(value) and value.seed is state.seed:
+        if is_state(value) and value.seed is state.seed:
             return index
     raise ValueError("A function that runs on replicas returned a TrainState that is not made of one that it was "
                      "given. Pass the state as an argument, and return what its `replace` or `apply_gradients` gives.")
 
 
-def _closed(context: ReplicaContext, name: str, before: TrainState, after: TrainState) -> TrainState:
+def _left(context: ReplicaContext, name: str, before: TrainState, after: TrainState) -> TrainState:
     if after.step is not before.step:
         after = after.replace(step=before.step + 1)  # one step, however often gradients were applied in it
-    check_same_structure(name, before, after)
-    leaves, treedef = jax.tree.flatten(after.model_state)
-    averaged = _averaged(leaves, jax.tree.leaves(before.model_state), context)
-    return context.close_state(before, after.replace(model_state=jax.tree.unflatten(treedef, averaged)))
-
-
-def _averaged(new: list[Any], old: list[Any], context: ReplicaContext) -> list[Any]:
-    """Returns model state that is equal on all replicas: the mean of floating arrays that the function changed."""
-    changed = [index for index, (leaf, before) in enumerate(zip(new, old, strict=True))
-               if leaf is not before and jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    means = context.sum([new[index] / context.num_replicas_in_sync for index in changed])
-    averaged = list(new)
-    for index, mean in zip(changed, means, strict=True):
-        averaged[index] = mean.astype(new[index].dtype)
-    return averaged
+    return leave_replica(context, name, before, after)
 
 
 def _name(function: Any) -> str:

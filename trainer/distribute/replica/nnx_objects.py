@@ -1,19 +1,20 @@
 """NNX objects among the arguments of a function that runs once per replica.
 
 Owns their split into structure and values, and what makes them the same on all replicas again: random streams are each
-replica's own while the function runs and keep their keys, and running averages become the mean.
+replica's own while the function runs and keep their keys, and model state follows `replicated_state.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 from flax import nnx
 
 from trainer.core.replica_context import ReplicaContext
+from trainer.distribute.replica.replicated_state import Mean, merged_model_state
 
 
 def split_objects(objects: Iterable[Any]) -> tuple[ObjectStructure, Any]:
@@ -36,13 +37,13 @@ class ObjectStructure:
         """Returns new objects for the function to change on this replica."""
         return nnx.merge(self.graphdef, _with_own_streams(values, context))
 
-    def close(self, objects: list[Any], before: Any, average: Callable[[list[Any]], list[Any]]) -> Any:
+    def close(self, objects: list[Any], before: Any, mean: Mean) -> Any:
         """Returns the values that changed objects leave, equal on all replicas.
 
         Args:
           objects: what `open` returned, once the function has changed them.
           before: the values that `open` was given.
-          average: gives the means of arrays over the replicas.
+          mean: returns the mean over the replicas of some arrays.
 
         Raises:
           ValueError: the function changed the structure of an object.
@@ -51,7 +52,7 @@ class ObjectStructure:
         if graphdef != self.graphdef:
             raise ValueError("The function changed the structure of an NNX object that it was given. Set modes "
                              "such as `train()` before, and keep new attributes out of the step.")
-        return _with_equal_statistics(_with_old_streams(values, before), average)
+        return _with_merged_state(_with_old_streams(values, before), before, mean)
 
     @staticmethod
     def write(objects: Iterable[Any], values: Any) -> None:
@@ -79,11 +80,13 @@ def _with_old_streams(new: Any, old: Any) -> Any:
     return nnx.from_flat_state(kept)
 
 
-def _with_equal_statistics(values: Any, average: Callable[[list[Any]], list[Any]]) -> Any:
-    """Returns values whose running averages, of each replica's own rows, are the mean over the replicas."""
-    flat = list(nnx.to_flat_state(values))
-    statistics = [index for index, (_, variable) in enumerate(flat) if isinstance(variable, nnx.BatchStat)]
-    means = average([flat[index][1][...] for index in statistics])
-    for index, mean in zip(statistics, means, strict=True):
-        flat[index] = flat[index][0], flat[index][1].replace(mean)
-    return nnx.from_flat_state(flat)
+def _with_merged_state(new: Any, old: Any, mean: Mean) -> Any:
+    """Returns values whose model state is equal on all replicas: all but parameters, optimizer state and streams."""
+    flat_old = dict(nnx.to_flat_state(old))
+    state = {path: variable for path, variable in nnx.to_flat_state(new)
+             if not isinstance(variable, (nnx.Param, nnx.OptState, nnx.RngState))}
+    before = jax.tree.leaves([flat_old[path].get_value() for path in state])
+    after, structure = jax.tree.flatten([variable.get_value() for variable in state.values()])
+    values = jax.tree.unflatten(structure, merged_model_state(before, after, mean))
+    merged = {path: variable.replace(value) for (path, variable), value in zip(state.items(), values, strict=True)}
+    return nnx.from_flat_state([(path, merged.get(path, variable)) for path, variable in nnx.to_flat_state(new)])

@@ -110,7 +110,7 @@ class ShardedReplicaContext(MeshReplicaContext):
         self._rule = rule
         self._updates: list[_Update] = []
 
-    def open_state(self, state: TrainState) -> TrainState:
+    def gather_params(self, state: TrainState) -> TrainState:
         return state.replace(params=self._gathered(state.params))
 
     def _gathered(self, tree: Any) -> Any:
@@ -140,7 +140,7 @@ class ShardedReplicaContext(MeshReplicaContext):
         self._updates.append(_Update(grads, _identities((params, opt_state)), _identities(result)))
         return result
 
-    def close_state(self, before: TrainState, after: TrainState) -> TrainState:
+    def scatter_updates(self, before: TrainState, after: TrainState) -> TrainState:
         closed = {name: self._closed(part(before, name), part(after, name)) for name in part_names(before)}
         return after.replace(params=closed, opt_state=None)
 

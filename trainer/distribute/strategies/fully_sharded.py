@@ -77,10 +77,10 @@ class ShardedStrategy(Strategy):
             return state
         return jax.device_put(state, self._device_shardings(state))
 
-    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
-        handed = state.replace(params=marked(state.params, self._rule.axes_at_rest(state.params)),
-                               opt_state=marked(state.opt_state, self._rule.axes(state.opt_state)))
-        return handed, specs_of(handed)
+    def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
+        parts = state.replace(params=marked(state.params, self._rule.axes_at_rest(state.params)),
+                              opt_state=marked(state.opt_state, self._rule.axes(state.opt_state)))
+        return parts, specs_of(parts)
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         return ShardedReplicaContext(self._rule, *self._context_arguments(rows, row_mask))
@@ -88,10 +88,10 @@ class ShardedStrategy(Strategy):
     def gradient_shardings(self, state: TrainState) -> Any:
         return self._shardings(self._rule.axes(state.trainable(state.params)))
 
-    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+    def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
         parts: dict[str | None, tuple[Any, Any]] = {}
         for name in part_names(before):
-            closed, (params, opt_state) = left.params[name], part(before, name)
+            closed, (params, opt_state) = scattered.params[name], part(before, name)
             if closed.values is not None:
                 params, opt_state = unmarked(closed.values)
             if closed.grads:
@@ -105,9 +105,9 @@ class ShardedStrategy(Strategy):
             parts[name] = (self._constrained(params, self._rule.axes_at_rest(params)),
                            self._constrained(opt_state, self._rule.axes(opt_state)))
         if None in parts:
-            return left.replace(params=parts[None][0], opt_state=parts[None][1])
-        return left.replace(params={name: params for name, (params, _) in parts.items()},
-                            opt_state={name: opt_state for name, (_, opt_state) in parts.items()})
+            return scattered.replace(params=parts[None][0], opt_state=parts[None][1])
+        return scattered.replace(params={name: params for name, (params, _) in parts.items()},
+                                 opt_state={name: opt_state for name, (_, opt_state) in parts.items()})
 
     def _constrained(self, tree: Any, axes: Any) -> Any:
         return jax.lax.with_sharding_constraint(tree, self._shardings(axes))

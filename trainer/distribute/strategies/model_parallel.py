@@ -89,9 +89,9 @@ class ModelParallelStrategy(Strategy):
         trained = state.trainable(state.params)
         return self._placed(trained, {path: specs[path] for path in named_leaves(trained)})
 
-    def finish(self, before: TrainState, left: TrainState) -> TrainState:
+    def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
         # Without it the compiler may choose another layout for the state between two steps of one execution.
-        return jax.lax.with_sharding_constraint(left, self.state_shardings(left))
+        return jax.lax.with_sharding_constraint(scattered, self.state_shardings(scattered))
 
 
 def _checked_sizes(mesh_shape: Any) -> dict[str, int]:

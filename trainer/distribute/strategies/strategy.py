@@ -142,7 +142,7 @@ class Strategy:
         """How arrays whose first axis is rows, or replicas, are split."""
         return PartitionSpec(REPLICA_AXIS)
 
-    # --- the state: where it lives, and how the replicas of a step get it. Here, a copy on each device. -------------
+    # --- the state: see `replica/replicated_state.py` for the order of these. Here, a copy on each device. -----------
 
     def state_shardings(self, state: TrainState) -> TrainState:
         """Returns where each leaf of a state lives between steps, from a state of arrays or shapes."""
@@ -152,13 +152,13 @@ class Strategy:
         """Returns a state in the memory of the devices; part of a compiled execution, before its first step."""
         return state
 
-    def hand_out(self, state: TrainState) -> tuple[TrainState, Any]:
-        """Returns what the replicas of a step are given for a state, and how that is split over them."""
+    def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
+        """Returns what each replica of a step receives for a state, and how that is split over them."""
         return state, jax.tree.map(lambda leaf: PartitionSpec(), state)
 
-    def finish(self, before: TrainState, left: TrainState) -> TrainState:
-        """Returns the state after a step, from the one before it and what left the replicas."""
-        return left
+    def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
+        """Returns the state after a step, from the state before it and what the replicas scattered."""
+        return scattered
 
     def map_over_replicas(
         self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of
