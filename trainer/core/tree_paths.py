@@ -90,6 +90,11 @@ def matches(pattern: str, path: str) -> bool:
     return pattern == path or _whole_segments(pattern).search(path) is not None
 
 
+def matches_any(patterns: Sequence[str], path: str) -> bool:
+    """Returns whether one of some patterns matches a path; see `matches`."""
+    return any(matches(pattern, path) for pattern in patterns)
+
+
 def check_pattern(argument: str, pattern: Any) -> None:
     """Checks that a pattern is a regular expression.
 

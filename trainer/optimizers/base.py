@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.core.identity import ComparesByConfiguration
 from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
 
 
@@ -35,12 +36,13 @@ class OptimizerState(NamedTuple):
     skipped: Any = None
 
 
-class Optimizer:
+class Optimizer(ComparesByConfiguration):
     """Turns gradients into updates of parameters, at a learning rate that can be read and set.
 
-    An optimizer holds no arrays: `init` makes its state, `update` returns the next one. It compares and hashes by
-    identity, so it can be static metadata of a pytree. Use a class with a Keras name, or `optimizers.get` for an optax
-    transformation; construct this class directly for a transformation of one's own that is told the rate.
+    An optimizer holds no arrays: `init` makes its state, `update` returns the next one. It compares by its
+    configuration, so it can be static metadata of a pytree: equal optimizers share compiled functions. Use a class
+    with a Keras name, or `optimizers.get` for an optax transformation; construct this class directly for a
+    transformation that takes the learning rate as an argument.
 
     Args:
       transformation: an optax transformation that returns finished updates, to be added to the parameters. Its

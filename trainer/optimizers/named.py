@@ -8,7 +8,7 @@ from trainer.optimizers.update_rule import UpdateRule
 
 
 class NamedRules(Mapping[str, UpdateRule]):
-    """A mapping from names to update rules that hashes by identity, so that it can be a pytree's static part.
+    """A mapping from names to update rules that compares by its rules, so that it can be a pytree's static part.
 
     Example:
       >>> from trainer import optimizers
@@ -29,7 +29,7 @@ class NamedRules(Mapping[str, UpdateRule]):
         return len(self._rules)
 
     def __hash__(self) -> int:
-        return id(self)
+        return hash(tuple(self._rules))
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        return self is other or (isinstance(other, NamedRules) and list(self.items()) == list(other.items()))

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import optax
 
 from trainer.core import precision
+from trainer.core.identity import ComparesByConfiguration
 from trainer.optimizers.base import Optimizer, OptimizerState
 
 
-class UpdateRule:
-    """How gradients change parameters. It compares and hashes by identity, like the optimizer in it.
+class UpdateRule(ComparesByConfiguration):
+    """How gradients change parameters. It compares by its configuration, like the optimizer in it.
 
     Args:
       optimizer: the optimizer of the parameters that are trained.

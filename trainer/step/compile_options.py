@@ -78,7 +78,7 @@ class CompileOptions:
 
     def is_frozen(self, path: str) -> bool:
         """Returns whether the parameter of a path stays as it is."""
-        return any(tree_paths.matches(pattern, path) for pattern in self.freeze)
+        return tree_paths.matches_any(self.freeze, path)
 
     @property
     def scales_gradients(self) -> bool:

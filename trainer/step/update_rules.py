@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,8 +20,11 @@ def make_update_rules(optimizer: Any, options: CompileOptions) -> UpdateRule | N
       ValueError: for unknown names, or an empty dict.
       TypeError: for what is no optimizer.
     """
+    # Of the patterns alone, so that rules of equal options are equal.
+    is_frozen = functools.partial(tree_paths.matches_any, options.freeze) if options.freeze else None
+
     def rule(part: Any, prefix: str) -> UpdateRule:
-        return UpdateRule(optimizers.get(part), prefix=prefix, is_frozen=options.is_frozen if options.freeze else None,
+        return UpdateRule(optimizers.get(part), prefix=prefix, is_frozen=is_frozen,
                           ema_decay=options.ema_decay, scales_gradients=options.scales_gradients,
                           skips_non_finite=options.skip_non_finite)
 

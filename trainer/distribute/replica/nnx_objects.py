@@ -64,7 +64,7 @@ def _with_own_streams(values: Any, context: ReplicaContext) -> Any:
     """Returns values whose random streams are this replica's own: mirrored keys would mean one mask for all."""
     def own(path: Any, variable: Any) -> Any:
         if not isinstance(variable, nnx.RngKey):
-            return variable
+            return variable.replace(variable.get_value())  # another variable, as objects would write into this one
         fold = jax.random.fold_in
         for _ in range(variable[...].ndim):
             fold = jax.vmap(fold, in_axes=(0, None))
