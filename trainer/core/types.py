@@ -40,4 +40,5 @@ Data: TypeAlias = ArrayTree | Iterable[Any] | SupportsBatches
 anything else that yields batches `x`, `(x, y)` or `(x, y, sample_weight)`."""
 
 Shuffle: TypeAlias = bool | Literal["batch"]
-Verbose: TypeAlias = Literal["auto", 0, 1, 2]
+Verbose: TypeAlias = int | Literal["auto"]
+"""0, 1, 2 or "auto"."""

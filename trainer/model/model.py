@@ -22,7 +22,7 @@ from trainer.model import inputs
 from trainer.model.loop_model import LoopModel, check_scope
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.stateful_model import StatefulModel
-from trainer.model.types import Auto, Callbacks, Losses, LossWeights, Metrics, Optimizers, Phase, Precision
+from trainer.model.types import Auto, Callbacks, Layer, Losses, LossWeights, Metrics, Optimizers, Precision
 from trainer.step import output_checks
 from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
@@ -264,7 +264,7 @@ class Model(StatefulModel):
         sample: Data,
         batch_size: int | None = None,
         epochs: int | None = None,
-        phases: Phase | Sequence[Phase] = ("train",),
+        phases: str | Sequence[str] = ("train",),
         steps_per_epoch: int | None = None,
     ) -> float:
         """Compiles the steps of a later `fit`, `evaluate` or `predict`, which then start at once; builds the model.
@@ -301,11 +301,12 @@ class Model(StatefulModel):
         _ = self._state_holder.current  # which may still be being made
         return time.perf_counter() - begin
 
+    # What is no dict is one value or a list, by the number of metrics: a type of both would fit neither use of it.
     @overload
     def evaluate(
         self, x: Data | None = ..., y: ArrayTree | None = ..., batch_size: int | None = ..., verbose: Verbose = ...,
         sample_weight: ArrayTree | None = ..., steps: int | None = ..., callbacks: Callbacks | None = ...,
-        return_dict: Literal[True] = ...) -> dict[str, Any]: ...
+        return_dict: Literal[True] = ...) -> dict[str, float]: ...
     @overload
     def evaluate(
         self, x: Data | None = ..., y: ArrayTree | None = ..., batch_size: int | None = ..., verbose: Verbose = ...,
@@ -381,7 +382,7 @@ class Model(StatefulModel):
     @overload
     def train_on_batch(
         self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
-        class_weight: dict[int, float] | None = ..., *, return_dict: Literal[True]) -> dict[str, Any]: ...
+        class_weight: dict[int, float] | None = ..., *, return_dict: Literal[True]) -> dict[str, float]: ...
     @overload
     def train_on_batch(
         self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
@@ -399,7 +400,7 @@ class Model(StatefulModel):
 
     @overload
     def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
-                      *, return_dict: Literal[True]) -> dict[str, Any]: ...
+                      *, return_dict: Literal[True]) -> dict[str, float]: ...
     @overload
     def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
                       return_dict: bool = ...) -> Any: ...
@@ -416,7 +417,7 @@ class Model(StatefulModel):
         """Returns the outputs for one batch as numpy arrays."""
         return self.predict(x, batch_size=inputs.rows_of(x), verbose=0)
 
-    def validate(self) -> dict[str, Any]:
+    def validate(self) -> dict[str, float]:
         """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running.
 
         Raises:
@@ -443,7 +444,7 @@ class Sequential(Model):
       TypeError: if a layer is neither a Flax module nor a function.
     """
 
-    def __init__(self, layers: Sequence[Any], *, seed: int = 0, name: str | None = None):
+    def __init__(self, layers: Sequence[Layer], *, seed: int = 0, name: str | None = None):
         if not isinstance(layers, (list, tuple)):
             raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
         super().__init__(list(layers), seed=seed, name=name or "sequential")

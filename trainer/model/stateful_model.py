@@ -24,6 +24,7 @@ from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
+from trainer.model.types import ModuleLike
 from trainer.modules import as_functional, render_summary
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
@@ -41,7 +42,7 @@ def _inputs_of(sample: ArrayTree) -> Any:
 class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 
-    def __init__(self, module: Any, *, seed: int = 0, name: str | None = None):
+    def __init__(self, module: ModuleLike, *, seed: int = 0, name: str | None = None):
         self._functional = as_functional(module)
         output_checks.check_count("seed", seed, 0)
         self.name = name or self._functional.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import optax
 
@@ -13,6 +13,14 @@ from trainer.core.precision import Policy
 from trainer.losses import Loss
 from trainer.metrics import Metric
 from trainer.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from flax import linen as nn
+    from flax import nnx  # importing it takes long
+
+Layer: TypeAlias = "nn.Module | nnx.Module | Callable[..., Any]"
+ModuleLike: TypeAlias = "Layer | Sequence[Layer] | Mapping[str, Layer | Sequence[Layer]]"
+"""A Linen or NNX module, a function of the inputs, a list of layers, or a dict of these by name."""
 
 OptimizerLike: TypeAlias = str | Optimizer | optax.GradientTransformation
 Optimizers: TypeAlias = OptimizerLike | Mapping[str, OptimizerLike]
@@ -25,8 +33,7 @@ MetricLike: TypeAlias = str | Metric | type[Metric] | Loss | Callable[[Any, Any]
 MetricsOfOutput: TypeAlias = MetricLike | Sequence[MetricLike | None] | None
 Metrics: TypeAlias = MetricsOfOutput | Sequence[MetricsOfOutput] | Mapping[str, MetricsOfOutput]
 
-Precision: TypeAlias = Literal["float32", "bfloat16", "mixed_bfloat16", "mixed_float16"] | Policy
+Precision: TypeAlias = str | Policy
 Auto: TypeAlias = Literal["auto"]
-Phase: TypeAlias = Literal["train", "test", "predict"]
 Callbacks: TypeAlias = Callback | Sequence[Callback] | CallbackList
 """A callback, or several."""
