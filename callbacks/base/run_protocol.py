@@ -36,7 +36,7 @@ class RunTiming(Protocol):
     """Training rows so far."""
 
     inner_secs: float
-    """The seconds of other runs inside of this one, such as an `evaluate` that a callback calls."""
+    """The seconds of other runs inside of this run, such as an `evaluate` that a callback calls."""
 
     def report(self) -> Mapping[str, float]:
         """Returns the seconds so far by what they went to, as in `History.timing`."""
@@ -45,7 +45,7 @@ class RunTiming(Protocol):
 class SavePoint(Protocol):
     """A moment of `fit` at which all of it can be saved: every callback has been told of what happened so far.
 
-    Every one of a `fit` is the same object, whose attributes tell where the run is.
+    All of a `fit` are the same object, whose attributes tell where the run is.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class SavePoint(Protocol):
     def save(self, folder: str, keep: int, wait: bool = False) -> bool:
         """Begins to write a checkpoint of the run to a folder of them, in which the newest `keep` stay.
 
-        During a validation that is the run as it was before it: the validation begins anew in a resumed run.
+        During a validation that is the run as it was before it: a resumed run repeats the whole validation.
 
         Args:
           folder: where the checkpoints are; made if it is not there.
@@ -75,7 +75,7 @@ class SavePoint(Protocol):
           Whether there is anything to write: not if a callback finds the weights spoilt (see `Callback.settle`).
 
         Raises:
-          OSError: if it, or the last one that was begun, cannot be written.
+          OSError: if it, or the last that was begun, cannot be written.
         """
 
     def restore(self, folder: str) -> str | None:

@@ -131,7 +131,7 @@ def test_what_cannot_be_compiled_for_is_refused():
         model.compile_ahead((x, y), phases=None)
     with pytest.raises(ValueError, match="Unknown phase 'fit'"):
         model.compile_ahead((x, y), phases=("fit",))
-    with pytest.raises(ValueError, match="`sample` must be data that can be read anew"):
+    with pytest.raises(ValueError, match="`sample` must be data that can be read again"):
         model.compile_ahead(iter(Batches()))
     with pytest.raises(RuntimeError, match="Call `compile"):
         trainer.Model(LinenMLP()).compile_ahead((x, y))

@@ -1,6 +1,6 @@
 """The only host loop: fit, evaluate and predict are phases of it.
 
-It does not wait for the step that it has just begun: logs stay on the device until somebody reads them, and batches are
+It does not wait for the step that it has just begun: logs stay on the device until they are read, and batches are
 placed ahead, by a thread where that saves time. Few executions are queued (see `MAX_IN_FLIGHT`), which bounds the
 memory of their batches and outputs.
 """
@@ -26,13 +26,13 @@ from trainer.loop.resumable_run import TrainingRun
 from trainer.loop.run_fingerprint import describe_data, describe_run
 from trainer.loop.trainable_model import TrainableModel
 
-# How many executions may not have ended when the next one begins.
+# How many executions may not have ended when the next begins.
 MAX_IN_FLIGHT = 2
 MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # they hold many batches each, and take much longer than a dispatch
 MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and the batches of all take no more memory than the group
 
 Running = Any  # the running logs of a phase
-Reached = Callable[[int, Running, Mark | None], None]  # told how far an epoch is after each execution
+Reached = Callable[[int, Running, Mark | None], None]  # called with how far an epoch is, after each execution
 
 
 def fit(
@@ -60,11 +60,11 @@ def fit(
     validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
     if validation is not None and validation.is_single_pass and validations > 1:
         raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {validations} "
-                         "validations are due. Pass data that can be iterated anew, or `validation_steps`: each "
+                         "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
                          "validation then takes the next batches.")
     model.set_stops("train", False)
     with model.run.timed(timing) as timing:
-        # All epochs count, not those that are left: a resumed run decides alike.
+        # All epochs count, not those that are left: a resumed run decides the same.
         train = start_phase(model, "train", reader, passes=epochs, data_on_device=True)
         test = None if validation is None else start_phase(model, "test", validation, passes=validations)
         validation_names = test.phase.log_names if test else ()
@@ -104,7 +104,7 @@ def fit(
 
 
 def evaluate(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
-    """Returns the logs over the first epoch of `reader`; a one-shot source has its next batches in its place."""
+    """Returns the logs over the first epoch of `reader`; of a one-shot source, over its next batches."""
     with model.run.timed():
         inputs = start_phase(model, "test", reader, passes=1)
         _assert_consistent(model, "data for `evaluate`", lambda: describe_data(reader))
@@ -223,7 +223,7 @@ def _run_epoch(
 ) -> Running:
     """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
 
-    `reached` is told after each execution, and all callbacks before it.
+    `reached` is called after each execution, after all callbacks.
     """
     model, kind, timing = inputs.model, inputs.kind, inputs.timing
     running = inputs.phase.empty_logs if running is None else running

@@ -62,7 +62,7 @@ class PhaseInput:
     begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
 
     def look_ahead(self, epoch: int) -> None:
-        """Finds and places the first row numbers of an epoch to come, while the devices are busy with the one before.
+        """Finds and places the first row numbers of an epoch to come, while the devices are busy with the epoch before.
 
         Nothing else is read ahead: a pipeline may depend on what callbacks do in between, and labels may be bad.
         """
@@ -87,7 +87,7 @@ class PhaseInput:
 
         def is_urgent() -> bool:
             # Several processes must run the same executions, so none of them may end a group for having waited. A group
-            # that nobody will get ends at once, so that no thread goes on with the user's pipeline.
+            # that will not be used ends at once, so that no thread goes on with the user's pipeline.
             return is_abandoned() or (not spans_processes and demand.is_urgent())
 
         with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._place, demand=demand) as placed:
@@ -101,7 +101,7 @@ class PhaseInput:
 
     @property
     def _reads_ahead(self) -> bool:
-        """Whether groups are read and placed by a thread, beside the loop."""
+        """Whether groups are read and placed by a thread, alongside the loop."""
         if self.reader.arrays is None:
             return True
         # Row numbers are placed in no time, and of a single group nothing can be placed ahead. CPU devices compute on
@@ -111,13 +111,13 @@ class PhaseInput:
         return self.arrays is None and not is_single and not self.model.strategy.is_on_cpu
 
     def lazy_logs(self, running: Any) -> LazyLogs:
-        """Returns logs that are fetched when somebody reads them."""
+        """Returns logs that are fetched when they are read."""
         results = _Results(self, running)
         return LazyLogs(self.phase.log_names, results.fetch, results.begin)
 
 
 class _Results:
-    """What running logs amount to, computed once. Light, as there are new ones after each execution."""
+    """The values of running logs, computed once. Light, as each execution has its own."""
 
     __slots__ = ("_begun", "_inputs", "_running")
 

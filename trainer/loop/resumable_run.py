@@ -45,7 +45,7 @@ def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
 
     Args:
       checkpoint: the checkpoint.
-      state: a training state of the same model, compiled in the same way, placed as the restored one shall be.
+      state: a training state of the same model, compiled in the same way, placed as the restored state shall be.
 
     Raises:
       ValueError: if the checkpoint is of another model or optimizer; the arrays that differ are listed.
@@ -74,7 +74,7 @@ class TrainingRun:
       validation: the validation's batches, or None.
       callbacks: all callbacks of the run.
       empty_logs: the running logs at the beginning of an epoch.
-      epochs: the first epoch, and the number after that of the last one.
+      epochs: the first epoch, and the number after that of the last epoch.
       timing: the clock of the run.
 
     Attributes:
@@ -114,7 +114,7 @@ class TrainingRun:
         self._reached("start")
 
     def trained(self, batch: int, running: Any, mark: Mark | None) -> None:
-        """`batch` batches of the epoch are done, the last one of a group with this `mark`."""
+        """`batch` batches of the epoch are done, the last of a group with this `mark`."""
         self.batches += batch - self.batch
         self.batch, self.running, self._mark = batch, running, mark
         self._reached("batches")

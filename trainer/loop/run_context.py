@@ -1,4 +1,4 @@
-"""The clock of the run that a model is in, and its validation: what a run tells to whoever looks at it from outside.
+"""The clock of the run that a model is in, and its validation: what can be known of a run from outside.
 
 Owns how a run inside of another one, such as an `evaluate` that a callback calls, counts for the outer run.
 """
@@ -14,7 +14,7 @@ from trainer.core.timing import Timing
 
 
 class RunContext:
-    """What there is to know of the present run of a model, or of its last one.
+    """What there is to know of the present run of a model, or of its last.
 
     Attributes:
       timing: the clock of the run.

@@ -1,4 +1,4 @@
-"""What all processes of a job must have alike, in short texts to compare before anything runs over their devices."""
+"""What must be equal in all processes of a job, as short texts to compare before anything runs over their devices."""
 
 from __future__ import annotations
 

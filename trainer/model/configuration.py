@@ -1,6 +1,6 @@
 """What `compile` configures of a model, and the steps that were compiled for it.
 
-Owns that nothing changes when an argument is refused, and that no compiled step outlives the configuration that it was
+Owns that nothing changes when an argument is rejected, and that no compiled step outlives the configuration that it was
 traced with.
 """
 

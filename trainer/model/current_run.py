@@ -11,7 +11,7 @@ from trainer.model.state_holder import StateHolder
 
 
 class CurrentRun:
-    """The run of `fit`, `evaluate` or `predict` that a model is in, or else its last one.
+    """The run of `fit`, `evaluate` or `predict` that a model is in, or else its last run.
 
     It is the `Run` of `trainer.callbacks`, which documents each member.
     """

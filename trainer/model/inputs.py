@@ -90,7 +90,7 @@ def compile_ahead(
         source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size,
                        processes=model.strategy.processes)
         if source.is_one_shot:
-            raise ValueError("`sample` must be data that can be read anew. Received: a generator, whose first "
+            raise ValueError("`sample` must be data that can be read again. Received: a generator, whose first "
                              "batches `fit` would miss. Pass a batch of it.")
         # Of endless data any number of steps will do that fills a group, and a batch stands for so many.
         many = MAX_FUSED_STEPS if source.num_batches == math.inf or is_sample else None
@@ -101,7 +101,7 @@ def compile_ahead(
 
 
 def checked_phases(phases: Any) -> Sequence[str]:
-    """Returns the names of phases as a list, for one or several of them."""
+    """Returns the names of phases as a list, for a single name or several."""
     phases = (phases,) if isinstance(phases, str) else phases
     if not isinstance(phases, (tuple, list)):
         raise errors.wrong_type("phases", phases, "a list of phases, such as ['train', 'test']")
@@ -129,7 +129,7 @@ def rows_of(x: Any) -> int:
 
 
 def as_list(logs: dict[str, Any]) -> Any:
-    """Returns logs as Keras's list, or the one value that there is."""
+    """Returns logs as Keras's list, or the only value that there is."""
     values = list(logs.values())
     return values[0] if len(values) == 1 else values
 

@@ -152,7 +152,7 @@ class LoopModel:
         x, y, sample_weight = unpack_x_y_sample_weight(first_rows(batch))
         is_split = (self.strategy.num_replicas_in_sync > 1 or configuration.options.microbatches > 1
                     or sample_weight is not None)
-        # Of named modules, only the user's own step knows which one gives the outputs.
+        # Of named modules, only the user's own step knows which of them gives the outputs.
         if is_split in configuration.outputs_checked or self._module.names:
             return
 

@@ -81,7 +81,7 @@ class Model(StatefulModel):
         compile_guard: Literal["warn", "error", "off"] = "warn",
         skip_non_finite: bool = False,
     ) -> None:
-        """Says how to train. Weights that exist already are kept; the optimizer starts anew.
+        """Configures training. Weights that exist already are kept; the optimizer's state starts again.
 
         Args:
           optimizer: a Keras name, an optimizer of `trainer.optimizers`, an optax transformation of gradients and
@@ -99,14 +99,17 @@ class Model(StatefulModel):
           jit_compile: False is the same as `run_eagerly`.
           batch_norm: "global" takes BatchNorm's statistics over the whole batch, as one device would; "per_replica"
             over each replica's rows, and averages the running averages over the replicas.
-          microbatches: in how many parts each replica computes its rows of a batch, one after another, to need less
-            memory. There is one update per batch, and the numbers are those of the whole batch; only BatchNorm sees
-            the microbatches. An overridden `train_step` decides for itself, so it cannot be used with this.
-          precision: "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs and losses in
-            float32; "bfloat16" stores weights in 16 bits too. float16 has a dynamic loss scale: a step whose gradients
-            overflow is skipped, and counted in the log "skipped_steps". None computes in the module's own dtypes.
-          remat: compute the activations inside of layers again for the gradients, instead of keeping them: less memory,
-            for a second forward pass. As a rule, these are the layers or blocks that the module calls.
+          microbatches: gradient accumulation: into how many microbatches each replica splits its rows of a batch, to
+            need less memory. There is a single update per batch, and the numbers are those of the whole batch; only
+            BatchNorm sees the microbatches. An overridden `train_step` decides for itself, so it cannot be used with
+            this.
+          precision: mixed precision: "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs
+            and losses in float32; "bfloat16" stores weights in 16 bits too. float16 has a dynamic loss scale: a step
+            whose gradients overflow is skipped, and counted in the log "skipped_steps". None computes in the module's
+            own dtypes.
+          remat: activation checkpointing: compute the activations inside of layers again for the gradients, instead
+            of keeping them: less memory, for a second forward pass. As a rule, these are the layers or blocks that the
+            module calls.
           ema_decay: the decay, such as 0.999, of a moving average of the weights, with which `evaluate` and `predict`
             then compute. As in Keras, the first update sets it.
           freeze: a path pattern, or several, of parameters that are not trained, such as "encoder" or "dense.*/bias":
@@ -115,7 +118,7 @@ class Model(StatefulModel):
           data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
             batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
             of a device's memory: each device holds all of them, or else its share of them if that fits. Each dataset
-            counts on its own. They are placed once for all fits, until somebody writes to them; those of the last
+            counts on its own. They are placed once for all fits, until they are written to; those of the last
             `fit` stay there as long as they exist. True does so with what `fit` trains on, whatever its size.
           compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
             "error" or "off".
@@ -159,7 +162,7 @@ class Model(StatefulModel):
 
     @property
     def trainable(self) -> bool:
-        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles anew."""
+        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles again."""
         return self._configuration.trainable
 
     @trainable.setter
@@ -169,7 +172,7 @@ class Model(StatefulModel):
 
     @property
     def skip_non_finite(self) -> bool:
-        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step anew.
+        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step again.
 
         The optimizer's state stays. The next `compile` sets it again.
         """
@@ -226,7 +229,7 @@ class Model(StatefulModel):
           steps_per_epoch: batches of an epoch; without it, all that `x` has. With it, epochs follow each other in one
             stream of batches, of which other data than arrays and generators are read up to `initial_epoch`.
           validation_steps: batches of a validation; without it, all there are. Each validation starts from the first
-            batch, except that a generator continues where the last one stopped.
+            batch, except that a generator continues where the last validation stopped.
           validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
           validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
 
@@ -269,11 +272,11 @@ class Model(StatefulModel):
     ) -> float:
         """Compiles the steps of a later `fit`, `evaluate` or `predict`, which then start at once; builds the model.
 
-        Of arrays and `Dataset`s that includes a shorter last batch; of other data, one compiles when it comes.
+        Of arrays and `Dataset`s that includes a shorter last batch; of other data, that compiles when it comes.
 
         Args:
           sample: the data that will be given: a batched `Dataset` or another iterable of batches that can be iterated
-            anew, or `(x, y)` or `(x, y, sample_weight)` of arrays; of `predict`, also `x` alone, unless it is a tuple.
+            again, or `(x, y)` or `(x, y, sample_weight)` of arrays; of `predict`, also `x` alone, unless it is a tuple.
           batch_size: rows of a batch, if `sample` is all rows of arrays; without it, the arrays are one batch.
           epochs: how often the data will be read, such as the epochs of `fit`. What is read more than once may be kept
             on the devices, for which steps compile differently; see `data_on_device` of `compile`. `predict`, and

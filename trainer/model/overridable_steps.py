@@ -39,12 +39,12 @@ class OverridableSteps:
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
         """Returns this replica's share of the batch's loss, a scalar whose mean over replicas is the loss.
 
-        Override it to add terms, or to compute a loss of one's own. It is called inside the step, on one replica's
+        Override it to add terms, or to compute a custom loss. It is called inside the step, on one replica's
         rows. Some of them may be repeats that pad the last batch, which the losses of `compile` leave out:
 
             return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
 
-        A mean of one's own is over the real rows of all replicas. Their numbers differ, so it is no mean of means:
+        A custom mean is over the real rows of all replicas. Their numbers differ, so it is no mean of means:
 
             context = trainer.distribute.get_replica_context()
             per_row = jnp.square(x - y_pred).mean(-1) * context.row_mask
@@ -111,7 +111,7 @@ class OverridableSteps:
         """Returns the module's outputs and the new model state; pure.
 
         Args:
-          params: the parameters, those of the one module if `module` is given.
+          params: the parameters, only those of `module`, if it is given.
           state: what the model state, the seed and the step are taken from.
           x: the inputs.
           module: which module of a dict of modules.

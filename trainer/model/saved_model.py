@@ -1,6 +1,6 @@
 """The training state of a model on the disk: a checkpoint folder, or one file.
 
-Owns what is saved of a model besides its arrays, so that one that has no weights yet can be built for them. A run of
+Owns what is saved of a model besides its arrays, so that a model without weights can be built for them. A run of
 `fit`, of which that is a part, is saved in `loop/resumable_run.py`.
 """
 
@@ -41,7 +41,7 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
     """Writes a training state: to one file if `path` has a suffix, else to a checkpoint folder.
 
     Args:
-      path: the file or folder; one that is there is replaced, once the new one is complete.
+      path: the file or folder; what is there is replaced, once the new file or folder is complete.
       state: the state.
       inputs: the shapes of what the module was initialised on, a tree of `jax.ShapeDtypeStruct`s.
     """
@@ -64,7 +64,7 @@ def restore(path: str, holder: StateHolder) -> None:
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
     if document["format_version"] > FORMAT_VERSION:
         raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. This "
-                         f"trainer knows version {FORMAT_VERSION}. Install the one that wrote it.")
+                         f"trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
     if not holder.is_built:
         holder.build(jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype),
                                   document["inputs"]))

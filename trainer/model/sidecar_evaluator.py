@@ -1,7 +1,7 @@
 """SidecarEvaluator: evaluates the checkpoints of a `fit` that runs in other processes.
 
 Owns which checkpoint is evaluated, and how the end of the training is seen. It only reads in the training's folder.
-What a run's checkpoint says is in `training_run.py`, how it lies on the disk in `checkpoint/`.
+What a run's checkpoint says is in `loop/resumable_run.py`, how it lies on the disk in `saving/checkpoint/`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.saving.checkpoint import (
 from trainer.saving.checkpoint.manifest import FILE_NAME as MANIFEST
 from trainer.step import output_checks
 
-# Those that are being written, replaced or deleted, and damaged ones, too.
+# Also of checkpoints that are being written, replaced or deleted, and of damaged checkpoints.
 _OF_CHECKPOINTS = re.compile(r"(corrupt_|\.)?step_[0-9]+(_|\.|$)")
 _MAX_NAMES = 5  # of a folder's content, in a message
 
@@ -43,10 +43,11 @@ _Identity = tuple[int, ...]
 
 
 class SidecarEvaluator:
-    """Evaluates what a training saves, in a process of its own beside it.
+    """Evaluates what a training saves, in a separate process that runs alongside.
 
     It follows the folder of the training's `BackupAndRestore`. Each checkpoint is evaluated at most once, always the
-    newest; those that came and went during an evaluation are skipped, and so are damaged ones, with a warning. Nothing
+    newest; checkpoints that came and went during an evaluation are skipped, and so are damaged checkpoints, with a
+    warning. Nothing
     in the folder is changed. The weights are those that `evaluate` in the training would use: with
     `compile(ema_decay=...)` their moving average.
 
@@ -55,14 +56,14 @@ class SidecarEvaluator:
     last state is evaluated however long an evaluation takes, give the training `BackupAndRestore(...,
     delete_checkpoint=False)`.
 
-    The process must not be one of those that train together, and computes on its own devices. As with TensorFlow, a
+    The process must not be among those that train together, and computes on its own devices. As with TensorFlow, a
     process can be given this role by its TF_CONFIG: with the training's cluster and the task
     `{"type": "evaluator", "index": 0}`, `TFConfigClusterResolver().task_type` is "evaluator".
 
     Args:
-      model: a model that is made and compiled as the one that is trained. Its strategy may be another one. Its training
+      model: a model that is made and compiled as in the training. Its strategy may be another one. Its training
         state becomes that of the last checkpoint.
-      data: what to evaluate on, each time anew: `(x, y)` or `(x, y, sample_weight)` of arrays, a batched
+      data: what to evaluate on, each time from the start: `(x, y)` or `(x, y, sample_weight)` of arrays, a batched
         `trainer.data.Dataset`, or another iterable of batches that can be read more than once.
       checkpoint_dir: the folder that the training's `BackupAndRestore` has. It need not exist yet.
       steps: how many batches to evaluate; by default all.
@@ -83,7 +84,7 @@ class SidecarEvaluator:
     Raises:
       TypeError: for arguments of a wrong type.
       ValueError: for values that cannot be used.
-      RuntimeError: if the model is not compiled, or the process is one of several that compute together.
+      RuntimeError: if the model is not compiled, or the process computes together with others.
 
     Example:
       >>> import numpy as np, trainer
@@ -150,7 +151,7 @@ class SidecarEvaluator:
         """Evaluates checkpoints until the training has ended. Compiles while there is none yet.
 
         Returns:
-          `history`. Every call begins anew.
+          `history`, which every call empties first.
 
         Raises:
           TimeoutError: if no new checkpoint came within `timeout_secs`.
@@ -213,9 +214,9 @@ class SidecarEvaluator:
         x, y, sample_weight = self._parts_of_data()
         source = adapt(x, y, sample_weight, steps=self.steps, processes=self.model.strategy.processes)
         if source.is_one_shot:
-            raise ValueError("`data` must be data that can be read anew for each checkpoint. Received: a generator or "
+            raise ValueError("`data` must be data that can be read again for each checkpoint. Received: a generator or "
                              "another iterator. Pass arrays, a `trainer.data.Dataset`, or an object whose `__iter__` "
-                             "begins anew.")
+                             "starts again.")
         output_checks.check_holds_steps(source, "steps", self.steps)
         return source
 
@@ -230,7 +231,7 @@ class SidecarEvaluator:
 
 
 class _FollowedFolder:
-    """The folder of a run's checkpoints, seen by one who may not write to it and does not hold up who does."""
+    """The folder of a run's checkpoints, which is only read, and never locked."""
 
     def __init__(self, path: str):
         if os.path.lexists(path) and not os.path.isdir(path):
@@ -239,7 +240,7 @@ class _FollowedFolder:
             raise ValueError(f"{path!r} is itself a checkpoint. Give the folder that the training's `BackupAndRestore` "
                              "has, which holds its checkpoints `step_<number>`.")
         self._checkpoints = CheckpointFolder(path)
-        self._step = -1  # the one that was read last
+        self._step = -1  # that was read last
         self._looked_at: dict[int, _Identity] = {}
         self._has_had_some = False
         self._is_gone = False
@@ -247,10 +248,10 @@ class _FollowedFolder:
     def read_newest(self, state: TrainState) -> tuple[dict[str, Any], TrainState | None] | None:
         """Returns the newest whole checkpoint that was not returned before: its document and the training state.
 
-        Of one that was saved again, as it is when the epoch ends after it, there is only the document.
+        Of a checkpoint that was saved again, as happens when the epoch ends after it, there is only the document.
 
         Args:
-          state: a training state of the same shapes, placed as the one that is read shall be.
+          state: a training state of the same shapes, placed as the state that is read shall be.
         """
         for step in reversed(self._steps()):
             if step < self._step:
@@ -271,7 +272,8 @@ class _FollowedFolder:
                 self._looked_at[step] = identity
                 warnings.warn(f"{error} It is not evaluated.", UserWarning, stacklevel=3)
                 continue
-            # A checkpoint loses its name before its files. So what was read of one that still has it was all there.
+            # A checkpoint loses its name before its files. So what was read of a checkpoint that still has its name
+            # was complete.
             if identity != _identity(path):
                 continue
             self._step = step
@@ -311,7 +313,7 @@ class _FollowedFolder:
 
 
 def _identity(path: str) -> _Identity | None:
-    """Returns what differs between two checkpoints of one name; None if there is none."""
+    """Returns what differs between two checkpoints of one name; None if there is no checkpoint."""
     try:
         status = os.stat(os.path.join(path, MANIFEST))
     except (FileNotFoundError, NotADirectoryError):

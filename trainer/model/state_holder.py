@@ -180,7 +180,7 @@ class StateHolder:
 
         Raises:
           ValueError: if it has another structure, shape or dtype.
-          TypeError: if it is no `TrainState`, or one that is being traced.
+          TypeError: if it is no `TrainState`, or is being traced.
         """
         if not isinstance(state, TrainState):
             raise errors.wrong_type("state", state, "a TrainState, as `model.state` or a custom step returns it")
@@ -217,7 +217,7 @@ class StateHolder:
         return None if rules is None else self._attached(rules.optimizer, None)
 
     def end_fit(self) -> None:
-        """Shows the weights again, and gives an NNX user's own object the trained ones, as a custom loop would."""
+        """Shows the weights again, and gives an NNX user's own object the trained weights, as a custom loop would."""
         self.shows_averages = False
         if self.is_built and any(self._module.variable_identities()):
             # One device's copy: the user's eager calls run on one device.

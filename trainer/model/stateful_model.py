@@ -148,7 +148,7 @@ class StatefulModel(OverridableSteps):
         return weights_io.get_weights(self._state_holder)
 
     def set_weights(self, weights: Sequence[ArrayLike]) -> None:
-        """Replaces all weights. Moving averages, which `ema_decay` keeps, start anew from them.
+        """Replaces all weights. Moving averages, which `ema_decay` keeps, start again from them.
 
         Args:
           weights: arrays in the order and with the shapes of `get_weights`.
@@ -167,7 +167,7 @@ class StatefulModel(OverridableSteps):
         are split over devices are whole in the file, and are fetched one at a time. Moving averages that `ema_decay`
         keeps are not weights; `export` takes them.
 
-        Where several JAX processes train together, all must call this and the first one writes.
+        Where several JAX processes train together, all must call this and the first writes.
 
         Args:
           filepath: the file, of any suffix, in a folder that exists.
@@ -191,13 +191,13 @@ class StatefulModel(OverridableSteps):
         """Replaces weights by those of a file, matched by name; see `save_weights` for the names.
 
         Each array is read, cast to the model's dtype and sent to the devices, of which each gets its part, before the
-        next one is read. Moving averages that `ema_decay` keeps start anew from the weights that were loaded. The
-        optimizer's state and the step stay as they are. If anything is refused, nothing has changed.
+        next is read. Moving averages that `ema_decay` keeps start again from the weights that were loaded. The
+        optimizer's state and the step stay as they are. If anything is rejected, nothing has changed.
 
         Args:
           filepath: a safetensors file, by `save_weights` or by another program that uses these names.
           patterns: regular expressions over whole path segments, such as `["encoder", "head/bias"]`: only weights that
-            one of them matches are loaded. None loads all.
+            any of them matches are loaded. None loads all.
           partial: whether weights may be missing from the file, or arrays of the file from the model.
 
         Returns:
@@ -223,7 +223,7 @@ class StatefulModel(OverridableSteps):
     def save(self, filepath: Path, overwrite: bool = True) -> None:
         """Writes the training state: weights, optimizer, step and seed. `trainer.load` loads it.
 
-        It appears complete or not at all, with checksums: a damaged one is refused. All processes must call this.
+        It appears complete or not at all, with checksums: a damaged file is rejected. All processes must call this.
 
         Args:
           filepath: a file, if the name has a suffix such as ".keras", which is then a safetensors file whatever the
@@ -250,9 +250,9 @@ class StatefulModel(OverridableSteps):
                sample: ArrayTree | None = None) -> None:
         """Writes what `predict` computes, with the weights, to a file that `trainer.load_exported` can use.
 
-        Whoever loads it needs no code of the model. Where `ema_decay` keeps moving averages, these are the weights, as
+        Loading it needs no code of the model. Where `ema_decay` keeps moving averages, these are the weights, as
         in `predict`. The computation is for one device, whatever the model's strategy is; the weights are gathered on
-        the host for it. A file that is there is replaced, in one step. Of several JAX processes the first one writes,
+        the host for it. A file that is there is replaced, in one step. Of several JAX processes the first writes,
         but all must call this.
 
         Args:

@@ -90,7 +90,7 @@ def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> N
     Args:
       holder: the state.
       values: the number of a weight in `get_weights` and its new value, in its shape and dtype and in memory that
-        nothing else writes to. Each is placed before the next one is asked for.
+        nothing else writes to. Each is placed before the next is read.
     """
     state = holder.current
     leaves, structure = jax.tree.flatten((state.params, state.model_state))
@@ -125,7 +125,7 @@ def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
         raise ValueError(f"{path!r} is a training state, as `Model.save` writes it. `trainer.load` loads it.")
     if metadata.get("package") == export.PACKAGE and metadata.get(_VERSION_KEY) != str(FORMAT_VERSION):
         raise ValueError(f"{path!r} has version {metadata.get(_VERSION_KEY)} of the format of weights. This trainer "
-                         f"knows version {FORMAT_VERSION}. Install the one that wrote the file.")
+                         f"knows version {FORMAT_VERSION}. Install the version that wrote the file.")
 
 
 def _cast(name: str, values: np.ndarray, dtype: Any) -> np.ndarray:
