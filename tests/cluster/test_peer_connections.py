@@ -1,4 +1,4 @@
-"""Links tell at once that a process has ended, and nothing of one that left in peace."""
+"""PeerConnections tell at once that a process has ended, and nothing of one that left in peace."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ import pytest
 from tests.support.fake_store import FakeStore
 from tests.support.rendezvous_cluster import until
 from trainer.cluster.liveness import peer_connections
-from trainer.cluster.liveness.peer_connections import Links
+from trainer.cluster.liveness.peer_connections import PeerConnections
 
 HOST = "localhost"
 SOON_SECS = 10.0
@@ -26,10 +26,10 @@ class Process:
 
     def __init__(self, store, number, count):
         self.told = queue.Queue()
-        self.links = Links(HOST, store, number, count, lambda *end: self.told.put(end))
+        self.peers = PeerConnections(HOST, store, number, count, lambda *end: self.told.put(end))
 
     def connections(self):
-        return len(self.links._sockets)
+        return len(self.peers._sockets)
 
 
 def wait_until(condition):
@@ -38,31 +38,31 @@ def wait_until(condition):
 
 @pytest.fixture
 def job():
-    """Three processes that are linked, and their store."""
+    """Three processes that are connected, and their store."""
     store = FakeStore()
     processes = [Process(store, number, 3) for number in range(3)]
     wait_until(lambda: [each.connections() for each in processes] == [2, 1, 1])
     yield processes, store
     for each in processes:
-        each.links.leave()
+        each.peers.leave()
 
 
 def end(process):
     """What the kernel does when it ends a process."""
-    for sock in process.links._sockets:
+    for sock in process.peers._sockets:
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def test_the_end_of_process_0_is_told_to_all_others(job):
     processes, _ = job
-    processes[0].links._is_leaving = True  # it is told nothing itself, being gone
+    processes[0].peers._is_leaving = True  # it is told nothing itself, being gone
     end(processes[0])
     assert [each.told.get(timeout=SOON_SECS) for each in processes[1:]] == [(0, ""), (0, "")]
 
 
 def test_the_end_of_another_one_is_told_to_process_0_alone(job):
     processes, _ = job
-    processes[2].links._is_leaving = True
+    processes[2].peers._is_leaving = True
     end(processes[2])
     assert processes[0].told.get(timeout=SOON_SECS) == (2, "")
     assert processes[1].told.empty()
@@ -70,10 +70,10 @@ def test_the_end_of_another_one_is_told_to_process_0_alone(job):
 
 def test_who_leaves_for_a_reason_says_it_and_who_leaves_in_peace_is_not_missed(job):
     processes, _ = job
-    processes[1].links.leave()
-    processes[2].links.leave("worker 1 has stalled.")
+    processes[1].peers.leave()
+    processes[2].peers.leave("worker 1 has stalled.")
     assert processes[0].told.get(timeout=SOON_SECS) == (2, "worker 1 has stalled.")
-    processes[0].links.leave()
+    processes[0].peers.leave()
     time.sleep(2 * peer_connections._GRACE_SECS)
     assert all(each.told.empty() for each in processes)
 
@@ -82,7 +82,7 @@ def test_strangers_are_dropped_and_no_port_stays_open_once_all_have_come():
     store = FakeStore()
     chief = Process(store, 0, 2)
     wait_until(lambda: store.values)
-    port, word = json.loads(store.values["trainer/links/0"])
+    port, word = json.loads(store.values["trainer/peers/0"])
     for line in (b"GET / HTTP/1.1\r\n", b"\xff\xfe\n", b'{"word": "no", "process": 1}\n', b"[1]\n",
                  json.dumps({"word": word, "process": 2}).encode() + b"\n", b"x" * 10_000):
         with socket.create_connection((HOST, port), SOON_SECS) as sock:
@@ -100,17 +100,17 @@ def test_strangers_are_dropped_and_no_port_stays_open_once_all_have_come():
 
     wait_until(is_closed)
     assert chief.told.empty() and worker.told.empty()
-    worker.links.leave()
+    worker.peers.leave()
 
 
 def test_a_process_that_finds_nobody_goes_on_without(monkeypatch):
     monkeypatch.setattr(peer_connections, "_PAUSE_SECS", 0.01)
     store = FakeStore()
-    store.key_value_set("trainer/links/0", json.dumps([1, "word"]))  # a port that nobody listens on
+    store.key_value_set("trainer/peers/0", json.dumps([1, "word"]))  # a port that nobody listens on
     alone = Process(store, 1, 2)
     time.sleep(0.5)
     assert alone.told.empty() and alone.connections() == 0
-    alone.links.leave()
+    alone.peers.leave()
 
 
 def test_a_killed_process_is_noticed_at_once():
@@ -120,11 +120,11 @@ def test_a_killed_process_is_noticed_at_once():
     program = f"""
 import sys, time
 sys.path[:] = {sys.path!r}
-from trainer.cluster.liveness.peer_connections import Links
+from trainer.cluster.liveness.peer_connections import PeerConnections
 from tests.support.fake_store import FakeStore
 store = FakeStore()
 store.values = {store.values!r}
-Links({HOST!r}, store, 1, 2, print)
+PeerConnections({HOST!r}, store, 1, 2, print)
 time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", program])

@@ -23,7 +23,7 @@ from tests.support.rendezvous_cluster import (
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError, ClusterTimeout
 from trainer.cluster.liveness import listen
 from trainer.cluster.rendezvous import gather
-from trainer.cluster.rendezvous.messages import MAX_BYTES, Hello
+from trainer.cluster.rendezvous.messages import Hello
 from trainer.cluster.rendezvous.rendezvous import agree
 
 
@@ -36,7 +36,7 @@ def start(monkeypatch):
 def test_all_return_when_all_are_there_and_alike(start):
     cluster = cluster_of(4)
     begin = time.monotonic()
-    members = [start(description, {"seed": "3"}) for description in cluster]
+    members = [start(description) for description in cluster]
     assert [member.error() for member in members] == [None] * 4
     assert time.monotonic() - begin < 1.5
     assert [member.lines for member in members] == [[]] * 4
@@ -61,19 +61,18 @@ def test_process_0_may_come_last(start):
 
 def test_one_process_alone_needs_no_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        agree(ClusterDescription((f"127.0.0.1:{server.getsockname()[1]}",), 0), {}, 1.0).close()
+        agree(ClusterDescription((f"127.0.0.1:{server.getsockname()[1]}",), 0), 1.0).close()
 
 
 @pytest.mark.parametrize(("odd", "words"), [
-    ({"digest": {"seed": "4", "script": "a"}}, ["its seed is '4', not '3' as on worker 0"]),
-    ({"digest": {"script": "a"}}, ["its seed is not given, not '3' as on worker 0"]),
-    ({"digest": {"seed": "3", "script": "a", "jax": "0.1"}}, ["its jax is '0.1', not '"]),
+    ({"versions": {"jax": "4", "trainer": "1"}}, ["its jax is '4', not '3' as on worker 0"]),
+    ({"versions": {"trainer": "1"}}, ["its jax is not given, not '3' as on worker 0"]),
     ({"job_id": "another"}, ["its job id is 'another', not 'job' as on worker 0"]),
 ])
 def test_everybody_hears_who_differs_in_what(start, monkeypatch, odd, words):
     monkeypatch.setattr(gather, "GRACE_SECS", LONG_SECS)  # of no use when all are there
     cluster = cluster_of(3)
-    same = {"digest": {"seed": "3", "script": "a"}}
+    same = {"versions": {"jax": "3", "trainer": "1"}}
     members = [start(description, **{**same, **(odd if index == 1 else {})})
                for index, description in enumerate(cluster)]
     for member in members:
@@ -173,7 +172,7 @@ def test_the_error_says_why_process_0_does_not_answer(monkeypatch, error, words)
     monkeypatch.setattr(socket, "create_connection", fail)
     cluster = cluster_of(2)
     with pytest.raises(ClusterTimeout) as caught:
-        agree(cluster[1], {}, 0.2)
+        agree(cluster[1], 0.2)
     message = str(caught.value)
     assert words in message
     assert "worker 1 did not meet the other processes within 0.2 s. It awaited worker 0 (127.0.0.1:" in message
@@ -189,7 +188,7 @@ def test_a_port_in_use_is_an_error_at_once_even_if_its_owner_would_share_it(shar
         holder.listen()
         port = holder.getsockname()[1]
         with pytest.raises(ClusterError, match=rf"Port {port} is in use, and process 0 .*TF_CONFIG"):
-            agree(ClusterDescription((f"{host}:{port}", f"{host}:1"), 0), {}, LONG_SECS)
+            agree(ClusterDescription((f"{host}:{port}", f"{host}:1"), 0), LONG_SECS)
 
 
 def test_while_process_0_listens_nobody_else_can(start):
@@ -237,14 +236,11 @@ def test_an_address_of_localhost_that_the_machine_lacks_is_skipped(monkeypatch, 
     ({"timeout_secs": 0}, ValueError, "`timeout_secs` must be positive. Received: 0"),
     ({"timeout_secs": float("nan")}, ValueError, "`timeout_secs` must be positive. Received: nan"),
     ({"say_every_secs": -1}, ValueError, "`say_every_secs` must be positive"),
-    ({"digest": {"seed": 3}}, TypeError, "`digest` must be a mapping of strings to strings.*int"),
-    ({"digest": {3: "a"}}, TypeError, "`digest` must be a mapping of strings to strings.*int"),
-    ({"digest": {"script": "x" * MAX_BYTES}}, ClusterError, "hashes of long values"),
     ({"description": ClusterDescription(("a:1", "b:1"), None, "evaluator")}, ClusterError, "'evaluator' does not meet"),
 ])
 def test_arguments_are_checked_first(arguments, error, match):
     with pytest.raises(error, match=match):
-        agree(**{"description": ClusterDescription(("a:1", "b:1"), 1), "digest": {}, "timeout_secs": 0.1, **arguments})
+        agree(**{"description": ClusterDescription(("a:1", "b:1"), 1), "timeout_secs": 0.1, **arguments})
 
 
 def test_the_job_id_comes_from_the_environment(start, monkeypatch):

@@ -86,7 +86,7 @@ def test_a_member_that_leaves_may_come_back(start):
     with connect(cluster) as sock:
         sock.sendall(hello_of(cluster[1]))
         until(lambda: any("Connected: worker 1" in line for line in first.lines))
-    until(lambda: "Connected: nobody" in first.lines[-1])
+    until(lambda: "Connected: none" in first.lines[-1])
     assert [member.error() for member in (start(cluster[1]), start(cluster[2]), first)] == [None] * 3
 
 
@@ -188,7 +188,7 @@ def test_an_interrupt_ends_the_wait_and_frees_the_port(process_id):
 
     cluster = cluster_of(2)
     with pytest.raises(KeyboardInterrupt):
-        agree(cluster[process_id], {}, LONG_SECS, interrupt, say_every_secs=0.05)
+        agree(cluster[process_id], LONG_SECS, interrupt, say_every_secs=0.05)
     assert is_free(port_of(cluster))
 
 
@@ -213,7 +213,7 @@ from trainer.cluster.description.cluster_resolver import resolve_cluster
 from trainer.cluster.rendezvous.rendezvous import agree
 assert "jax" not in sys.modules
 try:
-    agree(resolve_cluster(), {}, float(sys.argv[2]), say_every_secs=0.1).close()
+    agree(resolve_cluster(), float(sys.argv[2]), say_every_secs=0.1).close()
 except (ValueError, TimeoutError) as error:
     print(type(error).__name__, error)
 else:
@@ -223,7 +223,7 @@ else:
 
 def start_process(addresses, index, timeout_secs=LONG_SECS):
     folder = project_files.ROOT / "trainer"
-    packages = json.dumps({"trainer": str(folder), "trainer.distribute": str(folder / "distribute")})
+    packages = json.dumps({"trainer": str(folder), "trainer.cluster": str(folder / "cluster")})
     tf_config = json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
     return subprocess.Popen([sys.executable, "-c", PROCESS, packages, str(timeout_secs)],
                             env={**os.environ, "TF_CONFIG": tf_config}, text=True,

@@ -113,4 +113,4 @@ def test_a_port_in_use_names_the_variable_that_gives_another(slurm):
     with socket.create_server(("127.0.0.1", 0)) as other:
         slurm(SLURM_STEP_NODELIST="localhost", SLURM_PROCID="0", JAX_COORDINATOR_PORT=str(other.getsockname()[1]))
         with pytest.raises(ClusterError, match=r"another port in the environment \(JAX_COORDINATOR_PORT, "):
-            agree(resolve_cluster(), {}, timeout_secs=60)
+            agree(resolve_cluster(), timeout_secs=60)

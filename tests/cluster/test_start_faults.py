@@ -237,7 +237,7 @@ def test_whoever_is_there_names_the_task_of_slurm_that_is_missing(processes):
     processes.start_task(port, 0)
     ended, = processes.end()
     assert ended.code == FAILED
-    assert "After 4 s, 1 of 2 processes are missing: task 1. Connected: nobody." in ended.last_line
+    assert "After 4 s, 1 of 2 processes are missing: task 1. Connected: none." in ended.last_line
     assert "address for task 0 in its environment (JAX_COORDINATOR_PORT, SLURM_STEP_NODELIST)" in ended.last_line
     assert is_free(port)
 

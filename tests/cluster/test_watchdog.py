@@ -17,7 +17,7 @@ from tests.support.networks import LinenMLP
 from tests.support.rendezvous_cluster import until
 from trainer.cluster import membership
 from trainer.cluster.liveness import process_end
-from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, verdict
+from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose
 from trainer.cluster.liveness.watchdog import Watchdog, is_peer_error
 from trainer.launch.job import Job
 from trainer.testing import LocalCluster, WorkerError
@@ -32,19 +32,19 @@ def seen(phase, step=7, still=0.0, silent=0.0, moves=1):
 
 
 def judged(*processes, timeout_secs=4.0):
-    return verdict(dict(enumerate(processes)), len(processes), timeout_secs)
+    return diagnose(dict(enumerate(processes)), len(processes), timeout_secs)
 
 
-def test_a_worker_that_is_not_heard_is_lost_even_if_nobody_waits_for_it():
-    assert judged(seen("train"), seen("data", silent=3.9, still=3.9)) is None
-    assert judged(seen("train"), seen("data", silent=4.0, still=4.0)) == (
+def test_a_worker_that_is_not_heard_is_lost_even_if_no_other_waits_for_it():
+    assert judged(seen("host"), seen("data", silent=3.9, still=3.9)) is None
+    assert judged(seen("host"), seen("data", silent=4.0, still=4.0)) == (
         'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data".')
 
 
 def test_if_something_is_known_to_be_wrong_less_silence_is_enough():
-    silent = {0: seen("train"), 1: seen("data", silent=20.0)}
-    assert verdict(silent, 2, 300.0) is None
-    assert verdict(silent, 2, 300.0, silence_secs=20.0).startswith("worker 1 is lost")
+    silent = {0: seen("host"), 1: seen("data", silent=20.0)}
+    assert diagnose(silent, 2, 300.0) is None
+    assert diagnose(silent, 2, 300.0, silence_secs=20.0).startswith("worker 1 is lost")
 
 
 def test_errors_of_collectives_are_told_from_own_ones():
@@ -64,16 +64,16 @@ def test_a_worker_at_work_that_another_one_waits_for_has_stalled():
     assert judged(waits, seen("data", step=8, still=9.0), seen("host")) is None, "it is ahead of who waits"
 
 
-def test_if_all_stand_still_the_one_with_work_of_its_own_is_to_blame():
+def test_if_all_stand_still_the_one_with_work_of_its_own_is_the_cause():
     assert judged(seen("host", 6, still=9.0), seen("data", still=4.0)).startswith("worker 1 has stalled at step 7")
-    assert judged(seen("host", still=9.0), seen("train", 6, still=4.0)).startswith("worker 1 has stalled at step 6")
+    assert judged(seen("host", still=9.0), seen("host", 6, still=4.0)).startswith("worker 1 has stalled at step 6")
     assert judged(seen("host", still=9.0), seen("compile", still=4.0)) is None
     assert judged(seen("data", still=9.0), seen("compile", still=9.0)).startswith("worker 0 has stalled")
     assert judged(seen("data", 9, still=5.0), seen("callbacks", 8, still=5.0)).startswith("worker 1 has stalled")
 
 
-@pytest.mark.parametrize("phase", ["device", "train"])
-def test_if_all_wait_alike_nobody_is_blamed(phase):
+@pytest.mark.parametrize("phase", ["device", "host"])
+def test_if_all_wait_there_is_no_cause(phase):
     text = judged(seen(phase, still=5.0), seen(phase, still=4.0))
     assert text.startswith("all workers wait for their devices, for 4.0 s: worker 0 at step 7, worker 1 at step 7.")
 
@@ -92,7 +92,7 @@ def test_outside_of_runs_there_is_no_limit():
 
 def test_a_worker_that_has_ended_is_not_lost_but_must_not_be_awaited():
     ended = seen("stopped", still=50.0, silent=50.0)
-    assert judged(seen("train"), ended) is None
+    assert judged(seen("host"), ended) is None
     left = "worker 1 has left the job: its script has ended, at step 7, while worker 0 waits"
     assert judged(seen("device", still=4.0), ended).startswith(left)
     assert judged(seen("checkpoint", still=4.0), ended).startswith(left)
@@ -127,7 +127,7 @@ def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkey
 
 def test_nobody_stalls_before_all_have_begun():
     waits, stuck = seen("device", still=99.0), seen("data", still=99.0)
-    assert verdict({0: waits, 1: stuck}, 3, 4.0) is None
+    assert diagnose({0: waits, 1: stuck}, 3, 4.0) is None
     assert judged(waits, stuck, seen("idle", moves=0)) is None
     assert judged(waits, stuck, seen("idle", moves=1)) is not None
 
@@ -136,19 +136,19 @@ def test_a_worker_that_may_be_lost_has_not_stalled():
     assert judged(seen("device", still=9.0), seen("data", still=9.0, silent=2.5)) is None
 
 
-def test_all_take_over_what_one_has_concluded_and_do_not_blame_it_for_leaving():
+def test_all_take_over_what_one_has_concluded_and_do_not_take_it_for_the_cause():
     left = Seen(Report(9, 1, 7, "device", "worker 2 has stalled."), 9.0, 9.0)
     assert judged(seen("device", still=9.0), left, seen("data", 3)) == "worker 2 has stalled."
 
 
 def test_time_in_which_a_process_did_not_look_does_not_count():
-    observer = Observer(beat_secs=1.0)
+    observer = Observer(heartbeat_secs=1.0)
     report = Report(1, 1, 1, "data")
     assert observer.observe(100.0, {1: report})[1] == Seen(report, 0.0, 0.0)
     assert observer.observe(101.0, {1: report})[1] == Seen(report, 1.0, 1.0)
     assert observer.observe(901.0, {1: report})[1] == Seen(report, 3.0, 3.0), "it was suspended itself"
-    beats = Report(2, 1, 1, "data")
-    assert observer.observe(902.0, {1: beats})[1] == Seen(beats, 0.0, 4.0)
+    heartbeats = Report(2, 1, 1, "data")
+    assert observer.observe(902.0, {1: heartbeats})[1] == Seen(heartbeats, 0.0, 4.0)
     moves = Report(3, 2, 1, "data")
     assert observer.observe(903.0, {1: moves})[1] == Seen(moves, 0.0, 0.0)
 
@@ -175,13 +175,13 @@ def test_processes_say_what_they_do_and_that_they_stop(exits):
     store = FakeStore()
     pair = [Watchdog(0.4, store, (index, 2)) for index in range(2)]
     for index, one in enumerate(pair):
-        one.progress(5, "data" if index else "train")
-    wait_until(lambda: {report(store, index).phase for index in range(2)} == {"data", "train"})
+        one.progress(5, "data" if index else "host")
+    wait_until(lambda: {report(store, index).phase for index in range(2)} == {"data", "host"})
     assert (report(store, 1).moves, report(store, 1).step) == (1, 5)
     pair[1].stop()
     assert report(store, 1).phase == "stopped"
     for step in range(60):
-        pair[0].progress(step, "train")
+        pair[0].progress(step, "host")
         time.sleep(0.01)
     pair[0].stop()
     pair[0].stop()
@@ -190,13 +190,13 @@ def test_processes_say_what_they_do_and_that_they_stop(exits):
 
 def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
     store = FakeStore()
-    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "train"]))
+    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "host"]))
     one = Watchdog(0.4, store, (0, 2))
     one.progress(4, "device")
     wait_until(lambda: exits == [75])
     err = capfd.readouterr().err
     assert err.startswith("\nWatchdog: worker 1 is lost: nothing was heard of it for 0.")
-    assert 'It was at step 3, in "train". Worker 0 ends at step 4 with exit code 75; its main thread is here:\n' in err
+    assert 'It was at step 3, in "host". Worker 0 ends at step 4 with exit code 75; its main thread is here:\n' in err
     assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
     one.stop()
 
@@ -214,21 +214,21 @@ def test_a_coordinator_that_does_not_answer_is_process_0_lost(exits, capfd):
     assert "(UNAVAILABLE: no connection). Worker 1 ends at step 4 with exit code 75" in err
 
 
-def test_awaiting_a_verdict_ends_if_nobody_is_lost(exits):
+def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(exits):
     store = FakeStore()
     pair = [Watchdog(0.4, store, (index, 2)) for index in range(2)]
-    pair[0].await_verdict()
+    pair[0].await_diagnosis()
     assert exits == []
     for one in pair:
         one.stop()
-    pair[0].await_verdict()
+    pair[0].await_diagnosis()
 
 
 def test_one_process_needs_no_watch_and_a_limit_is_positive():
     before = threading.active_count()
     one = Watchdog(1.0)
     one.progress(1, "data")
-    one.await_verdict()
+    one.await_diagnosis()
     one.stop()
     assert threading.active_count() == before
     with pytest.raises(ValueError, match=r"`timeout_secs` must be greater than 0\. Received: 0"):
@@ -254,7 +254,7 @@ def work(failing, how):
     for step in range(3):
         watchdog.progress(step, "data")
         time.sleep(0.1)
-        watchdog.progress(step, "train")
+        watchdog.progress(step, "host")
     print(f"at {time.monotonic()}", file=sys.stderr, flush=True)
     if how == "sleep":
         watchdog.progress(3, "data" if index == failing else "device")
@@ -267,7 +267,7 @@ def work(failing, how):
         os.kill(os.getpid(), getattr(signal, how))
     else:
         for _ in range(600):
-            watchdog.progress(3, "train")
+            watchdog.progress(3, "host")
             time.sleep(0.1)
     return index
 
@@ -296,7 +296,7 @@ def test_a_process_that_is_killed_is_named_at_once(failing, name):
     code, text, secs = run_without_launcher("SIGKILL", failing)
     assert code == 75, text  # not by SIGABRT, though JAX aborts those that lose process 0
     assert f'Watchdog: {name} is lost: its process has ended, ' in text
-    assert f'It was at step 2, in "train". Worker {1 - failing} ends at step 3 with exit code 75' in text
+    assert f'It was at step 2, in "host". Worker {1 - failing} ends at step 3 with exit code 75' in text
     assert "test_watchdog.py" in text.partition("main thread is here:")[2]
     assert secs < TIMEOUT_SECS / 4 + NOTICED_AT_ONCE_SECS
 
@@ -309,7 +309,7 @@ def test_a_process_that_is_suspended_is_named(failing, says):
     code, text, secs = run_without_launcher("SIGSTOP", failing)
     assert code == 75, text
     assert f"Watchdog: {says}" in text
-    assert f'It was at step 2, in "train". Worker {1 - failing} ends at step 3 with exit code 75' in text
+    assert f'It was at step 2, in "host". Worker {1 - failing} ends at step 3 with exit code 75' in text
     assert "test_watchdog.py" in text.partition("main thread is here:")[2]
     assert 0.75 * TIMEOUT_SECS < secs < 2 * NOTICED_SECS
 

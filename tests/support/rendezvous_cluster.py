@@ -4,12 +4,13 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 from trainer.cluster.description.cluster_description import ClusterDescription
 from trainer.cluster.description.package_versions import package_versions
-from trainer.cluster.rendezvous import gather, join
+from trainer.cluster.rendezvous import gather, join, rendezvous
 from trainer.cluster.rendezvous.messages import Hello, encode
 from trainer.cluster.rendezvous.rendezvous import agree
 
@@ -60,11 +61,17 @@ def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
     monkeypatch.setattr(gather, "GRACE_SECS", 0.3)
     monkeypatch.setattr(gather, "DRAIN_SECS", 0.3)
     monkeypatch.setattr(join, "LAST_WORDS_SECS", 0.3)
+    here = threading.local()  # each thread stands for a process, with packages of its own
+    monkeypatch.setattr(rendezvous, "package_versions", lambda: here.versions)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        def start(description, digest=None, timeout_secs=LONG_SECS, job_id="job", say_every_secs=LONG_SECS):
+        def start(description, versions=None, timeout_secs=LONG_SECS, job_id="job", say_every_secs=LONG_SECS):
             lines = []
-            return Member(pool.submit(lambda: agree(description, digest or {}, timeout_secs, lines.append, job_id,
-                                                    say_every_secs=say_every_secs).close()), lines)
+
+            def run():
+                here.versions = versions or package_versions()
+                agree(description, timeout_secs, lines.append, job_id, say_every_secs=say_every_secs).close()
+
+            return Member(pool.submit(run), lines)
 
         yield start
 

@@ -1,7 +1,7 @@
 """Joining the processes of a cluster to one JAX program, once per process.
 
 Owns the start of JAX's distributed runtime and the end of a process that failed. What a cluster is, and that its
-processes were started alike, is known before JAX is asked for anything.
+processes were started in the same way, is known before JAX is asked for anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.cluster.workarounds import put_off_aborts, threads_that_wait_their_
 
 if TYPE_CHECKING:
     from trainer.cluster.liveness.watchdog import Watchdog
-    from trainer.cluster.rendezvous.startup_monitor import Company
+    from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 
 # What only clusters need, the preflight and the watchdog, is imported where a cluster is joined.
 
@@ -54,25 +54,25 @@ def join_cluster(timeout_secs: float | None = None) -> None:
 
     Raises:
       ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
-        jobs or versions. If nobody catches it, the process's exit code is 2.
+        jobs or versions. If it is not caught, the process's exit code is 2.
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
     """
-    company, timeout_secs = None, timeout_secs or DEFAULT_TIMEOUT_SECS
+    monitor, timeout_secs = None, timeout_secs or DEFAULT_TIMEOUT_SECS
     if not jax.distributed.is_initialized():
         try:
-            company = _join(timeout_secs)
+            monitor = _join(timeout_secs)
         except ClusterError:
             if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
                 sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
             raise
     if jax.distributed.is_initialized():
         _watch(timeout_secs)
-    if company is not None:
-        company.started()
+    if monitor is not None:
+        monitor.started()
 
 
-def _join(timeout_secs: float) -> Company | None:
+def _join(timeout_secs: float) -> StartupMonitor | None:
     """Joins the cluster; returns the processes that this one has met for that, if they have."""
     description = resolve_cluster()
     if description is None and (kind := detect_cluster()) is not None:
@@ -97,10 +97,10 @@ def _join(timeout_secs: float) -> Company | None:
     from trainer.cluster.rendezvous.rendezvous import agree
     from trainer.cluster.rendezvous.startup_monitor import DRAIN_SECS
 
-    company = agree(description, {}, timeout_secs)
+    monitor = agree(description, timeout_secs)
     set_process_names([description.name(number) for number in range(description.num_processes)])
     who = f"{description.name(description.process_id)} ends"
-    company.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
+    monitor.watch(timeout_secs, lambda text, code, linger: end_process(text, who, linger, DRAIN_SECS, code))
     address = description.coordinator_address
     options: dict[str, Any] = {"cluster_detection_method": "deactivate"}  # it might find another cluster
     if is_loopback(split_address(address)[0]):  # by default, JAX's coordinator listens on all interfaces
@@ -112,13 +112,13 @@ def _join(timeout_secs: float) -> Company | None:
                     num_processes=description.num_processes, process_id=description.process_id, **options)
     except BaseException as error:
         if isinstance(error, Exception):
-            company.await_end()
+            monitor.await_end()
         if jax.distributed.is_initialized():  # JAX would abort this process when the others have ended
-            company.give_up()
+            monitor.give_up()
         else:
-            company.leave()
+            monitor.leave()
         raise
-    return company
+    return monitor
 
 
 def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
@@ -224,7 +224,7 @@ def _exit_at_once(kind: type[BaseException], error: BaseException, trace: Traceb
         os._exit(REFUSED_EXIT_CODE)
     lost_peer = is_peer_error(error)
     if _watchdog is not None and lost_peer:
-        _watchdog.await_verdict()  # names who is lost, and ends this process
+        _watchdog.await_diagnosis()  # names who is lost, and ends this process
     elif _watchdog is not None and isinstance(error, Exception):
         _watchdog.fail(error)
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else PEER_LOST if lost_peer else 1)

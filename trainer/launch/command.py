@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     try:
         sys.stdout.flush()
-    except OSError:  # nobody reads it any more, which Python would complain about once more when it exits
+    except OSError:  # it has no reader any more, which Python would complain about once more when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 

@@ -26,7 +26,7 @@ from trainer.launch import output, parent_death
 
 OnLines = Callable[[int, str, Sequence[bytes]], None]
 
-_LIFELINE = os.path.abspath(parent_death.__file__)
+_PARENT_DEATH = os.path.abspath(parent_death.__file__)
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 _KEPT_LINES = 200  # of each worker's stderr
 _READ_BYTES = 2**16
@@ -64,7 +64,7 @@ class Job:
         self._drained_by = float("inf")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", _LIFELINE, "guard", self._job_id], stdin=subprocess.PIPE,
+            [sys.executable, "-I", "-S", _PARENT_DEATH, "guard", self._job_id], stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
             env={name: value for name, value in os.environ.items() if name != parent_death.JOB_ID_VARIABLE})
         try:
@@ -132,9 +132,9 @@ class Job:
         self.close()
 
     def _start(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        # -I and -S are for the lifeline alone: it then replaces itself by an ordinary `python -u`.
+        # -I and -S are for that script alone: it then replaces itself by an ordinary `python -u`.
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _LIFELINE, "tie", str(os.getpid()), sys.executable, "-u", *command],
+            [sys.executable, "-I", "-S", _PARENT_DEATH, "tie", str(os.getpid()), sys.executable, "-u", *command],
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
             start_new_session=True)
         worker = len(self._processes)
@@ -147,7 +147,7 @@ class Job:
             self._selector.register(pipe, selectors.EVENT_READ, (worker, name, output.LineSplitter()))
 
     def _tell_guard(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it: then only the kernel's signal is left
+        with contextlib.suppress(BrokenPipeError):  # it was killed: then only the kernel's signal is left
             self._guard.stdin.write(f"{line}\n".encode())  # type: ignore[union-attr]
 
     def _read(self, key: selectors.SelectorKey) -> None:
@@ -172,7 +172,7 @@ class Job:
         ended = []
         for worker in self.running:
             process = self._processes[worker]
-            # Looks without reaping: until then its number, and so its group's, is nobody else's.
+            # Looks without reaping: until then its number, and so its group's, is no other's.
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 parent_death.kill_group(process.pid)
                 self.codes[worker] = process.wait()

@@ -75,7 +75,7 @@ def say(message: str) -> None:
 
 
 def end_of(lines: Sequence[bytes]) -> list[bytes]:
-    """Returns what tells most about a failure: all from its traceback on, or else the last lines.
+    """Returns what says most about a failure: all from its traceback on, or else the last lines.
 
     Args:
       lines: the last lines of a process's stderr.

@@ -3,8 +3,8 @@
 Owns the two small programs that this takes. It is run as a script, by its path and before anything else in a worker,
 so it imports nothing of the trainer.
 
-  launcher_lifeline.py tie PID PROGRAM ARGUMENTS...   becomes the program, which the kernel kills once PID has ended
-  launcher_lifeline.py guard JOB_ID                   reads process groups, a line each; kills them at the end of input
+  parent_death.py tie PID PROGRAM ARGUMENTS...   becomes the program, which the kernel kills once PID has ended
+  parent_death.py guard JOB_ID                   reads process groups, a line each; kills them at the end of input
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def tie(parent: int, command: list[str]) -> None:
 
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() == parent:  # else it ended before the line above, and nobody will send the signal
+    if os.getppid() == parent:  # else it ended before the line above, and no signal will come
         os.execv(command[0], command)
 
 
@@ -59,7 +59,7 @@ def kill_all_of(job_id: str) -> None:
 
 
 def guard(job_id: str) -> None:
-    """Waits until nobody can write to stdin any more, and then ends the job, unless the last line says it is done."""
+    """Waits for the end of stdin, whose writers have then ended, and ends the job, unless the last line is `DONE`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lines = sys.stdin.read().split()

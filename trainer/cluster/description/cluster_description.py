@@ -117,7 +117,7 @@ class ClusterDescription:
       role: this process's task type, such as "worker".
       names: what messages call each process, such as "worker 1"; empty for "process 0", "process 1", ...
       source: what describes the cluster to each process, for messages.
-      job_id: what tells this job from others, if the source does; else "".
+      job_id: distinguishes this job from others, if the source does; else "".
       local_id: this process's number among those on its machine, each of which uses the accelerator of that number;
         None where processes use all that they see.
 

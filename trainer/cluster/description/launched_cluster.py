@@ -28,7 +28,7 @@ def launched_cluster(
       count_name: the variable that says how many there are.
       local_name: the variable with its number among those on the same machine.
       launcher: returns process 0's host, as it stands in an address, the job's number, and the variable they are from.
-      job_id: what tells this job from others.
+      job_id: distinguishes this job from others.
       advice: what to do if a variable does not hold what the launcher writes into it.
 
     Raises:
@@ -38,7 +38,7 @@ def launched_cluster(
     if not number < count:
         raise ClusterError(f"{number_name} is {number}, but {count_name} is {count}. {advice}")
     if count == 1:
-        return ClusterDescription(("127.0.0.1:1",), 0, source="environment", job_id=job_id)  # it meets nobody
+        return ClusterDescription(("127.0.0.1:1",), 0, source="environment", job_id=job_id)  # it meets no other
     local_id = whole_number(local_name, advice)
     address, where = os.environ.get("JAX_COORDINATOR_ADDRESS"), "JAX_COORDINATOR_ADDRESS"
     if not address:

@@ -31,7 +31,7 @@ def in_open_mpi() -> bool:
 def open_mpi_cluster() -> ClusterDescription:
     """Returns the processes that `mpirun` started together with this one.
 
-    They meet on the launcher's machine, unless they are told where (see `launched_cluster`), or all are on one.
+    They meet on the launcher's machine, unless the environment says where (see `launched_cluster`), or all are on one.
 
     Raises:
       ClusterError: if a variable does not hold what `mpirun` writes into it, or the address is wrong.

@@ -23,7 +23,7 @@ def in_slurm() -> bool:
 def slurm_cluster() -> ClusterDescription:
     """Returns the tasks of the step that this process is a task of.
 
-    They meet on the step's first machine, unless they are told where (see `launched_cluster`).
+    They meet on the step's first machine, unless the environment says where (see `launched_cluster`).
 
     Raises:
       ClusterError: if a variable does not hold what `srun` writes into it, or the address is wrong.

@@ -1,7 +1,7 @@
-"""What the processes of a job say of themselves, and what follows from it.
+"""What the processes of a job report of themselves, and what follows from it.
 
-Owns who is to blame when a job does not go on. Who says it when and to whom, and what becomes of it, is the watchdog's
-matter.
+Owns which process is the cause when a job does not go on. When reports are sent and to which processes, and what
+becomes of a diagnosis, is the watchdog's matter.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from typing import NamedTuple
 
 from trainer.cluster.description.process_names import process_name
 
-# What a process does by what it says. All else, such as "data", is work of its own.
+# What a process does by its report. All else, such as "data", is work of its own.
 WAITING = {"device"}  # for the result of an execution, so for all processes
-DISPATCHING = {"host", "train", "validation", "test", "predict"}  # may wait too: CPUs run collectives in the call
-OUTSIDE = {"idle", "stopped"}  # of any run: nobody can tell what comes, so that nobody has to hurry unless awaited
+MAYBE_WAITING = {"device", "host"}  # "host" starts executions, and CPUs run collectives in the call
+OUTSIDE = {"idle", "stopped"}  # of any run: what comes next is unknown, so that there is no limit unless awaited
 PATIENT = {"compile", "checkpoint", "idle"}  # may take `PATIENCE` times as long
 PATIENCE = 10.0
 
-_BEATS_PER_TIMEOUT = 16
-_MAX_BEAT_SECS = 5.0
+_HEARTBEATS_PER_TIMEOUT = 16
+_MAX_HEARTBEAT_SECS = 5.0
 
 
 class Report(NamedTuple):
-    """What a process says of itself.
+    """What a process reports of itself.
 
     Attributes:
-      beat: changes with each report.
+      heartbeat: changes with each report.
       moves: how often the process called `Watchdog.progress`.
-      step: as it said then.
-      phase: as it said then.
-      verdict: what it has concluded, because of which it ends; empty if nothing.
+      step: the step of the last of these calls.
+      phase: the phase of the last of these calls.
+      diagnosis: why it ends; empty if it goes on.
     """
 
-    beat: int
+    heartbeat: int
     moves: int
     step: int
     phase: str
-    verdict: str = ""
+    diagnosis: str = ""
 
 
 class Seen(NamedTuple):
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
     Attributes:
       report: the last one.
-      silent_secs: since the beat was last seen to change.
+      silent_secs: since the heartbeat was last seen to change.
       still_secs: since the process was last seen to move.
     """
 
@@ -63,14 +63,14 @@ class Observer:
     Time in which this process did not look, as it was suspended itself, does not count for the others.
 
     Args:
-      beat_secs: how often it is going to look.
+      heartbeat_secs: how often it is going to look.
     """
 
-    def __init__(self, beat_secs: float):
-        self._max_gap_secs = 2 * beat_secs
+    def __init__(self, heartbeat_secs: float):
+        self._max_gap_secs = 2 * heartbeat_secs
         self._looked_at: float | None = None
         self._clock = 0.0
-        self._known: dict[int, tuple[Report, float, float]] = {}  # with the times of its last beat and move
+        self._known: dict[int, tuple[Report, float, float]] = {}  # with the times of its last heartbeat and move
 
     def observe(self, now: float, reports: Mapping[int, Report]) -> dict[int, Seen]:
         """Returns what is known of each process.
@@ -84,7 +84,7 @@ class Observer:
         self._looked_at = now
         for worker, report in reports.items():
             old, heard, moved = self._known.get(worker, (None, self._clock, self._clock))
-            if old is not None and old.beat != report.beat:
+            if old is not None and old.heartbeat != report.heartbeat:
                 heard = self._clock
             if old is not None and (old.moves, old.step, old.phase) != (report.moves, report.step, report.phase):
                 moved = self._clock
@@ -93,18 +93,18 @@ class Observer:
                 for worker, (report, heard, moved) in self._known.items()}
 
 
-def verdict(
+def diagnose(
     seen: Mapping[int, Seen], num_processes: int, timeout_secs: float, silence_secs: float | None = None
 ) -> str | None:
     """Returns what is wrong with the job, or None if nothing is, or nothing yet.
 
-    What a process has concluded, the others take over: it ends, and would seem to be to blame. Otherwise a process is
-    lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when all
-    have begun, and none has moved for `timeout_secs`, or one waits for its device so long. To blame is then whoever
-    does work of its own, such as "data", or else whoever compiles, saves or is between two runs, or else who may be
-    waiting itself; among several the one of the lowest step. Who saves waits too, once a process has left. While a
-    process compiles, saves or is between two runs, it has `PATIENCE` times as long before it is to blame, and so have
-    those that wait for it.
+    A diagnosis of another process is taken over: that process ends, and would seem to be the cause. Otherwise a process
+    is lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when
+    all have begun, and none has moved for `timeout_secs`, or one waits for its device so long. The cause is then a
+    process that does work of its own, such as "data", or else one that compiles, saves or is between two runs, or else
+    one that may be waiting itself; among several the one of the lowest step. A process that saves waits too, once
+    another process has left. While a process compiles, saves or is between two runs, it has `PATIENCE` times as long,
+    and so have those that wait for it.
 
     Args:
       seen: what is known of each process.
@@ -113,25 +113,28 @@ def verdict(
       silence_secs: see above; `timeout_secs` by default.
 
     >>> at_work, waits = Report(9, 80, 7, "data"), Report(9, 81, 7, "device")
-    >>> verdict({0: Seen(waits, 0.5, 4.0), 1: Seen(at_work, 0.5, 4.5)}, 2, timeout_secs=4.0)
+    >>> diagnose({0: Seen(waits, 0.5, 4.0), 1: Seen(at_work, 0.5, 4.5)}, 2, timeout_secs=4.0)
     'worker 1 has stalled at step 7, in "data" for 4.5 s, while worker 0 waits (step 7, "device").'
     """
-    for one in seen.values():
-        if one.report.verdict:
-            return one.report.verdict
-    heard = {worker: one for worker, one in seen.items() if one.report.phase != "stopped"}
-    worker = max(heard, key=lambda worker: heard[worker].silent_secs, default=None)
-    if worker is not None and heard[worker].silent_secs >= (silence_secs or timeout_secs):
-        return lost(worker, seen, f"nothing was heard of it for {heard[worker].silent_secs:.1f} s")
-    if worker is None or len(seen) < num_processes or any(one.report.moves == 0 for one in heard.values()):
+    for process in seen.values():
+        if process.report.diagnosis:
+            return process.report.diagnosis
+    heard = {worker: process for worker, process in seen.items() if process.report.phase != "stopped"}
+    quietest = max(heard, key=lambda worker: heard[worker].silent_secs, default=None)
+    if quietest is None:
         return None
-    if heard[worker].silent_secs > 2 * beat_secs(timeout_secs):
+    silent_secs = heard[quietest].silent_secs
+    if silent_secs >= (silence_secs or timeout_secs):
+        return lost(quietest, seen, f"nothing was heard of it for {silent_secs:.1f} s")
+    if len(seen) < num_processes or any(process.report.moves == 0 for process in heard.values()):
+        return None
+    if silent_secs > 2 * heartbeat_secs(timeout_secs):
         return None  # it may turn out to be lost, and then has not stalled
     return _stall(seen, timeout_secs)
 
 
 def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
-    """Returns what is to be said of a process that is lost.
+    """Returns the diagnosis of a lost process.
 
     >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 0.5, 0.5)}, "its process has ended")
     'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data".'
@@ -143,7 +146,7 @@ def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
 
 
 def ended(worker: int, seen: Mapping[int, Seen]) -> str:
-    """Returns what is to be said of a process that has ended without a word.
+    """Returns the diagnosis of a process that has ended without giving a reason.
 
     >>> ended(1, {1: Seen(Report(9, 80, 7, "data"), 0.5, 0.5)})
     'worker 1 is lost: its process has ended, 0.5 s after it was last heard. It was at step 7, in "data".'
@@ -153,50 +156,58 @@ def ended(worker: int, seen: Mapping[int, Seen]) -> str:
 
 
 def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
-    still = {worker: one for worker, one in seen.items() if one.still_secs >= timeout_secs}
-    # What has ended saves nothing any more, so that those wait forever who save together with it.
-    has_left = any(one.report.phase == "stopped" for one in seen.values())
+    still = {worker: process for worker, process in seen.items() if process.still_secs >= timeout_secs}
+    # A process that has ended saves nothing any more, so that those that save together with it wait for ever.
+    has_left = any(process.report.phase == "stopped" for process in seen.values())
     waits = WAITING | {"checkpoint"} if has_left else WAITING
-    waiting = [worker for worker, one in still.items() if one.report.phase in waits]
-    maybe_waiting = [worker for worker, one in still.items() if one.report.phase in WAITING | DISPATCHING]
+    waiting = [worker for worker, process in still.items() if process.report.phase in waits]
+    maybe_waiting = [worker for worker, process in still.items() if process.report.phase in MAYBE_WAITING]
     if len(still) == len(seen):
         suspects = set(still) - set(waiting)
-        if not suspects or (len(maybe_waiting) == len(still) > 1
-                            and len({(one.report.step, one.report.phase) for one in still.values()}) == 1):
-            places = [f"{process_name(worker)} at step {one.report.step}" for worker, one in sorted(still.items())]
-            return (f"all workers wait for their devices, for {min(one.still_secs for one in still.values()):.1f} s: "
-                    + ", ".join(places)
-                    + ". A device or a connection hangs, or an execution takes longer than the watchdog's limit.")
+        places = {(process.report.step, process.report.phase) for process in still.values()}
+        if not suspects or (len(maybe_waiting) == len(still) > 1 and len(places) == 1):
+            return _all_wait(still)
     elif waiting:
         last = max(seen[worker].report.step for worker in waiting)
-        suspects = {worker for worker, one in still.items() if worker not in waiting and one.report.step <= last}
+        suspects = {worker for worker, process in still.items()
+                    if worker not in waiting and process.report.step <= last}
     else:
         return None
-    culprit = min(suspects, key=lambda worker: _innocence(still[worker]), default=None)
-    if culprit is None:
+    cause = min(suspects, key=lambda worker: _rank_of_suspect(still[worker]), default=None)
+    if cause is None:
         return None
-    one, others = still[culprit], [worker for worker in waiting or maybe_waiting if worker != culprit]
-    is_due = one.still_secs >= timeout_secs * (PATIENCE if one.report.phase in PATIENT else 1.0)
-    if not is_due or (one.report.phase in OUTSIDE and not others):
+    process, others = still[cause], [worker for worker in waiting or maybe_waiting if worker != cause]
+    is_due = process.still_secs >= timeout_secs * (PATIENCE if process.report.phase in PATIENT else 1.0)
+    if not is_due or (process.report.phase in OUTSIDE and not others):
         return None
-    name, at = process_name(culprit), f"at step {one.report.step}"
-    text = f'{name} has stalled {at}, in "{one.report.phase}" for {one.still_secs:.1f} s'
-    if one.report.phase == "stopped":
+    name, at = process_name(cause), f"at step {process.report.step}"
+    text = f'{name} has stalled {at}, in "{process.report.phase}" for {process.still_secs:.1f} s'
+    if process.report.phase == "stopped":
         text = f"{name} has left the job: its script has ended, {at}"
     if others:
         text += f", while {process_name(others[0])} waits ({still[others[0]]})"
     return f"{text}."
 
 
-def _innocence(one: Seen) -> tuple[int, int, float]:
-    phase = one.report.phase
-    return 1 if phase in PATIENT | OUTSIDE else 2 if phase in DISPATCHING else 0, one.report.step, -one.still_secs
+def _all_wait(still: Mapping[int, Seen]) -> str:
+    places = ", ".join(f"{process_name(worker)} at step {process.report.step}"
+                       for worker, process in sorted(still.items()))
+    secs = min(process.still_secs for process in still.values())
+    return (f"all workers wait for their devices, for {secs:.1f} s: {places}. A device or a connection hangs, or an "
+            "execution takes longer than the watchdog's limit.")
 
 
-def beat_secs(timeout_secs: float) -> float:
+def _rank_of_suspect(process: Seen) -> tuple[int, int, float]:
+    """Returns a smaller rank for a process that is more likely to be the cause."""
+    phase = process.report.phase
+    kind = 1 if phase in PATIENT | OUTSIDE else 2 if phase in MAYBE_WAITING else 0
+    return kind, process.report.step, -process.still_secs
+
+
+def heartbeat_secs(timeout_secs: float) -> float:
     """Returns how often processes report, in seconds.
 
-    >>> beat_secs(4.0), beat_secs(300.0)
+    >>> heartbeat_secs(4.0), heartbeat_secs(300.0)
     (0.25, 5.0)
     """
-    return min(timeout_secs / _BEATS_PER_TIMEOUT, _MAX_BEAT_SECS)
+    return min(timeout_secs / _HEARTBEATS_PER_TIMEOUT, _MAX_HEARTBEAT_SECS)

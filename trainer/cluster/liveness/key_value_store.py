@@ -1,4 +1,8 @@
-"""JAX's key-value store, in which the processes of a job tell each other what needs no devices."""
+"""JAX's key-value store, in which the processes of a job exchange what needs no devices.
+
+Its client is a private name of JAX, in 0.10.2 and 0.12, as JAX has no public one. Nothing over processes works without
+it, so it has no switch; `tests/cluster/test_workarounds.py` fails when JAX makes one public.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,6 @@ class Store(Protocol):
 
 def jax_store() -> Any:
     """Returns JAX's client of the store; None before `jax.distributed.initialize` and after its shutdown."""
-    # `global_state` is the only private name of JAX that is used over processes: it has no public one for these.
     from jax._src import distributed
 
     return distributed.global_state.client

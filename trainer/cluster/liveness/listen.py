@@ -1,4 +1,4 @@
-"""The port that process 0 listens on before JAX does, held by nobody else."""
+"""The port that process 0 listens on before JAX does, held by no other program."""
 
 from __future__ import annotations
 

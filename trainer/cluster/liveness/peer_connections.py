@@ -1,4 +1,4 @@
-"""Connections between process 0 and each other one, whose end tells at once that a process has ended.
+"""Connections between process 0 and each other one, whose end shows at once that a process has ended.
 
 Owns these connections and what is said over them: who a process is, and why it leaves if it does so on purpose. They
 are idle otherwise. A process that is suspended or cut off is not noticed here: its connection stays open.
@@ -23,7 +23,7 @@ from trainer.cluster.description.cluster_description import is_loopback
 from trainer.cluster.liveness.key_value_store import Store
 from trainer.cluster.liveness.listen import bind_all, close_all
 
-_KEYS = "trainer/links/"
+_KEYS = "trainer/peers/"
 _CONNECT_SECS = 5.0  # for one attempt, and for one answer
 _TRIES, _PAUSE_SECS = 20, 0.25
 _GRACE_SECS = 0.2  # Ctrl-C ends all processes, but not at the same moment
@@ -31,8 +31,8 @@ _MAX_CHARACTERS = 2**13  # of a message
 _MAX_REASON = 2**10  # characters, of which JSON makes up to six
 
 
-class Links:
-    """Tells when another process of the job ends: process 0 is told of all others, and each of these of process 0.
+class PeerConnections:
+    """Notices the end of another process of the job: process 0 that of all others, and each of these that of process 0.
 
     Args:
       host: of process 0, as the others reach it.
@@ -54,7 +54,7 @@ class Links:
         _start(self._serve if process == 0 else self._find)
 
     def leave(self, reason: str = "") -> None:
-        """Ends all links; the others are told the reason, or that there is none and all is well."""
+        """Ends all connections; the others receive the reason, or that there is none and all is well."""
         self._is_leaving = True
         self.say_goodbye(reason)
         for sock in tuple(self._sockets):
@@ -74,7 +74,7 @@ class Links:
             return
         close_all(others)  # "localhost" may be two addresses, and each has a port of its own
         word = secrets.token_hex(16)
-        with listener, contextlib.suppress(Exception):  # of the store, which JAX raises: as if there were no links
+        with listener, contextlib.suppress(Exception):  # of the store, as JAX raises it
             self._store.key_value_set(f"{_KEYS}0", json.dumps([listener.getsockname()[1], word]), allow_overwrite=True)
             listener.settimeout(_PAUSE_SECS)
             while self._awaited and not self._is_leaving:
@@ -118,7 +118,7 @@ class Links:
 
 
 def _start(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, name="trainer_links", daemon=True).start()
+    threading.Thread(target=target, args=args, name="trainer_peer_connections", daemon=True).start()
 
 
 def _reader(sock: socket.socket) -> TextIO:
@@ -130,7 +130,7 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def _next_message(lines: TextIO) -> dict[str, Any]:
-    """Returns what comes next; nothing if the connection has ended, or somebody else speaks."""
+    """Returns what comes next; nothing if the connection has ended, or another program speaks."""
     try:
         message = json.loads(lines.readline(_MAX_CHARACTERS))
     except ValueError:

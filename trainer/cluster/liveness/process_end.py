@@ -9,10 +9,10 @@ import threading
 import traceback
 from collections.abc import Callable
 
-FAILED = 1  # the exit code of a process that has itself to blame
+FAILED = 1  # the exit code of a process with an error of its own
 PEER_LOST = 75  # the exit code; schedulers take EX_TEMPFAIL for "start it again"
 
-_PRINT_SECS = 2.0  # stderr may be a pipe that nobody reads
+_PRINT_SECS = 2.0  # stderr may be a pipe without a reader
 _ending = threading.Lock()  # held by the thread that ends the process
 
 

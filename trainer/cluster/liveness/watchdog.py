@@ -1,15 +1,15 @@
 """Noticing that another process of the job is gone or stuck, naming it, and ending this one.
 
-Owns what processes tell each other about their progress, and what they conclude. It must not know the training loop,
-which only reports, nor use the devices: a collective in here would wait for the very process that is stuck.
+Owns what processes report of their progress, and what follows for this one. It must not know the training loop, which
+only reports, nor use the devices: a collective in here would wait for the very process that is stuck.
 
-Who notices what:
+What notices what:
 
-- A process that ends or is killed: the other end of its link, at once; that is process 0, or for process 0 all
-  others. So does the launcher, where there is one, which reports the first cause.
+- A process that ends or is killed: the other end of its connection, at once; that is process 0, or for process 0
+  all others. So does the launcher, where there is one, which reports the first cause.
 - A process that is suspended or cut off, or whose host is gone: this watchdog, in all others.
 - A process that lives but does not go on: this watchdog, in all processes, the stuck one included. Its own stack is
-  the one that tells most.
+  the most useful one.
 - A process whose script ends while others still wait for it: this watchdog, in these. JAX holds the process up until
   all have come to their end; it ends as one with an error of its own when the others leave because of it.
 - Process 0 runs JAX's coordinator. When it has ended, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. That
@@ -29,13 +29,13 @@ import jax
 
 from trainer.cluster.description.cluster_description import split_address
 from trainer.cluster.description.process_names import process_name
-from trainer.cluster.liveness.diagnosis import Observer, Report, beat_secs, ended, lost, verdict
+from trainer.cluster.liveness.diagnosis import Observer, Report, diagnose, ended, heartbeat_secs, lost
 from trainer.cluster.liveness.key_value_store import Store, coordinator_address, jax_store
-from trainer.cluster.liveness.peer_connections import Links
+from trainer.cluster.liveness.peer_connections import PeerConnections
 from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, end_process
 
-_MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the verdict to get around
-_MISSED_BEATS = 4  # are enough where something is known to be wrong
+_MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the diagnosis to get around
+_MISSED_HEARTBEATS = 4  # are enough where something is known to be wrong
 _JOIN_SECS = 1.0
 _LINGER_SECS = 0.5
 _KEYS = "trainer/watchdog/"
@@ -46,10 +46,10 @@ _PEER_ERRORS = re.compile(r"\b(Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED)\
 class Watchdog:
     """Ends this process with exit code 75 when another one of the job is gone, or when the job does not go on.
 
-    Before that it says on stderr which worker is to blame, at which step, what it did and for how long, and prints the
-    Python stack of this process's main thread. See `verdict` for what is noticed. That a process has ended is noticed
-    at once, see `Links`; all else takes between three quarters of `timeout_secs` and all of it, if the machine is not
-    overloaded. With one process it does nothing.
+    Before that it says on stderr which worker is the cause, at which step, what it did and for how long, and prints the
+    Python stack of this process's main thread. See `diagnose` for what is noticed. That a process has ended is noticed
+    at once, see `PeerConnections`; all else takes between three quarters of `timeout_secs` and all of it, if the
+    machine is not overloaded. With one process it does nothing.
 
     Daemon threads do it, one of which only talks with JAX's coordinator, so that the others are not held up. They need
     Python's lock: code that holds it for `timeout_secs` is taken for a process that is gone. The watchdog begins at
@@ -64,7 +64,7 @@ class Watchdog:
 
     Raises:
       ValueError: if `timeout_secs` is not greater than 0.
-      RuntimeError: if there are several processes, but JAX was not told so with `jax.distributed.initialize`.
+      RuntimeError: if there are several processes, but JAX was not started with `jax.distributed.initialize`.
 
     >>> watchdog = Watchdog(timeout_secs=60.0)
     >>> watchdog.progress(0, "data")
@@ -75,23 +75,23 @@ class Watchdog:
         if not timeout_secs > 0:
             raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
         self._timeout_secs = self._silence_secs = (1 - _MARGIN) * timeout_secs
-        self._beat_secs = beat_secs(timeout_secs)
+        self._heartbeat_secs = heartbeat_secs(timeout_secs)
         place: tuple[int, int] = process or (jax.process_index(), jax.process_count())
         self._process, self._num_processes = place
         self._name = process_name(self._process)
         self._uses_jax = client is None
-        self._links: Links | None = None
+        self._peers: PeerConnections | None = None
         self._now = (0, 0, "idle")  # moves, step and phase, in one attribute: they are read by other threads
         self._reports: dict[int, Report] = {}
         self._answers = 0  # of the store
         self._error = ""  # of the store
-        self._verdict = ""
+        self._diagnosis = ""
         self._ended: dict[int, str] = {}  # processes, with the reasons that they gave
         self._lost: set[int] = set()
-        self._has_failed = False  # the main thread, whose traceback tells more than its stack
+        self._has_failed = False  # the main thread, whose traceback says more than its stack
         self._stopping, self._leaving = threading.Event(), threading.Event()
         self._has_stopped = False
-        self._wake, self._look = threading.Event(), threading.Event()  # of the two threads, before the next beat
+        self._wake, self._look = threading.Event(), threading.Event()  # of the two threads, before the next heartbeat
         self._threads: list[threading.Thread] = []
         if self._num_processes == 1:
             return
@@ -103,7 +103,7 @@ class Watchdog:
             self._threads[-1].start()
         if self._uses_jax:
             host, _ = split_address(coordinator_address())
-            self._links = Links(host, self._client, self._process, self._num_processes, self._note_end)
+            self._peers = PeerConnections(host, self._client, self._process, self._num_processes, self._note_end)
         atexit.register(self._finish)  # before JAX's own exit, which waits for the others
 
     def progress(self, step: int, phase: str) -> None:
@@ -111,9 +111,9 @@ class Watchdog:
 
         Args:
           step: how many steps were begun; the same in all processes that are equally far, and never less than before.
-          phase: what the thread does from now on: "device" if it waits for a result, "train", "validation", "test",
-            "predict" or "host" if it starts executions, "compile", "checkpoint", "idle" between two runs, or any other
-            word for work of its own, such as "data" or "callbacks".
+          phase: what the thread does from now on: "device" if it waits for a result, "host" if it starts executions,
+            "compile", "checkpoint", "idle" between two runs, or any other word for work of its own, such as "data" or
+            "callbacks".
         """
         self._now = (self._now[0] + 1, step, phase)
 
@@ -122,8 +122,8 @@ class Watchdog:
         atexit.unregister(self._finish)
         self._has_stopped = True
         self._say_no_more()
-        if self._links is not None:
-            self._links.leave()
+        if self._peers is not None:
+            self._peers.leave()
         self._look.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -135,8 +135,8 @@ class Watchdog:
         This process listens to them until JAX lets it end: should they leave because of it, nothing else would end it.
         """
         self._say_no_more()
-        if self._links is not None:
-            self._links.say_goodbye()
+        if self._peers is not None:
+            self._peers.say_goodbye()
 
     def _say_no_more(self) -> None:
         self._stopping.set()
@@ -146,21 +146,21 @@ class Watchdog:
 
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process is about to end because of an error of its own."""
-        if self._links is not None:
+        if self._peers is not None:
             said = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(".")
-            self._links.leave(f"{self._name} has failed at step {self._now[1]}: {said}.")
+            self._peers.leave(f"{self._name} has failed at step {self._now[1]}: {said}.")
 
-    def await_verdict(self) -> None:
+    def await_diagnosis(self) -> None:
         """Waits as long as it takes to notice that a process is lost, so that this one ends as one that lost a peer.
 
         For a main thread that failed because a collective did. As it is clear then that something is wrong, four
-        missing beats are enough, 20 s at most. Returns if no process is lost.
+        missing heartbeats are enough, 20 s at most. Returns if no process is lost.
         """
         if not self._threads or self._stopping.is_set():
             return
         self._has_failed = True
-        self._silence_secs = _MISSED_BEATS * self._beat_secs
-        self._threads[0].join(self._silence_secs + 3 * self._beat_secs)
+        self._silence_secs = _MISSED_HEARTBEATS * self._heartbeat_secs
+        self._threads[0].join(self._silence_secs + 3 * self._heartbeat_secs)
         if self._leaving.is_set():
             self._threads[0].join()
 
@@ -168,50 +168,50 @@ class Watchdog:
         self._ended[worker] = reason
         self._look.set()
 
-    def _report(self, beat: int) -> Report:
+    def _report(self, heartbeat: int) -> Report:
         moves, step, phase = self._now
-        return Report(beat, moves, step, "stopped" if self._stopping.is_set() else phase, self._verdict)
+        return Report(heartbeat, moves, step, "stopped" if self._stopping.is_set() else phase, self._diagnosis)
 
     def _exchange_reports(self) -> None:
-        beat = 0
+        heartbeat = 0
         while True:
             is_last = self._stopping.is_set()
-            beat += 1
+            heartbeat += 1
             try:
-                own = json.dumps(self._report(beat))
+                own = json.dumps(self._report(heartbeat))
                 self._client.key_value_set(f"{_KEYS}{self._process}", own, allow_overwrite=True)
                 pairs = self._client.key_value_dir_get(_KEYS)
             except Exception as error:  # JAX raises what its C++ says, of several types
                 if self._uses_jax and jax_store() is None:
-                    self._has_stopped = True  # somebody has shut down JAX's runtime: not the coordinator's fault
+                    self._has_stopped = True  # the script has shut down JAX's runtime: not the coordinator's fault
                     self._stopping.set()
                 self._error = str(error).partition("\n")[0]
             else:
                 self._reports = {int(key.rpartition("/")[2]): Report(*json.loads(value)) for key, value in pairs}
                 self._answers += 1
                 self._error = ""
-                if any(report.verdict for report in self._reports.values()):
+                if any(report.diagnosis for report in self._reports.values()):
                     self._look.set()
             if is_last:
                 return
-            self._wake.wait(0.1 if self._leaving.is_set() else self._beat_secs)
+            self._wake.wait(0.1 if self._leaving.is_set() else self._heartbeat_secs)
             self._wake.clear()
 
     def _watch(self) -> None:
-        observer, store = Observer(self._beat_secs), Observer(self._beat_secs)
-        beat = 0
+        observer, store = Observer(self._heartbeat_secs), Observer(self._heartbeat_secs)
+        heartbeat = 0
         while True:
-            self._look.wait(self._beat_secs)
+            self._look.wait(self._heartbeat_secs)
             self._look.clear()
             if self._has_stopped:
                 return
             if self._stopping.is_set():
                 self._leave_at_the_end()
                 continue
-            beat += 1
+            heartbeat += 1
             now = time.monotonic()
             answered = store.observe(now, {0: Report(self._answers, 0, 0, "")})[0].silent_secs
-            seen = observer.observe(now, {**self._reports, self._process: self._report(beat)})
+            seen = observer.observe(now, {**self._reports, self._process: self._report(heartbeat)})
             silent = {worker for worker, one in seen.items() if one.silent_secs >= self._silence_secs}
             self._lost = silent | set(self._ended)
             text = next(filter(None, self._ended.values()), None)
@@ -221,8 +221,8 @@ class Watchdog:
                 said = f" ({self._error})" if self._error else ""
                 text = lost(0, seen, f"it has not answered for {answered:.1f} s{said}")
             # While process 0 does not answer, nothing can be said of the others.
-            if text is None and answered <= 2 * self._beat_secs:
-                text = verdict(seen, self._num_processes, self._timeout_secs, self._silence_secs)
+            if text is None and answered <= 2 * self._heartbeat_secs:
+                text = diagnose(seen, self._num_processes, self._timeout_secs, self._silence_secs)
             if text is not None:
                 self._leave(text)
                 return
@@ -232,15 +232,15 @@ class Watchdog:
         if self._ended:
             text = next(filter(None, self._ended.values()), None) or lost(min(self._ended), {}, "its process has ended")
             is_own = text.startswith(f"{self._name} ")
-            if self._links is not None:
-                self._links.leave(text)
+            if self._peers is not None:
+                self._peers.leave(text)
             linger_secs = _LINGER_SECS if self._process == 0 else 0.0
             end_process(text, f"{self._name} ends", lambda: time.sleep(linger_secs), linger_secs,
                         FAILED if is_own else PEER_LOST, "its script had ended.\n")
 
     def _leave(self, text: str) -> None:
         """Says why, and ends the process."""
-        patience_secs = 2.5 * self._beat_secs
+        patience_secs = 2.5 * self._heartbeat_secs
 
         def linger() -> None:
             # The end of process 0 aborts all others, whose stacks would be missing.
@@ -249,17 +249,17 @@ class Watchdog:
                 time.sleep(0.02)
             time.sleep(_LINGER_SECS if self._process == 0 else _LINGER_SECS / 2)  # they say that they leave, then do
 
-        self._verdict = text
+        self._diagnosis = text
         self._leaving.set()
         self._wake.set()
-        if self._links is not None:
-            self._links.leave(text)
+        if self._peers is not None:
+            self._peers.leave(text)
         end_process(text, f"{self._name} ends at step {self._now[1]}", linger, patience_secs + _LINGER_SECS,
                     place="after the error above.\n" if self._has_failed else None)
 
     def _all_others_leave(self) -> bool:
         others = set(range(self._num_processes)) - {self._process} - self._lost
-        return all(worker in self._reports and self._reports[worker].verdict for worker in others)
+        return all(worker in self._reports and self._reports[worker].diagnosis for worker in others)
 
 
 def is_peer_error(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
-"""Process 0's side of the meeting before JAX starts: it listens, compares, and tells everybody the outcome.
+"""Process 0's side of the meeting before JAX starts: it listens, compares, and sends the outcome to all.
 
-Agreement takes two rounds. Everybody is told "agreed" and answers; only when all answers are in is everybody told
-"go". So nobody goes on while another that has just died is still counted.
+Agreement takes two rounds. All receive "agreed" and answer; only when all answers are in do all receive "go". So no
+process goes on while another that has just died is still counted.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import NoReturn
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout
 from trainer.cluster.liveness.listen import close_all, listen
 from trainer.cluster.rendezvous.messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
-from trainer.cluster.rendezvous.startup_monitor import Company
+from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
 
 HELLO_SECS = 10.0  # a connection that has not said who it is by then is dropped
-GRACE_SECS = 1.0  # from the first difference to the error, so that those who come at the same time are told too
+GRACE_SECS = 1.0  # from the first difference to the error, so that processes that come at the same time get it too
 STATUS_SECS = 1.0  # from one sign of life to the next
 DRAIN_SECS = 1.0  # for the others to read the outcome
 
 
-def gather(hello: Hello, wait: Wait) -> Company:
-    """Returns the other processes once all have connected, said the same as `hello`, and been told so.
+def gather(hello: Hello, wait: Wait) -> StartupMonitor:
+    """Returns the other processes once all have connected, sent the same as `hello`, and got the outcome.
 
     Raises:
       ClusterError: if processes differ or have one number, or if the port cannot be listened on.
@@ -39,7 +39,7 @@ def gather(hello: Hello, wait: Wait) -> Company:
         stack.callback(gathering.close)
         members = gathering.run()
         stack.pop_all()
-        return Company(selector, members, wait.cluster)
+        return StartupMonitor(selector, members, wait.cluster)
 
 
 class _Peer:
@@ -50,7 +50,7 @@ class _Peer:
         self.host = host
         self.since = time.monotonic()
         self.hello: Hello | None = None
-        self.told = False  # that all agree
+        self.was_sent_agreed = False
         self.answered = False
 
 
@@ -136,7 +136,7 @@ class _Gathering:
             peer.hello = Hello.from_message(message)
             self._admit(peer, peer.hello)
         elif message.get("kind") == "agreed":
-            peer.answered = peer.told
+            peer.answered = peer.was_sent_agreed
         elif message.get("kind") == "gave_up":
             self._fail(ClusterTimeout(f"{peer.hello.described(self._cluster)}, gave up after its own timeout: "
                                       f"{self._absence()}"))
@@ -198,8 +198,8 @@ class _Gathering:
         return not self._missing() and all(peer.answered for peer in self._members.values())
 
     def _tell_agreed(self, peer: _Peer) -> None:
-        if not peer.told:
-            peer.told = True
+        if not peer.was_sent_agreed:
+            peer.was_sent_agreed = True
             peer.connection.send({"kind": "agreed"})
 
     def _send_status(self, peer: _Peer) -> None:
@@ -209,7 +209,7 @@ class _Gathering:
     def _names(self, numbers: list[int]) -> str:
         names = [self._cluster.member(number) for number in numbers[:MAX_SHOWN]]
         more = [f"and {len(numbers) - MAX_SHOWN} more"] if len(numbers) > MAX_SHOWN else []
-        return ", ".join([*names, *more]) or "nobody"
+        return ", ".join([*names, *more]) or "none"
 
     def _line(self) -> str:
         here = self._names(sorted(self._members))
@@ -242,7 +242,7 @@ class _Gathering:
     def _refusal(self) -> str:
         more = len(self._problems) - MAX_SHOWN
         lines = [*self._problems[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-        return "\n".join(["The processes of this cluster were not started alike, so none starts to train:",
+        return "\n".join(["The processes of this cluster were started differently, so none starts to train:",
                           *(f"- {line}" for line in lines),
                           "Start all with the same program and package versions, as tasks of one cluster in their "
                           f"{self._cluster.source}."])
@@ -254,14 +254,14 @@ class _Gathering:
         raise error
 
     def _stop_listening(self) -> None:
-        # Before the outcome is told: JAX's first connection must find its own coordinator or nothing.
+        # Before the outcome is sent: JAX's first connection must find its own coordinator or nothing.
         for listener in self._listeners:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(listener)
             listener.close()
 
     def _tell_all(self, message: dict) -> None:
-        """Tells everybody the outcome, and gives them time to close first: who closes first keeps the port a while."""
+        """Sends the outcome to all, and gives them time to close first: the first to close keeps the port a while."""
         for peer in list(self._peers):
             if peer.hello is None:
                 self._drop(peer, abort=True)

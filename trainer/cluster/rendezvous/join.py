@@ -9,7 +9,7 @@ import time
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
 from trainer.cluster.rendezvous.messages import Connection, Hello, NotOurs, close_at_once, printable
-from trainer.cluster.rendezvous.startup_monitor import Company
+from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
 
 CONNECT_SECS = 5.0  # for one attempt
@@ -19,7 +19,7 @@ SILENCE_SECS = 10.0  # process 0 gives a sign of life each second
 LAST_WORDS_SECS = 1.0  # for process 0 to say who is missing, when this process gives up
 
 
-def join(hello: Hello, wait: Wait) -> Company:
+def join(hello: Hello, wait: Wait) -> StartupMonitor:
     """Returns process 0 once it has said that all processes are there and agree.
 
     Raises:
@@ -42,7 +42,7 @@ class _Joining:
         self._coordinator = wait.cluster.member(0)
         self._reason = "no attempt has ended yet"  # why there is no agreement, as of now
 
-    def run(self) -> Company:
+    def run(self) -> StartupMonitor:
         pause = FIRST_PAUSE_SECS
         while self._wait.remaining_secs > 0:
             try:
@@ -60,7 +60,7 @@ class _Joining:
                         self._reason = str(lost)
                     else:
                         stack.pop_all()
-                        return Company(selector, {0: connection}, self._cluster)
+                        return StartupMonitor(selector, {0: connection}, self._cluster)
             self._sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECS)
         raise ClusterTimeout(self._gave_up())
@@ -134,7 +134,7 @@ def connect(address: str, timeout_secs: float) -> socket.socket:
       OSError: if it cannot be reached in time.
     """
     sock = socket.create_connection(split_address(address), timeout_secs)
-    # On one machine, a port that nobody listens on can be given to the very socket that connects to it: it then
+    # On one machine, a port without a listener can be given to the very socket that connects to it: it then
     # talks to itself, and keeps process 0 from listening.
     if sock.getsockname() == sock.getpeername():
         close_at_once(sock)

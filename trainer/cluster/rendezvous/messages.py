@@ -55,7 +55,7 @@ class Hello(NamedTuple):
       job_id: of the job that it belongs to.
       versions: what must be the same everywhere, by name.
       process: where it runs, for messages.
-      nonce: tells two processes apart; the same when one connects again.
+      nonce: distinguishes two processes; the same when one connects again.
     """
 
     cluster: tuple[str, ...]
@@ -126,7 +126,7 @@ class Connection:
 
     Args:
       sock: a connected socket.
-      selector: is told what the connection waits for, under `data`.
+      selector: where the connection registers what it waits for, with `data`.
     """
 
     def __init__(self, sock: socket.socket, selector: selectors.BaseSelector, data: Any = None):

@@ -2,16 +2,16 @@
 
 JAX ends a process that waits in vain by SIGABRT and does not say for whom it waited. It joins processes that were
 started differently without a word, and two jobs that share a port destroy each other. Here the processes meet first,
-in plain Python: whoever is missing or differs is named, in errors that can be caught.
+in plain Python: a process that is missing or differs is named, in errors that can be caught.
 
 Process 0 listens on its own address, on the very port that JAX uses afterwards. The port is bound exclusively, so
-that one in use is an error and never shared, and nobody listens on it any more when `agree` returns or raises. If
+that one in use is an error and never shared, and no process listens on it any more when `agree` returns or raises. If
 process 0's address is a loopback address, only loopback is bound; otherwise all interfaces are, since the address may
 be one that the machine itself does not have (a service or NAT). The connections stay until each process has its
-watchdog, as nobody else would tell of its end before that.
+watchdog, as nothing else would notice its end before that.
 
-What the network must guarantee: it is trusted. Nothing is encrypted, and whoever reaches the port and knows the
-protocol can make the start fail, though not run code: messages are JSON of limited length. Connections that do not
+What the network must guarantee: it is trusted. Nothing is encrypted, and a program that reaches the port and knows
+the protocol can make the start fail, though not run code: messages are JSON of limited length. Connections that do not
 speak the protocol are dropped and counted. JAX's own connections are no better protected.
 
 Owns what a process says of itself. Must not know JAX, nor what the processes do afterwards.
@@ -25,15 +25,14 @@ import os
 import secrets
 import selectors
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError
 from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.rendezvous import gather, join
-from trainer.cluster.rendezvous.messages import MAX_BYTES, Hello, encode
-from trainer.cluster.rendezvous.startup_monitor import Company
+from trainer.cluster.rendezvous.messages import Hello
+from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import Wait
-from trainer.core import errors
 
 JOB_ID_VARIABLE = "TRAINER_JOB_ID"
 
@@ -45,61 +44,51 @@ def print_now(line: str) -> None:
 
 def agree(
     description: ClusterDescription,
-    digest: Mapping[str, str],
     timeout_secs: float,
     say: Callable[[str], None] = print_now,
     job_id: str | None = None,
     *,
     say_every_secs: float = 10.0,
-) -> Company:
-    """Returns the others once every process of the cluster has been told that all are there and were started alike.
+) -> StartupMonitor:
+    """Returns the others once every process of the cluster knows that all are there and were started in the same way.
 
-    Compared are the cluster's addresses, the job id, the versions of trainer, jax and jaxlib, and `digest`. A process
-    that leaves before the end may come back until the deadline. With one process there is nothing to do.
+    Compared are the cluster's addresses, the job id, and the versions of trainer, jax and jaxlib. A process that leaves
+    before the end may come back until the deadline. With one process there is nothing to do.
 
     Looking up a host name takes as long as the system's resolver allows, which may exceed the deadline.
 
     Args:
       description: the cluster, and which process this is.
-      digest: whatever else must be the same everywhere, by name: "seed", "script", ...
       timeout_secs: how long to wait for the others. The shortest timeout among the processes counts for all.
       say: is called with a line about who is awaited, and why, from time to time.
-      job_id: tells jobs apart that meet by mistake. None takes the environment variable TRAINER_JOB_ID, or else the
+      job_id: distinguishes jobs that meet by mistake. None takes the environment variable TRAINER_JOB_ID, or else the
         description's, or else a hash of the cluster's addresses.
       say_every_secs: how often `say` is called while waiting.
 
     Raises:
       ClusterError: if processes differ, two have one number, process 0 cannot listen on its port, or this process
-        does not train. All that can be told raise the same.
+        does not train. All that can be reached raise the same.
       ClusterTimeout: if not all met in time. The text names who is missing.
       ValueError: if `timeout_secs` or `say_every_secs` is not positive.
-      TypeError: if `digest` holds anything but strings.
 
     Example:
-      >>> agree(ClusterDescription(("localhost:2222",), process_id=0), {"seed": "3"}, timeout_secs=60).close()
+      >>> agree(ClusterDescription(("localhost:2222",), process_id=0), timeout_secs=60).close()
     """
     for name, secs in (("timeout_secs", timeout_secs), ("say_every_secs", say_every_secs)):
         if not secs > 0:
             raise ValueError(f"`{name}` must be positive. Received: {secs!r}.")
-    for key, value in digest.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise errors.wrong_type("digest", value if isinstance(key, str) else key, "a mapping of strings to strings")
     if description.process_id is None:
         raise ClusterError(f"A process with the role {description.role!r} does not meet those that train.")
     hello = Hello(
         cluster=description.addresses,
         process_id=description.process_id,
         job_id=job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id or _hash_of(description.addresses),
-        versions={**package_versions(), **digest},
+        versions=package_versions(),
         process=f"pid {os.getpid()} on {socket.gethostname()}",
         nonce=secrets.token_hex(8),
     )
-    size = len(encode(hello.to_message()))
-    if size > MAX_BYTES:
-        raise ClusterError(f"The cluster's addresses and `digest` take {size} bytes. At most {MAX_BYTES} are allowed: "
-                           "give hashes of long values in `digest`.")
     if description.num_processes == 1:
-        return Company(selectors.DefaultSelector(), {}, description)
+        return StartupMonitor(selectors.DefaultSelector(), {}, description)
     wait = Wait(description, timeout_secs, say, say_every_secs)
     if description.process_id == 0:
         return gather.gather(hello, wait)

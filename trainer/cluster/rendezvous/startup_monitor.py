@@ -1,4 +1,4 @@
-"""The connections of a meeting, kept until each process has its watchdog: nobody else tells of an end before that.
+"""The connections of a meeting, kept until each process has its watchdog: nothing else notices an end before that.
 
 JAX's start ends a process that waits for one that has died by SIGABRT, without a word about which one it was.
 """
@@ -23,14 +23,14 @@ from trainer.cluster.rendezvous.wait import POLL_SECS
 ALIVE_SECS = 0.5  # from one sign of life to the next
 DRAIN_SECS = 1.0  # for the others to read the last message, and to close first: who does keeps the port a while
 LATER_SECS = 2.0  # than process 0, which knows whom all wait for
-VERDICT_SECS = 1.0  # for the end of a connection to be noticed, and what follows
+DIAGNOSIS_SECS = 1.0  # for the end of a connection to be noticed, and what follows
 SILENCE = 0.75  # of the limit
 _HAS_ENDED = "its process has ended, or given up, while JAX started"
 
 End = Callable[[str, int, Callable[[], None]], None]
 
 
-class Company:
+class StartupMonitor:
     """The other processes of a cluster, from their meeting on.
 
     Process 0 is connected with all others, and each of these with process 0. Close it, unless `watch` was called.
@@ -62,7 +62,7 @@ class Company:
             wait for before this process ends.
         """
         self._thread = threading.Thread(
-            target=self._watch, args=(timeout_secs, end), name="trainer_company", daemon=True)
+            target=self._watch, args=(timeout_secs, end), name="trainer_startup_monitor", daemon=True)
         self._thread.start()
 
     def started(self) -> None:
@@ -80,7 +80,7 @@ class Company:
     def await_end(self) -> None:
         """Waits a little for `end` to be called, as JAX's start has failed, maybe as another process has ended."""
         if self._thread is not None:
-            self._thread.join(VERDICT_SECS)
+            self._thread.join(DIAGNOSIS_SECS)
 
     def close(self) -> None:
         """Closes the connections; of process 0, when the others have closed theirs, or some time after."""

@@ -89,6 +89,6 @@ def with_options(data: Any, auto_shard_policy: AutoShardPolicy | str) -> DataWit
     if isinstance(data, DataWithOptions):
         raise ValueError(f"The data have the policy {data.auto_shard_policy} already. Give it once.")
     if is_array_tree(data):
-        raise ValueError("`data` must yield batches. Received: arrays, which all processes give alike. For rows that "
-                         "only this process has, pass `Dataset.from_arrays(data).batch(batch_size)`.")
+        raise ValueError("`data` must yield batches. Received: arrays, which are the same in all processes. For rows "
+                         "that only this process has, pass `Dataset.from_arrays(data).batch(batch_size)`.")
     return DataWithOptions(data, AutoShardPolicy.of(auto_shard_policy))

@@ -1,6 +1,6 @@
 """Grain datasets of which each process loads and maps only its own rows of each batch.
 
-Owns which datasets are recognised, by what Grain tells of their last steps, and how a batch's own rows are read. What
+Owns which datasets are recognised, by what Grain shows of their last steps, and how a batch's own rows are read. What
 is not recognised is read whole, by all processes.
 """
 
@@ -160,7 +160,7 @@ def _batches_and_elements(dataset: Any) -> tuple[Any, Callable[[RowsOfBatches], 
     try:
         batches = reads.parents[0].batch(size, drop_remainder=dataset._drop_remainder, batch_fn=dataset._batch_fn)
     except ValueError:
-        return None  # a step leaves out rows, so that nobody knows which ones a batch has without reading them
+        return None  # a step leaves out rows, so that only reading shows which rows a batch has
     read_ahead = -(-reads._read_options.prefetch_buffer_size // size)
     options = {"read_options": grain.ReadOptions(min(reads._read_options.num_threads, read_ahead), read_ahead)}
     return batches, lambda rows: _ByRows(

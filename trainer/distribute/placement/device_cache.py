@@ -34,8 +34,8 @@ class _Memory:
 class PlacedArrays:
     """What was placed, by the arrays that it was made from.
 
-    A `Dataset`'s arrays are known again by their identity, as nobody writes to them. Others are known by their memory,
-    if their checksums are still what they were: to read them costs a fraction of placing them anew. Of these the last
+    A `Dataset`'s arrays are known again by their identity, as nothing writes to them. Others are known by their memory,
+    if their checksums are still what they were: to read them costs a fraction of placing them again. Of these the last
     `KEPT` are held, until the memory is freed.
     """
 

@@ -24,8 +24,8 @@ from trainer.distribute.placement.placement import to_devices
 _PROCESS_AXIS, _DEVICE_AXIS = "process", "device"
 
 
-def place_parts(group: Group, rows: int, sharding: NamedSharding, processes: Processes) -> Any:
-    """Returns a group of batches of which each process has some rows on the devices.
+def place_global_batch(group: Group, rows: int, sharding: NamedSharding, processes: Processes) -> Any:
+    """Returns global batches, of which each process has some rows, on the devices.
 
     Args:
       group: the group, with `counts`.
@@ -34,19 +34,19 @@ def place_parts(group: Group, rows: int, sharding: NamedSharding, processes: Pro
       processes: those that have the mesh's devices.
 
     Returns:
-      A tree of arrays `(room, rows, ...)`, padded with repeats of rows; or `ResidentBatches` of `rows` rows each.
+      A tree of arrays `(capacity, rows, ...)`, padded with repeats of rows; or `ResidentBatches` of `rows` rows each.
     """
     assert group.counts is not None, "this process has all rows"
     assert len(group.counts) == processes.count, "the strategy's processes read the data"
-    room = jax.tree.leaves(group.data)[0].shape[0]
+    capacity = jax.tree.leaves(group.data)[0].shape[0]
     if _lie_in_place(group.counts, rows, sharding):
         start = sum(group.counts[:processes.index])
         return jax.tree.map(lambda leaf: _placed_as_they_lie(leaf, start, rows, sharding), group.data)
     # A power of two, so that few programs serve all the ways in which the rows may fall on the processes.
-    per_process = room * 2 ** (max(group.counts) - 1).bit_length()
+    per_process = capacity * 2 ** (max(group.counts) - 1).bit_length()
     everywhere = _sharding_by_process(sharding.mesh, processes.count)
     arrays = jax.tree.map(lambda leaf: _placed_by_process(leaf, per_process, everywhere), group.data)
-    return ResidentBatches(arrays, to_devices(_numbers(group.counts, room, rows, per_process), sharding))
+    return ResidentBatches(arrays, to_devices(_numbers(group.counts, capacity, rows, per_process), sharding))
 
 
 @functools.lru_cache(maxsize=64)
@@ -69,13 +69,13 @@ def _lie_in_place(counts: Sequence[int], rows: int, sharding: NamedSharding) -> 
 def _placed_as_they_lie(leaf: np.ndarray, start: int, rows: int, sharding: NamedSharding) -> jax.Array:
     own = leaf.shape[1]
 
-    def part(index: Any) -> np.ndarray:
+    def rows_at(index: Any) -> np.ndarray:
         first, last, _ = index[1].indices(rows)
         if last - start <= own:
             return leaf[:, first - start:last - start]
         return np.take(leaf, (np.arange(first, last) - start) % own, axis=1)
 
-    return jax.make_array_from_callback((leaf.shape[0], rows, *leaf.shape[2:]), sharding, part)
+    return jax.make_array_from_callback((leaf.shape[0], rows, *leaf.shape[2:]), sharding, rows_at)
 
 
 @functools.lru_cache(maxsize=8)
@@ -100,10 +100,10 @@ def _placed_by_process(leaf: np.ndarray, per_process: int, sharding: NamedShardi
     return jax.make_array_from_callback(shape, sharding, lambda index: flat)
 
 
-def _numbers(counts: Sequence[int], room: int, rows: int, per_process: int) -> np.ndarray:
-    """Returns where each row of each batch lies, int32 of shape `(room, rows)`, in batches padded to `rows`."""
+def _numbers(counts: Sequence[int], capacity: int, rows: int, per_process: int) -> np.ndarray:
+    """Returns where each row of each batch lies, int32 of shape `(capacity, rows)`, in batches padded to `rows`."""
     of_batches = [np.concatenate([process * per_process + batch * count + np.arange(count)
-                                  for process, count in enumerate(counts)]) for batch in range(room)]
+                                  for process, count in enumerate(counts)]) for batch in range(capacity)]
     return np.stack(of_batches)[:, np.arange(rows) % sum(counts)].astype(np.int32)
 
 

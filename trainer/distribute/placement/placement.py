@@ -142,7 +142,7 @@ def pad_stack(stack: np.ndarray, count: int, rows: int) -> np.ndarray:
     """Returns stacked batches with their rows padded.
 
     Args:
-      stack: shape `(room, fewer rows, ...)`, of which the first `count` batches are defined.
+      stack: shape `(capacity, fewer rows, ...)`, of which the first `count` batches are defined.
       count: see above.
       rows: how many rows the batches of the result have.
     """

@@ -25,7 +25,7 @@ from trainer.data import Dataset, Group, HostArrays, ResidentBatches
 from trainer.data.sharding.processes import Processes
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
-from trainer.distribute.placement.global_batch import place_parts
+from trainer.distribute.placement.global_batch import place_global_batch
 from trainer.distribute.placement.input_processes import group_of, processes_of
 from trainer.distribute.placement.placement import (
     DATA_FRACTION,
@@ -270,7 +270,7 @@ class Strategy:
         if rows != group.rows:
             mask = to_devices((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
         if group.counts is not None:
-            data = place_parts(group, rows, self._batch_sharding, self._processes)
+            data = place_global_batch(group, rows, self._batch_sharding, self._processes)
         else:
             if rows != group.rows:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
