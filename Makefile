@@ -1,27 +1,42 @@
 # `make demo`, `make test`, `make lint` and `make bench` need nothing but a Python with venv: the first call makes the
 # environment, later ones reuse it until pyproject.toml changes.
 #
-#   make test PYTHON=python3.12 VENV=.venv312 TESTS=tests/test_models.py
+#   make test PYTHON=python3.12 VENV=.venv312 TESTS=tests/models
+#   make test REQUIREMENTS='jax==0.10.*'    # other versions, when the environment is made
 
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?= tests
+REQUIREMENTS ?=
 
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check -qq
+pytest := $(bin)/python -m pytest -q -n 2 --dist worksteal
+# What `make test` leaves to `make test-all`: slow cases and those that start processes, but for a few of each.
+rest := (slow or processes) and not smoke
 
-.PHONY: demo test lint bench bench-strategies clean
+.PHONY: demo test test-rest test-all lint pre-commit bench bench-strategies clean
 
 demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
 
 test: $(VENV)/.dev
-	@$(bin)/python -m pytest -q -n 2 --dist worksteal $(TESTS)
+	@$(pytest) -m "not ($(rest))" $(TESTS)
+
+test-rest: $(VENV)/.dev
+	@$(pytest) -m "$(rest)" $(TESTS)
+
+test-all: $(VENV)/.dev
+	@$(pytest) $(TESTS)
 
 lint: $(VENV)/.dev
 	@$(bin)/ruff check --quiet .
 	@$(bin)/mypy --no-error-summary -p trainer
 	@$(bin)/python -m pytest -q tests/project/test_architecture.py
+
+pre-commit: $(VENV)/.dev
+	@$(pip) install pre-commit
+	@$(bin)/pre-commit install
 
 bench: $(VENV)/.bench
 	@$(bin)/python benchmarks/run.py
@@ -35,7 +50,7 @@ clean:
 
 $(VENV)/.dev: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
-	@$(pip) install --editable '.[dev]'
+	@$(pip) install --editable '.[dev]' $(if $(REQUIREMENTS),'$(REQUIREMENTS)')
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -34,7 +34,7 @@ def new_model():
     return model
 
 
-def train(backup: str, stop_at: int | None = None):
+def train(backup: str, stop_at: int | None = None, verbose: int = 0):
     """Trains to the end, or exits the process after so many batches."""
     from trainer import callbacks
 
@@ -45,7 +45,7 @@ def train(backup: str, stop_at: int | None = None):
                 os._exit(0)
 
     model = new_model()
-    history = model.fit(X, Y, batch_size=BATCH_SIZE, epochs=EPOCHS, verbose=0, validation_split=0.2, callbacks=[
+    history = model.fit(X, Y, batch_size=BATCH_SIZE, epochs=EPOCHS, verbose=verbose, validation_split=0.2, callbacks=[
         callbacks.BackupAndRestore(backup, save_freq=3), callbacks.EarlyStopping("val_loss", patience=5),
         *([Stop()] if stop_at else [])])
     return model, history
