@@ -75,6 +75,7 @@ def undisturbed():
     return model, fit(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [(0, 3), (0, 6), (1, 0), (2, 6)], ids=str)
 @pytest.mark.parametrize("save_freq", ["epoch", 2, datetime.timedelta(microseconds=1)], ids=str)
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path, undisturbed, at, save_freq):
@@ -237,6 +238,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_pipelines_are_continued(tmp_path, kind, capfd):
     expected = make_model()
@@ -251,6 +253,7 @@ def test_pipelines_are_continued(tmp_path, kind, capfd):
     assert ("batches were read and dropped" in line) == (kind != "dataset")
 
 
+@pytest.mark.slow
 def test_grain_continues_by_its_state(tmp_path, capfd):
     grain = pytest.importorskip("grain")
 
@@ -295,6 +298,7 @@ def layers_over_devices():
                                             {"Dense_0/kernel": (None, "model")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [
     (lambda: mirrored(2), lambda: mirrored(4)), (lambda: mirrored(2), many_devices), (many_devices, lambda: None),
     (many_devices, layers_over_devices), (layers_over_devices, lambda: mirrored(2)),
@@ -353,6 +357,7 @@ print("not preempted")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "phase", "batch"), [("SIGTERM", "train", 3), ("SIGUSR1", "test", 1)])
 def test_a_preempted_run_saves_exits_and_goes_on(tmp_path, undisturbed, name, phase, batch):
     script = PREEMPTED.format(root=str(pathlib.Path(__file__).parents[2]), name=name, phase=phase, batch=batch)

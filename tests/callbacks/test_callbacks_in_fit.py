@@ -184,6 +184,7 @@ def test_hooks_are_called_in_keras_order():
     assert calls == ["on_predict_begin", "on_predict_batch_begin", "on_predict_batch_end", "on_predict_end"]
 
 
+@pytest.mark.slow
 def test_a_callback_that_raises_leaves_no_thread_and_a_model_that_goes_on():
     x, y, _ = classification(64)
     model = make_model()
@@ -196,6 +197,7 @@ def test_a_callback_that_raises_leaves_no_thread_and_a_model_that_goes_on():
     assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop_training", "an exception"])
 def test_a_run_that_ends_early_leaves_a_slow_generator_to_its_owner(how):
     x, y, _ = classification(8)
@@ -271,6 +273,7 @@ def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
             np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", [-1, 0, True, 1.5, "1"])
 def test_a_look_that_is_no_later_batch_is_refused(look):
     class Looks(trainer.callbacks.Callback):

@@ -175,6 +175,7 @@ class Interruption(Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("append", "save_freq", "where"), [
     (True, "epoch", ("epoch", 1)), (False, 3, ("step", 8)), (True, 3, ("epoch", 1)),
 ])

@@ -140,6 +140,7 @@ def assert_alike(theirs, name, arguments, epochs, attributes, fits=1):
     assert run(getattr(ours, name)(**arguments), epochs, attributes, fits) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(120))
 def test_early_stopping_stops_where_keras_stops(theirs, seed):
     rng = np.random.default_rng(seed)

@@ -289,6 +289,7 @@ def assert_equal(ours, theirs, rtol=0.0):
         np.testing.assert_allclose(our, their, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "options"), [
     (np.nan, {}), (np.inf, {"ema_decay": 0.9}), (np.nan, {"microbatches": 2}), (-np.inf, {"run_eagerly": True}),
 ], ids=str)
@@ -338,6 +339,7 @@ def trained_on_one_device():
     return trained_with_bad_rows(mirrored(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["mirrored", "central_storage", "fully_sharded", "sharded_optimizer", "model_parallel"])
 def test_all_replicas_leave_the_same_updates_out_as_one_device(name, trained_on_one_device):

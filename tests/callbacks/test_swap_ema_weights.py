@@ -116,6 +116,7 @@ def test_callbacks_behind_it_see_averages_and_neither_those_before_it_nor_the_tr
         assert evaluated == pytest.approx(validated, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("swap_on_epoch", "replicas"), [(False, 1), (True, 1), (True, 2)])
 def test_fit_ends_with_the_averages(swap_on_epoch, replicas):
     model = compiled(replicas)
@@ -164,6 +165,7 @@ def test_early_stopping_behind_it_restores_the_best_averages():
     assert model.evaluate(X, Y, verbose=0)["loss"] == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
 def test_a_resumed_run_equals_an_undisturbed_one(precision, tmp_path):
     def run(*others):

@@ -97,6 +97,7 @@ def test_a_fit_after_one_that_failed_writes_to_a_new_file(tmp_path):
     assert [step for step, _ in scalars(tmp_path)["train/batch_loss"]] == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_fit_is_where_tensorboard_looks(tmp_path):
     x, y, _ = classification(32)
     make_model().fit(x, y, batch_size=8, callbacks=[TensorBoard(tmp_path, profile_batch=2)], verbose=0)

@@ -223,6 +223,7 @@ def test_a_fit_has_them_in_its_history_and_they_can_be_monitored():
         history.history["utilization"], np.array(history.history["model_flops_per_sec"]) / 1e15)
 
 
+@pytest.mark.slow
 def test_a_slow_validation_in_mid_epoch_leaves_the_rate_alone():
     x, y, _ = classification(32)
 
@@ -239,6 +240,7 @@ def test_a_slow_validation_in_mid_epoch_leaves_the_rate_alone():
         assert history.history["rows_per_sec"][0] > 32 / 0.35
 
 
+@pytest.mark.slow
 def test_the_steps_of_an_epoch_have_ended_when_its_time_is_taken():
     class Slow(nn.Module):
         @nn.compact

@@ -58,6 +58,7 @@ class Executions(Callback):
 # In a fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "own_data"), [(1, True), (3, False)])
 def test_weights_and_logs_of_the_training_are_the_same_bits_with_and_without_it(replicas, own_data):
     x, y, w = classification(52)

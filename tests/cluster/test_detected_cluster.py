@@ -100,11 +100,13 @@ def test_a_version_of_jax_that_cannot_be_asked_is_told(monkeypatch):
         detected_cluster("k8s", 1)
 
 
+@pytest.mark.processes
 def test_two_processes_train_as_one_program(place):
     place()
     assert outputs_of(SCRIPT, [{"PLACE": "0"}, {"PLACE": "1"}]) == ["0 2 2\n", "1 2 2\n"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [0, 1])
 def test_who_does_not_come_is_named(place, number):
     place(PLACE=str(number), PLACE_TIMEOUT="2")
@@ -113,6 +115,7 @@ def test_who_does_not_come_is_named(place, number):
     assert "ClusterTimeout: " in alone.stderr and f"process {1 - number}" in alone.stderr
 
 
+@pytest.mark.processes
 def test_where_jax_finds_no_cluster_a_process_trains_alone(place, monkeypatch):
     place()
     monkeypatch.delenv("PLACE")

@@ -115,6 +115,7 @@ def test_variables_that_mpirun_does_not_set_so_are_refused(open_mpi, variables, 
         resolve_cluster()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(MPIRUN is None, reason="needs Open MPI")
 def test_two_processes_train_as_one_program(open_mpi):
     open_mpi(JAX_PLATFORMS="cpu", XLA_FLAGS="", JAX_LOCAL_DEVICE_IDS="", **dict.fromkeys(OPEN_MPI_VARIABLES))
@@ -123,6 +124,7 @@ def test_two_processes_train_as_one_program(open_mpi):
     assert sorted(output.splitlines()) == ["0 2 2 0", "1 2 2 1"]
 
 
+@pytest.mark.processes
 def test_variables_of_a_version_before_5_let_two_processes_train_as_one_program(open_mpi):
     open_mpi(OMPI_MCA_orte_hnp_uri="4096.0;tcp://127.0.0.1:34911", OMPI_COMM_WORLD_SIZE="2", JAX_PLATFORMS="cpu",
              JAX_COORDINATOR_PORT=str(free_port()), XLA_FLAGS="")
@@ -130,6 +132,7 @@ def test_variables_of_a_version_before_5_let_two_processes_train_as_one_program(
     assert outputs_of(SCRIPT, ranks) == ["0 2 2 0\n", "1 2 2 1\n"]
 
 
+@pytest.mark.processes
 def test_tf_config_counts_instead(open_mpi_5):
     open_mpi_5(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0", JAX_PLATFORMS="cpu", XLA_FLAGS="")
     workers = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]

@@ -78,6 +78,7 @@ def in_a_process(folder):
     return found
 
 
+@pytest.mark.processes
 def test_processes_agree_when_to_stop_and_the_chief_alone_runs_what_is_its_own(tmp_path):
     chief, other = LocalCluster(2).run(in_a_process, str(tmp_path))
     assert chief["any"] == other["any"] == [False, True, True]
@@ -107,6 +108,7 @@ model.fit(np.ones((8, 4), np.float32), np.ones((8, 1), np.float32), epochs=epoch
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("roles", "differ", "message"), [
     (["worker", "worker"], "(int(sys.argv[1]) + 4, 1, [])",
      "The model for `fit` of worker 1 is not that of worker 0. parameters: 4 arrays, 25 values (........) in worker 0, "
@@ -217,6 +219,7 @@ def all_refused():
     }
 
 
+@pytest.mark.processes
 def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
     program = "program, made by the code, the loss, the metrics, the optimizer and the communication: "
     chief, other = LocalCluster(2).run(all_refused)
@@ -254,6 +257,8 @@ def with_a_model_of_its_own():
     return losses, shared_by_all
 
 
+@pytest.mark.processes
+@pytest.mark.smoke
 def test_models_on_the_devices_of_one_process_need_no_other():
     (chief, chief_shared), (other, other_shared) = LocalCluster(2).run(with_a_model_of_its_own)
     assert chief == other * 2

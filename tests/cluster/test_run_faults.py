@@ -26,6 +26,8 @@ from tests.support.run_fault_scenarios import (
     Scenarios,
 )
 
+pytestmark = pytest.mark.processes
+
 PEER_LOST, FAILED = 75, 1
 AT_ONCE_SECS = 4.0
 

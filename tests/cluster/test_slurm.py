@@ -94,6 +94,7 @@ def test_variables_that_srun_does_not_set_so_are_refused(slurm, variables, match
         resolve_cluster()
 
 
+@pytest.mark.processes
 def test_two_tasks_train_as_one_program_with_a_device_each(slurm):
     slurm(SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2", JAX_COORDINATOR_PORT=str(free_port()), JAX_PLATFORMS="cpu",
           XLA_FLAGS="")
@@ -102,6 +103,7 @@ def test_two_tasks_train_as_one_program_with_a_device_each(slurm):
         assert output.endswith(f"{index} 2 2 {index}\n"), "the GPU of its place, as JAX has it"
 
 
+@pytest.mark.processes
 def test_a_step_of_one_task_is_a_process_alone(slurm):
     slurm(SLURM_STEP_NODELIST="localhost", SLURM_STEP_NUM_TASKS="1", SLURM_NTASKS="8", SLURM_PROCID="0",
           JAX_PLATFORMS="cpu", XLA_FLAGS="")

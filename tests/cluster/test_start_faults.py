@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.rendezvous_cluster import free_port, is_free
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT_SECS = 4  # of the strategy
 END_SECS = 10.0  # in which a process ends that waits for nothing but the timeout
 START_SECS = 60.0  # for importing everything on a busy machine

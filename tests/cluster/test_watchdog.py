@@ -110,6 +110,7 @@ class Heard:
         self.phases.append((step, phase))
 
 
+@pytest.mark.processes
 def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkeypatch):
     heard = Heard()
     monkeypatch.setattr(membership, "_watchdog", heard)
@@ -291,6 +292,7 @@ def run_without_launcher(how, failing):
     return job.codes[left], text, ended - begun
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("failing", "name"), [(0, "worker 0, which coordinates the job,"), (1, "worker 1")])
 def test_a_process_that_is_killed_is_named_at_once(failing, name):
     code, text, secs = run_without_launcher("SIGKILL", failing)
@@ -301,6 +303,7 @@ def test_a_process_that_is_killed_is_named_at_once(failing, name):
     assert secs < TIMEOUT_SECS / 4 + NOTICED_AT_ONCE_SECS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("failing", "says"), [
     (0, "worker 0, which coordinates the job, is lost: it has not answered for "),
     (1, "worker 1 is lost: nothing was heard of it for "),
@@ -314,6 +317,7 @@ def test_a_process_that_is_suspended_is_named(failing, says):
     assert 0.75 * TIMEOUT_SECS < secs < 2 * NOTICED_SECS
 
 
+@pytest.mark.processes
 def test_a_worker_stuck_in_its_data_is_named_by_all(capfd):
     with pytest.raises(WorkerError) as caught:
         LocalCluster(2, timeout_secs=60).run(work, 1, "sleep")
@@ -326,5 +330,6 @@ def test_a_worker_stuck_in_its_data_is_named_by_all(capfd):
     assert err.count("time.sleep(60)") == 2
 
 
+@pytest.mark.processes
 def test_a_healthy_run_ends_well_though_one_compiles_for_long():
     assert LocalCluster(2, timeout_secs=60).run(work, 1, "compile") == [0, 1]

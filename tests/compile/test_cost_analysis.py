@@ -51,6 +51,7 @@ def test_all_turns_but_the_first_are_counted(name):
     assert cost_analysis.repeated_flops(jax.jit(function).trace(*arguments).jaxpr) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("turns", "steps"), [(2, 128), (100_000, 1)])
 def test_a_step_with_a_long_loop_is_a_large_one(turns, steps):
     model = trainer.Model(Repeated(turns))

@@ -51,6 +51,7 @@ def assert_same_with_fast_convolutions(function, *args):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_the_same(name):
     layer, shape = LAYERS[name]

@@ -153,6 +153,7 @@ def test_parameters_are_stored_in_the_dtype_of_the_policy():
 # --- what a module computes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("policy", "scale", "tolerance"), [
     ("float32", None, 1e-6), ("mixed_float16", SCALE, 0.01), ("mixed_bfloat16", None, 0.06)])

@@ -75,6 +75,7 @@ def test_a_slow_pipeline_shows_as_data_a_slow_callback_as_callbacks_and_the_part
     np.testing.assert_allclose(secs["rows_per_sec"], 64 / (secs["total"] - secs["compile"]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_costs_nothing_again():
     model, _ = run()
     x, y, _ = classification(32)

@@ -22,6 +22,8 @@ from trainer.data.sharding.processes import Processes
 from trainer.data.sources.batches import Part
 from trainer.testing import LocalCluster
 
+pytestmark = pytest.mark.processes
+
 X, Y, _ = classification(45)
 BATCH_SIZE = 8  # a last batch of 5 rows, which 4 replicas pad
 

@@ -165,6 +165,7 @@ class HalfWayIterator:
         self.rows = state["rows"]
 
 
+@pytest.mark.slow
 def test_no_position_is_taken_from_an_iterator_that_is_making_a_batch():
     data = HalfWay()
     reader = Reader(adapt(data))

@@ -55,6 +55,8 @@ def train_by_hand(replicas, rows, epochs=2):
     return jax.tree.map(np.asarray, (state.params, state.model_state)), losses
 
 
+@pytest.mark.slow
+@pytest.mark.smoke
 @pytest.mark.parametrize("rows", [32, 35])
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_a_loop_around_a_train_state_gives_one_devices_numbers(replicas, rows):
@@ -86,6 +88,7 @@ def train_nnx(replicas, rows):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(net, nnx.Param))], losses, optimizer
 
 
+@pytest.mark.slow
 def test_a_loop_around_nnx_objects_updates_them_in_place_with_one_devices_numbers():
     before = [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(NNXMLP(), nnx.Param))]
     one, many = train_nnx(1, 19), train_nnx(4, 19)

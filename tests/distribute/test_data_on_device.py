@@ -38,6 +38,7 @@ def assert_same_numbers(one, other):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "module", "options"), [
     (1, LinenMLP, {}), (4, LinenMLP, {"steps_per_execution": 3}), (2, NNXMLP, {"steps_per_execution": 1})], ids=str)
 def test_data_on_the_device_and_data_sent_there_give_the_same_numbers(replicas, module, options):
@@ -45,6 +46,7 @@ def test_data_on_the_device_and_data_sent_there_give_the_same_numbers(replicas, 
                         train(replicas, module, data_on_device=False, **options))
 
 
+@pytest.mark.slow
 def test_single_steps_for_a_callback_give_the_bits_of_fused_ones():
     seen = []
     every_batch = trainer.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
@@ -128,6 +130,7 @@ def unpadded(monkeypatch):
     monkeypatch.setattr(placement, "SMALL_BYTES", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpadded")
 def test_arrays_are_placed_once_for_all_fits_and_let_go_with_them(monkeypatch):
     x, y = (array.copy() for array in classification(ROWS)[:2])
@@ -144,6 +147,7 @@ def test_arrays_are_placed_once_for_all_fits_and_let_go_with_them(monkeypatch):
     assert not any(array.shape == shape for array in jax.live_arrays())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_arrays_that_were_written_to_are_placed_anew(monkeypatch, contiguous):
     rows = classification(ROWS)
@@ -158,6 +162,7 @@ def test_arrays_that_were_written_to_are_placed_anew(monkeypatch, contiguous):
     assert fresh.fit(-rows[0], rows[1], epochs=2, shuffle=False, verbose=0).history == logs
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpadded")
 def test_of_arrays_only_the_last_two_stay_placed():
     model, kept = compiled_mlp(2), []
@@ -180,6 +185,7 @@ def test_checksums_tell_where_any_byte_differs():
     assert device_cache.checksums(np.zeros((4, 0))) == device_cache.checksums(np.zeros((4, 0)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpadded")
 def test_a_dataset_is_placed_once_for_all_fits_and_let_go_with_it(monkeypatch):
     x, y = (array.copy() for array in classification(ROWS)[:2])
@@ -233,6 +239,7 @@ def test_large_arrays_are_placed_without_padding(monkeypatch):
     assert mirrored(2).place_arrays(HostArrays(x)).shape == x.shape
 
 
+@pytest.mark.slow
 def test_streamed_batches_of_any_size_are_stacked_as_elsewhere(monkeypatch):
     x, y, _ = classification(ROWS)
     weights = []
@@ -258,6 +265,7 @@ def test_arrays_of_a_single_group_need_no_thread(monkeypatch):
     assert model.evaluate(x, y, batch_size=BATCH, verbose=0)["loss"] > 0
 
 
+@pytest.mark.slow
 def test_on_cpu_devices_no_thread_gathers_rows_and_elsewhere_one_does(monkeypatch):
     x, y, _ = classification(ROWS)
     threads, results = [], []

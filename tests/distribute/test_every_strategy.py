@@ -35,6 +35,7 @@ def test_each_pair_of_factors_occurs():
     assert possible == {pair for case, names in CASES.items() for name in names for pair in pairs_of(case, name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "names"), CASES.items(), ids=map(str, CASES))
 def test_every_strategy_gives_one_devices_numbers(case, names):
     assert_strategies_equal(
@@ -140,12 +141,14 @@ def strategies(*names):
     return [STRATEGIES[name] for name in names]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_changed_between_trainings_gives_one_devices_numbers_and_stays_in_its_place():
     x, y, _ = classification(13, strategy_cases.FEATURES, strategy_cases.CLASSES)
     assert_strategies_equal(build_linen, (x, y), strategies(*PLACING), train=change_between_trainings, evaluate=False,
                             predict=False)
 
 
+@pytest.mark.slow
 def test_steps_that_run_eagerly_give_one_devices_numbers_and_leave_the_state_in_its_place():
     # A small program, as each of its operations compiles on its own.
     x, y, _ = classification(7, strategy_cases.FEATURES, strategy_cases.CLASSES)
@@ -159,6 +162,7 @@ def test_steps_that_run_eagerly_give_one_devices_numbers_and_leave_the_state_in_
                             train=fit, evaluate=False, predict=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLACING)
 def test_an_nnx_module_gets_the_trained_weights_where_its_user_can_call_it(name):
     x, y, _ = classification(8, strategy_cases.FEATURES, strategy_cases.CLASSES)

@@ -19,6 +19,8 @@ from tests.support.strategy_cases import ONE_PROCESS, SEVERAL_PROCESSES
 from trainer import distribute
 from trainer.testing import LocalCluster, assert_strategies_equal
 
+pytestmark = pytest.mark.processes
+
 CASES = {str(case): case for case in strategy_cases.cases_over_processes()}
 PROCESSES, DEVICES = 2, 2
 TIMEOUT_SECS = 600.0  # for a busy machine

@@ -20,6 +20,8 @@ from trainer import callbacks as cb
 from trainer import distribute
 from trainer.testing import LocalCluster
 
+pytestmark = pytest.mark.processes
+
 X, Y, WEIGHTS = classification(45)
 BATCH_SIZE = 8  # a last batch of 5 rows, which 4 replicas pad
 

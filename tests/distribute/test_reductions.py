@@ -57,6 +57,7 @@ def primitives(function, *args, number=4):
 # --- the numbers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_sums_and_means_are_those_of_numpy_on_every_replica(name, number):
@@ -73,6 +74,7 @@ def test_sums_and_means_are_those_of_numpy_on_every_replica(name, number):
     assert_equal_on_replicas(means, jax.tree.map(lambda leaf: leaf / number, expected), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MORE_ALGORITHMS)
 def test_every_dtype_is_kept_by_sums_and_the_mean_of_whole_numbers_is_floating(name):
     dtypes = (np.float32, jnp.bfloat16, np.float16, np.int32, np.bool_)
@@ -88,6 +90,7 @@ def test_every_dtype_is_kept_by_sums_and_the_mean_of_whole_numbers_is_floating(n
     assert_equal_on_replicas(mean, tree[3].mean(0), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_replicas_have_the_same_bits_where_the_order_of_a_sum_matters(name):
     numbers = np.random.default_rng(0).normal(size=(8, 1001))
@@ -118,6 +121,7 @@ def test_one_replica_gets_its_tree_back(name):
 # --- where reductions run: in loops, on meshes with another axis, under derivatives -----------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), [
     ("nccl", 3), ("hierarchical", 3), ("hierarchical", 8), ("one_device", 3), ("ring", 3), ("groups of one", 3)])
 @pytest.mark.parametrize("op", ["sum", "mean"])
@@ -141,6 +145,7 @@ def test_derivatives_are_those_of_psum(name, number, op):
         second, 4 * total_weights * (total_tangent * x + total * tangent), rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_reductions_run_in_loops_of_unknown_length_on_a_mesh_with_an_axis_for_the_compiler(name):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), (AXIS, "model"))
@@ -333,6 +338,7 @@ def assert_trees_equal(tree, expected):
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("number", [1, 4])
 def test_shards_are_taken_gathered_and_reduced_as_numpy_does(number, packs):
@@ -355,6 +361,7 @@ def test_shards_are_taken_gathered_and_reduced_as_numpy_does(number, packs):
     assert_trees_equal(means, parts_of({name: leaf / np.float32(number) for name, leaf in totals.items()}, number))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packs", [False, True])
 def test_axes_may_be_a_list_and_dtypes_may_be_mixed(packs):
     tree = [values(2, (4,), dtype) for dtype in (np.float32, np.int32, jnp.bfloat16)] + [values(2, (3,), np.int32)]

@@ -59,6 +59,7 @@ def test_a_hierarchical_reduction_passes_a_part_of_the_gradients_between_groups(
         [LOGS, ("reduce-scatter", (part,), 1), ("all-gather", (part * group,), 1), *between])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fully_sharded", "sharded_optimizer"])
 @pytest.mark.parametrize("number", [2, 8, 32])
 def test_a_sharded_step_gathers_the_parameters_and_scatters_the_gradients_once(steps, number, name):
@@ -70,6 +71,7 @@ def test_a_sharded_step_gathers_the_parameters_and_scatters_the_gradients_once(s
          *(("all-gather", shape, 1) for shape in SPLIT.values())])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_fused_step_has_the_collectives_of_a_single_one(steps, name):
     fused = step_collectives(name, 8, steps_per_execution=4)

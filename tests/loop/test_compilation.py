@@ -52,6 +52,7 @@ PHASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 @pytest.mark.parametrize("phase", PHASES)
 def test_call_two_does_not_compile(phase, module):
@@ -97,6 +98,7 @@ def steps_fused_for(module, shape):
 
 
 # 2e7, 4e8, 3e9 and 6e9 operations.
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "steps"), [(2, 128), (32, 4), (256, 4), (512, 1)])
 def test_many_small_steps_are_fused_by_default_few_larger_ones_and_no_large_ones(rows, steps):
     module = trainer.models.MLP(num_classes=1000, hidden=(1024,), classifier_activation=None)
@@ -124,6 +126,7 @@ def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):
     assert len(fetched) == 3, "one fetch per epoch, by History"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2], ids=["streaming", "data_on_the_device"])
 def test_the_loop_makes_no_implicit_transfer(epochs):
     x, y, _ = classification(40)
@@ -135,6 +138,7 @@ def test_the_loop_makes_no_implicit_transfer(epochs):
         model.predict(x, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_first_fit_that_sets_the_learning_rate_makes_no_implicit_transfer():
     x, y, _ = classification(40)
     callbacks = [trainer.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
@@ -147,6 +151,7 @@ def test_a_first_fit_that_sets_the_learning_rate_makes_no_implicit_transfer():
     assert float(model.optimizer.learning_rate) < 0.1 / 2**3
 
 
+@pytest.mark.slow
 def test_setting_weights_and_leaving_updates_out_make_no_implicit_transfer(tmp_path):
     x, y, _ = classification(40)
     path = tmp_path / "weights.safetensors"
@@ -163,6 +168,7 @@ def test_setting_weights_and_leaving_updates_out_make_no_implicit_transfer(tmp_p
     assert stopping.stopped_epoch == 1
 
 
+@pytest.mark.slow
 def test_predict_has_the_memory_of_few_groups_on_the_devices_however_many_there_are():
     def live_bytes():
         return sum(array.nbytes for array in jax.live_arrays())
@@ -178,6 +184,7 @@ def test_predict_has_the_memory_of_few_groups_on_the_devices_however_many_there_
     assert peak - before <= groups / 8 * of_a_group
 
 
+@pytest.mark.slow
 def test_a_callback_that_wants_every_batch_compiles_nothing_more():
     class EveryBatch(trainer.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -191,6 +198,7 @@ def test_a_callback_that_wants_every_batch_compiles_nothing_more():
     assert not compiled
 
 
+@pytest.mark.slow
 def test_an_eager_step_is_never_traced():
     class ReadsValues(trainer.Model):
         def train_step(self, state, batch):
@@ -206,6 +214,7 @@ def test_an_eager_step_is_never_traced():
     np.testing.assert_allclose(np.mean(seen[-2:]), history["loss"][0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["fit", "evaluate", "predict"])
 def test_the_first_step_compiles_while_the_weights_are_made(monkeypatch, phase):
     model, events = make_model(), []
@@ -226,6 +235,7 @@ def test_the_first_step_compiles_while_the_weights_are_made(monkeypatch, phase):
     assert events[:2] == ["has compiled", "waits for the weights"]
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_made_leave_a_model_without_weights(monkeypatch):
     model, init_placed = make_model(), state_holder.init_placed
 

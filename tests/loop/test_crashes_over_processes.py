@@ -10,6 +10,8 @@ import pytest
 
 from trainer.testing import Kill, assert_resumes_exactly
 
+pytestmark = pytest.mark.processes
+
 LAUNCH = [sys.executable, "-m", "trainer.launch", "--workers", "2"]
 TRAIN = """
 import os, time

@@ -7,6 +7,8 @@ import pytest
 
 from trainer.testing import Kill, assert_resumes_exactly, kill_at
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = str(pathlib.Path(__file__).parents[1] / "support" / "crash_training.py")
 
 

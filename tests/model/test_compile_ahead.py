@@ -110,6 +110,7 @@ def test_datasets_of_known_length_compile_ahead(data):
     assert not compiled
 
 
+@pytest.mark.slow
 def test_endless_data_and_data_forced_onto_the_device_compile_ahead():
     endless = Dataset.from_arrays((x, y)).repeat().batch(8)
     model = make_model()
@@ -160,6 +161,7 @@ print(events.count("/jax/compilation_cache/cache_hits"), events.count("/jax/comp
 """
 
 
+@pytest.mark.slow
 def test_the_second_start_takes_every_program_from_the_cache_and_gives_the_same_bits(tmp_path):
     folder = tmp_path / "made" / "for it"
     own = {name: value for name, value in os.environ.items() if "_CACHE_" not in name}  # without the suite's settings

@@ -13,6 +13,8 @@ import pytest
 
 from trainer.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import json, pathlib, sys, time
 import jax

@@ -156,6 +156,7 @@ def grain_dataset(x, y):
     return grain.MapDataset.source(list(zip(x, y, strict=True))).batch(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     as_generator,
     TorchLike,
@@ -428,6 +429,7 @@ def test_nnx_and_linen_take_training_flags_of_any_name():
     assert model.evaluate(x, y, verbose=0)["loss"] != pytest.approx(np.log(3), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_optax_losses_of_integer_labels_can_be_given_as_functions():
     def crossentropy(y_true, y_pred):
         return optax.softmax_cross_entropy_with_integer_labels(y_pred, y_true)

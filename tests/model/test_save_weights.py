@@ -139,6 +139,7 @@ def under(strategy, **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPLIT)
 def test_under_every_strategy_the_file_is_whole_and_loads_to_the_places_of_the_weights(path, name):
     one = under(STRATEGIES["one_device"]())
@@ -167,6 +168,7 @@ def test_each_device_gets_its_part_only(path):
     assert sharding.shard_shape(values.shape) == (16, 64 // 4)
 
 
+@pytest.mark.slow
 def test_one_array_of_the_file_is_in_memory_at_a_time(path):
     model = built()
     model.save_weights(path)
@@ -316,6 +318,7 @@ def test_the_optimizers_state_and_the_step_stay(path):
                      jax.tree.leaves(before))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["load_weights", "set_weights"])
 @pytest.mark.parametrize("optimizer", ["sgd", {"Dense_0": "sgd", "Dense_1": "adam"}], ids=["one", "by_name"])
 def test_moving_averages_start_anew_from_weights_that_are_replaced(path, way, optimizer):

@@ -34,6 +34,7 @@ def trained():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model", "model.keras"])
 @pytest.mark.parametrize("built", [False, True])
 def test_a_loaded_model_trains_on_to_the_bit(tmp_path, trained, name, built):

@@ -106,6 +106,7 @@ def steps(history):
 # --- what is evaluated ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_checkpoint_is_evaluated_once_to_the_numbers_of_the_training(run, model, training, capsys):
     training.acts = [training.nothing, lambda: training.saves(7), training.nothing, lambda: training.saves(14),
                      lambda: training.saves(21)]

@@ -54,6 +54,7 @@ def compiled(replicas=1, **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 8])
 @pytest.mark.parametrize(("metric", "expected"), [
     (HitCount, lambda logits, y: (logits.argmax(-1) == y).sum()),

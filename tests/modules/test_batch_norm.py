@@ -116,6 +116,7 @@ def assert_close(first, second, tolerance=TOLERANCE):
     jax.tree.map(compare, first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MODULES)
 @pytest.mark.parametrize(("number", "rows"), [(4, 8), (4, 5), (2, 1)])
 def test_replicas_give_one_devices_outputs_gradients_and_averages(make, number, rows):
@@ -202,6 +203,7 @@ def test_a_frozen_layer_keeps_its_averages(make):
     assert_close(functional.apply(params, model_state, IMAGES, training=True, make_key=no_keys)[1], model_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["global", "per_replica"])
 @pytest.mark.parametrize("make", MODULES)
 def test_with_frozen_parameters_a_layer_normalizes_by_its_averages_and_keeps_them(make, policy):
@@ -273,6 +275,7 @@ def transfer_model(module, replicas=1):
     return model, fit, evaluate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "compile_options"), [
     (1, {}), (3, {"remat": True, "ema_decay": 0.9}), (2, {"batch_norm": "per_replica", "microbatches": 2}),
     (1, {"precision": "mixed_bfloat16"}), (1, {"run_eagerly": True}),
@@ -289,6 +292,7 @@ def test_a_frozen_encoder_trains_as_in_keras(module, replicas, compile_options):
         np.testing.assert_array_equal(leaf, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [LinenTransfer, NNXTransfer])
 def test_a_model_that_is_not_trainable_fits_what_it_evaluates_until_it_is_thawed(module):
     model, fit, evaluate = transfer_model(module)

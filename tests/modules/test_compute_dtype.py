@@ -117,6 +117,7 @@ def run(name, params, policy, training, remat=False):
     return jax.grad(loss, has_aux=True)(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("training", [True, False])
 def test_every_product_and_convolution_computes_in_the_dtype(name, training):

@@ -24,6 +24,7 @@ def test_nnx_starts_from_the_users_values_and_never_aliases_them():
     np.testing.assert_array_equal(module.dense.kernel[...], 2.0)
 
 
+@pytest.mark.slow
 def test_the_users_nnx_object_changes_only_by_absorb():
     module = NNXNet(nnx.Rngs(0))
     module.eval()
@@ -108,6 +109,7 @@ class ManyStreams(nnx.Module):
         return self.first(x), self.second(x), drawn
 
 
+@pytest.mark.slow
 def test_nnx_streams_are_named_by_their_path_and_stacked_keys_are_split():
     functional = as_functional(ManyStreams(nnx.Rngs(0)))
     params, model_state, _ = functional.init(jax.random.key(0), X)
@@ -209,6 +211,7 @@ def test_replicas_drop_other_units():
     assert len({row.tobytes() for row in np.asarray(rows)}) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: nn.RNN(nn.LSTMCell(4)),
                                   lambda: nnx.RNN(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0)))], ids=["linen", "nnx"])
 def test_recurrent_layers_train_on_several_replicas(make):

@@ -29,6 +29,7 @@ def test_init_returns_plain_trees_and_the_outputs_of_the_sample(make):
     close(same, outputs)
 
 
+@pytest.mark.slow
 @NETS
 def test_init_can_be_compiled_and_only_evaluated_for_shapes(make):
     functional = as_functional(make())
@@ -51,6 +52,7 @@ def test_training_drops_normalizes_and_records(make):
                                                              strict=True))
 
 
+@pytest.mark.slow
 @NETS
 @pytest.mark.parametrize(("other", "same"), [({}, True), ({"seed": 1}, False), ({"step": 1}, False),
                                              ({"replica": 1}, False)])
@@ -62,6 +64,7 @@ def test_a_mask_is_a_function_of_seed_step_and_replica(make, other, same):
     assert np.array_equal(first, second) == same
 
 
+@pytest.mark.slow
 @NETS
 def test_apply_can_be_compiled_and_differentiated(make):
     functional = as_functional(make())
@@ -134,6 +137,7 @@ def test_modules_are_told_whether_they_are_trained(module, inputs):
     close(functional.apply(params, model_state, inputs, training=True, make_key=no_keys)[0], 2 * X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [
     nn.Sequential([nn.Dense(4), nn.BatchNorm(), nn.Dropout(0.5)]),
     nn.Sequential([nn.MultiHeadDotProductAttention(num_heads=1, dropout_rate=0.5)]),
@@ -241,6 +245,7 @@ def test_a_count_that_becomes_a_fraction_is_no_state_that_could_be_kept():
     assert set(as_functional(Promoting(0.5)).init(jax.random.key(0), X)[1]) == {"keys", "stats"}
 
 
+@pytest.mark.slow
 def test_running_averages_of_float64_data_stay_as_they_are_created():
     x = np.random.default_rng(0).normal(3.0, size=(16, 6))
     with jax.enable_x64(True):

@@ -166,6 +166,7 @@ def assert_same(first, second):
     assert [leaf.dtype for leaf in jax.tree.leaves(first)] == [leaf.dtype for leaf in jax.tree.leaves(second)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "policy"), [(LinenNet, "global"), (NNXNet, "global"), (linen_stack, "per_replica"),
                                               (nnx_stack, "per_replica")])
 def test_outputs_gradients_state_and_masks_are_those_of_a_plain_call(make, policy):
@@ -176,6 +177,7 @@ def test_outputs_gradients_state_and_masks_are_those_of_a_plain_call(make, polic
     assert not any((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(plain)), "a part took no part"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: [nn.Dense(3), nn.BatchNorm(), nn.gelu], lambda: [
     nnx.Linear(WIDTH, 3, rngs=nnx.Rngs(0)), nnx.BatchNorm(3, rngs=nnx.Rngs(0)), nn.gelu]], ids=["linen", "nnx"])
 def test_eager_gradients_are_those_of_a_plain_call(make):
@@ -189,6 +191,7 @@ def test_eager_gradients_are_those_of_a_plain_call(make):
     assert_same(*(jax.grad(loss, has_aux=True)(params, remat) for remat in (False, True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [linen_stack, nnx_stack])
 def test_replicas_exchange_nothing_twice(make):
     class Counting(replica_context.ReplicaContext):
@@ -298,6 +301,7 @@ class LinenWithoutLayers(nn.Module):
         return x * self.param("scale", nn.initializers.ones, (WIDTH,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "expected"), [
     (lambda: LinenPile(3), (3, 0)),
     (lambda: NNXPile(3), (3, 0)),
@@ -326,6 +330,7 @@ def test_layers_are_chosen_so_that_least_is_kept(make, expected):
     assert chosen_layers(as_functional(make())) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: LinenPile(2), lambda: NNXPile(2), linen_stack, nnx_stack])
 @pytest.mark.parametrize("options", [{"training": False}, {"remat": False}])
 def test_nothing_is_rematerialised_unless_asked_for_in_training(make, options):
@@ -339,6 +344,7 @@ def test_modules_of_a_dict_are_rematerialised():
     assert chosen_layers(functional, inputs, module="nnx") == (2, 0)
 
 
+@pytest.mark.slow
 def test_the_choice_depends_on_the_shapes_of_the_inputs():
     class ByShape(nn.Module):
         @nn.compact
@@ -368,6 +374,7 @@ def test_an_error_in_a_layer_is_passed_on_and_leaves_nothing_behind():
     assert chosen_layers(as_functional(LinenPile(2)), remat=False) == (0, 0)
 
 
+@pytest.mark.slow
 def test_keys_are_only_asked_for_by_the_call_itself():
     functional = as_functional(LinenPile(2))
     params, model_state, _ = functional.init(jax.random.key(0), X)
@@ -411,6 +418,7 @@ class NNXWide(nnx.Module):
         return x + self.last(h)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_loop", [False, True], ids=["step", "steps_in_a_loop"])
 @pytest.mark.parametrize("make", [
     lambda: LinenAround(tuple(LinenWide() for _ in range(8))),

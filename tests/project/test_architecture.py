@@ -7,6 +7,7 @@ project keeps it, and a small source that breaks it is caught.
 import ast
 import collections
 import dataclasses
+import functools
 import graphlib
 import importlib
 import inspect
@@ -75,9 +76,15 @@ def nodes_that_run(tree: ast.AST):
         yield from nodes_that_run(child)
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@functools.cache
 def imports_of(source: str) -> list[Import]:
     found = []
-    for node in nodes_that_run(ast.parse(source)):
+    for node in nodes_that_run(parsed(source)):
         if isinstance(node, ast.Import):
             found += [Import(alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -94,20 +101,24 @@ def docstrings_of(tree: ast.AST) -> set[int]:
             and isinstance(node.body[0], ast.Expr)}
 
 
+@functools.cache
+def strings_of(source: str) -> tuple[set[str], bool]:
+    """Returns the strings of a source that may be names, docstrings apart, and whether it defines `__getattr__`."""
+    tree = parsed(source)
+    skipped = docstrings_of(tree)
+    found = {node.value for node in nodes_that_run(tree)
+             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped}
+    return found, any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
+
+
 def modules_in_strings(module: str, source: str, known: set[str]) -> set[str]:
     """Returns the modules that strings of a source name: what `import_module` and tables of lazy names import.
 
     A full name counts anywhere. Where a module defines `__getattr__`, names relative to its package count too.
     """
-    tree = ast.parse(source)
-    skipped = docstrings_of(tree)
-    is_lazy = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
-    found = set()
-    for node in nodes_that_run(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
-            names = {node.value, f"{module}.{node.value}"} if is_lazy else {node.value}
-            found |= {name for name in names if name in known and name not in (module, FACADE)}
-    return found
+    strings, is_lazy = strings_of(source)
+    names = strings | {f"{module}.{string}" for string in strings} if is_lazy else strings
+    return (names & known) - {module, FACADE}
 
 
 def imported_modules(module: str, source: str, known: set[str]) -> set[str]:
@@ -179,7 +190,7 @@ def paths_used(source: str) -> list[str]:
 
     Followed are the names of imports, assignments of them to other names, and `getattr` with a constant.
     """
-    tree = ast.parse(source)
+    tree = parsed(source)
     bound: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -216,7 +227,7 @@ def collectives_named(source: str) -> set[str]:
 
 def compilers_named(source: str) -> set[str]:
     """Returns the transformations that compile, or donate to, a function, as a source uses them."""
-    donations = {node.arg for node in ast.walk(ast.parse(source))
+    donations = {node.arg for node in ast.walk(parsed(source))
                  if isinstance(node, ast.keyword) and node.arg in DONATIONS}
     return donations | {path for path in paths_used(source)
                         if path.partition(".")[0] in ("jax", "flax") and path.rpartition(".")[2] in COMPILERS}

@@ -130,6 +130,7 @@ def test_a_job_is_as_fast_as_its_slowest_worker_and_independent_workers_add():
     assert calm == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_step_over_512_replicas_sends_the_gradients_bytes_around_a_ring():
     done = subprocess.run([sys.executable, "scaling.py", "--quick", "bytes"], cwd=FOLDER, check=True, text=True,
                           capture_output=True, timeout=100)

@@ -35,6 +35,7 @@ def report(tmp_path_factory):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_leak_fails_the_test_that_left_it(report, name):
     assert f"ERROR test_sample.py::test_{name} - AssertionError: {LEAKS[name][1]}" in report

@@ -19,6 +19,7 @@ def test_an_example_runs(block, tmp_path, monkeypatch):
     assert not (tmp_path / "backup").exists(), "a finished training deletes its checkpoints"
 
 
+@pytest.mark.slow
 def test_the_training_that_the_harness_kills_is_exact(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(BLOCKS[-1])

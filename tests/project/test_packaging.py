@@ -82,15 +82,18 @@ def test_every_name_is_there_and_an_unknown_one_is_an_error():
         trainer.distribute.Sidecar  # noqa: B018
 
 
+@pytest.mark.slow
 def test_importing_the_trainer_brings_no_heavy_dependency():
     assert heavy_modules_after(EVERYTHING) <= heavy_modules_after(BASELINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sklearn", "flax.nnx"])
 def test_a_heavy_dependency_would_be_seen(name):
     assert name in heavy_modules_after(f"import {name}")
 
 
+@pytest.mark.slow
 def test_training_a_linen_model_does_not_import_nnx():
     assert "flax.nnx" not in heavy_modules_after("from flax import linen")
     assert "flax.nnx" not in heavy_modules_after(FIT_OF_A_LINEN_MODEL)
@@ -103,6 +106,7 @@ def test_running_a_function_on_replicas_without_nnx_objects_does_not_import_nnx(
         "assert strategy.experimental_local_results(strategy.run(lambda x: x + 1, args=(jnp.ones(()),)))[0] == 2")
 
 
+@pytest.mark.slow
 def test_importing_the_trainer_does_not_start_jax():
     # A platform that does not exist: whatever needs a device fails.
     run_python(EVERYTHING, JAX_PLATFORMS="nowhere")
@@ -111,6 +115,7 @@ def test_importing_the_trainer_does_not_start_jax():
     assert "nowhere" in failed.value.stderr
 
 
+@pytest.mark.slow
 def test_importing_the_trainer_costs_little_more_than_jax_flax_and_optax():
     # CPU time, interleaved, the medians: the machine's speed changes between processes. A busy one needs more rounds.
     # The bar is 1.1, which `make bench` measures; here it is wider, as a test must not fail by chance.

@@ -19,6 +19,7 @@ def run(block: str) -> dict:
     return names
 
 
+@pytest.mark.slow
 def test_the_quick_start_does_what_its_comments_say():
     names = run(BLOCKS[0])
     assert names["logits"].shape == (200, 3)
@@ -27,6 +28,7 @@ def test_the_quick_start_does_what_its_comments_say():
     assert logs["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_an_optax_transformation_trains_a_model_of_the_package():
     names = run(BLOCKS[1])
     assert names["model"].predict(names["images"], verbose=0).shape == (8, 10)

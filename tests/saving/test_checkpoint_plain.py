@@ -59,6 +59,7 @@ trees = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.list
                      | st.dictionaries(texts | st.integers(), inner, max_size=3), max_leaves=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(trees)
 def test_any_plain_value_comes_back_as_it_was(tree):

@@ -10,9 +10,12 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
 from tests.support import project_files
 from trainer.saving.checkpoint import CheckpointFolder, CheckpointWriter, open_checkpoint
+
+pytestmark = pytest.mark.processes
 
 SAVE_FOR_EVER = """
 import itertools, sys

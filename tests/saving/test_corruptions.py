@@ -30,12 +30,14 @@ def judged(training, saved, kind, trouble=damaged_runs.NO_TROUBLE, seed=0):
     return damaged_runs.judged(training, saved, kind, trouble, random.Random(f"{kind} {trouble} {seed}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", corruptions.KINDS)
 def test_damage_gives_the_same_numbers_or_a_clear_error(training, saved, kind):
     verdict = judged(training, saved, kind)
     assert verdict.kind != damaged_runs.WRONG, verdict.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a file cut short", "a bit flipped", "a folder emptied", "a checkpoint removed",
                                   "a part taken from the other checkpoint"])
 # Not where Orbax cannot write: then it leaves coroutines behind, which warn whenever they are collected.

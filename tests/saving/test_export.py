@@ -114,6 +114,7 @@ def exported_cases(tmp_path_factory):
     return folder, models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_another_process_without_the_models_code_computes_what_predict_does(exported_cases, name):
     folder, models = exported_cases

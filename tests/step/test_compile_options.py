@@ -43,6 +43,7 @@ def params_of(model):
 # --- precision -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 @pytest.mark.parametrize(("precision", "tolerance"), [("mixed_bfloat16", 0.03), ("mixed_float16", 0.01)])
 def test_mixed_precision_is_near_float32_with_float32_weights(module, precision, tolerance):
@@ -130,6 +131,7 @@ def test_a_custom_step_is_scaled_too():
 # --- moving averages -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_evaluate_and_predict_use_the_moving_average(replicas):
     x, y, _ = classification(16)
@@ -257,6 +259,7 @@ def test_names_that_are_not_the_models_are_refused_before_anything_compiles():
 # --- rematerialisation -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 def test_rematerialisation_gives_the_same_numbers(module):
     def fit(**options):

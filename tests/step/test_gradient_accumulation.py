@@ -33,6 +33,7 @@ def assert_same(one, other, rtol=2e-4, atol=2e-5):
         np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "replicas", "microbatches"), [
     ("sum_over_batch_size", 1, 3), ("sum_over_batch_size", 4, 64), ("sum", 3, 2), ("mean_with_sample_weight", 2, 3)])
 def test_microbatches_give_the_numbers_of_the_whole_batch(reduction, replicas, microbatches):
@@ -44,6 +45,7 @@ def test_microbatches_give_the_numbers_of_the_whole_batch(reduction, replicas, m
     assert_same(fit(), fit(replicas=replicas, microbatches=microbatches))
 
 
+@pytest.mark.slow
 def test_an_nnx_model_and_an_ignored_class_give_the_numbers_of_the_whole_batch():
     def fit(**options):
         return trained(lambda seed: trainer.Model(NNXMLP(), seed=seed), loss=logits_loss(ignore_class=1), **options)
@@ -82,6 +84,7 @@ def test_there_is_one_update_per_batch():
     assert int(model.state.step) == 2
 
 
+@pytest.mark.slow
 def test_the_running_mean_of_batch_norm_is_that_of_the_whole_batch():
     def fit(**options):
         x, y, _ = classification(10)

@@ -13,6 +13,8 @@ import pytest
 
 from trainer.testing.local_cluster import LocalCluster, WorkerError, _place_of
 
+pytestmark = pytest.mark.processes
+
 
 def place_and_arguments(*args):
     import jax

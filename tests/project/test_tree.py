@@ -1,0 +1,30 @@
+"""The tree of tests mirrors the rooms of the code, and the two test commands together run every case."""
+
+import re
+
+import pytest
+
+from tests.support import project_files
+
+FOLDERS = {path.name for path in (project_files.ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "._"}
+OTHERS = {"project", "reference", "support"}  # the project as a whole, numbers to compare with, and helpers
+
+
+def test_every_folder_of_tests_is_that_of_a_room():
+    rooms = {path.parent.name for path in (project_files.ROOT / "trainer").glob("*/__init__.py")}
+    assert rooms == FOLDERS - OTHERS
+
+
+def test_every_test_file_lies_in_a_folder_and_is_found_by_its_name():
+    tests = project_files.ROOT / "tests"
+    with_tests = {str(path.relative_to(tests)) for path in tests.rglob("*.py")
+                  if re.search(r"^def test_", path.read_text(), re.MULTILINE)}
+    assert [name for name in with_tests if not re.fullmatch(r"\w+/test_\w+\.py", name)] == []
+
+
+@pytest.mark.parametrize("command", ["test", "test-rest"])
+def test_the_commands_divide_the_cases_by_one_expression(command):
+    makefile = (project_files.ROOT / "Makefile").read_text()
+    assert re.search(r"^rest := \(slow or processes\) and not smoke$", makefile, re.MULTILINE)
+    expression = {"test": 'not ($(rest))', "test-rest": '$(rest)'}[command]
+    assert f'{command}: $(VENV)/.dev\n\t@$(pytest) -m "{expression}" $(TESTS)' in makefile
