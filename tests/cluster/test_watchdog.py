@@ -100,10 +100,11 @@ def test_a_worker_that_has_ended_is_not_lost_but_must_not_be_awaited():
     assert judged(seen("data", still=4.0), ended).startswith("worker 0 has stalled")
 
 
-class Heard:
-    """A watchdog that keeps what it is told."""
+class Heard(Watchdog):
+    """A watchdog that keeps the phases that are reported to it."""
 
     def __init__(self):
+        super().__init__(1.0)
         self.phases = []
 
     def progress(self, step, phase):
@@ -121,7 +122,7 @@ def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkey
     assert [step for step, phase in heard.phases if phase == "data" and step] == [1, 2, 3]
     assert heard.phases[-1] == (3, "idle")
     heard.phases.clear()
-    before = membership._own_steps
+    before = heard._own_steps
     for number, _ in enumerate(trainer.distribute.MirroredStrategy(["cpu:0"]).experimental_distribute_dataset([x, x])):
         assert heard.phases[-2:] == [(before + number + 1, "data"), (before + number + 1, "idle")]
 

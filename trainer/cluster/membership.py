@@ -38,9 +38,7 @@ _SHUTDOWN_SECS = 3600  # the chief may have late work, such as a checkpoint, tha
 
 _LINGER_SECS = 2.0  # for the others to print their errors: the end of process 0 aborts them
 
-_watchdog: Watchdog | None = None
-_limit_secs = DEFAULT_TIMEOUT_SECS
-_own_steps = 0  # of loops of the user's own
+_watchdog: Watchdog | None = None  # a process joins one cluster, once
 
 
 def join_cluster(timeout_secs: float | None = None) -> None:
@@ -138,33 +136,28 @@ def watchdog() -> Watchdog | None:
 
 @contextlib.contextmanager
 def waiting(phase: str) -> Iterator[None]:
-    """Lets the watchdog know what a loop of the user's own waits for while the block runs.
+    """Lets the watchdog know what a custom training loop waits for while the block runs.
 
     Args:
       phase: "data", for those of the next step; or "device", for all other processes.
     """
-    global _own_steps
-    _own_steps += phase == "data"
-    if _watchdog is not None:
-        _watchdog.progress(_own_steps, phase)
-    try:
+    if _watchdog is None:
         yield
-    finally:
-        if _watchdog is not None:
-            _watchdog.progress(_own_steps, "idle")
+        return
+    with _watchdog.waiting(phase):
+        yield
 
 
 def patience_secs() -> float:
     """Returns how long to wait for other processes, longer than the watchdog, which names who is late."""
-    return _PATIENCE * _limit_secs
+    return _PATIENCE * (DEFAULT_TIMEOUT_SECS if _watchdog is None else _watchdog.timeout_secs)
 
 
 def _watch(timeout_secs: float) -> None:
-    global _watchdog, _limit_secs
+    global _watchdog
     if _watchdog is None and jax.process_count() > 1:
         from trainer.cluster.liveness.watchdog import Watchdog
 
-        _limit_secs = timeout_secs
         _watchdog = Watchdog(timeout_secs)
 
 

@@ -258,7 +258,7 @@ def _names_of_copies_apart(model: Model) -> list[str]:
     least, greatest = bounds[:, 0], bounds[:, 1]
     if not all(array.is_fully_addressable for array in arrays.values()):
         texts = ProcessGroup.of_all().all_gather(json.dumps(bounds.tolist()), "checksums")
-        of_processes = np.array([json.loads(text) for text in texts], np.uint32).reshape(-1, *bounds.shape)
+        of_processes = np.array([json.loads(text) for text in texts], np.uint32)
         least, greatest = of_processes[..., 0].min(0), of_processes[..., 1].max(0)
     apart = {name for name, differ in zip(names, least != greatest, strict=True) if differ}
     return [name for name in arrays if name in apart]

@@ -20,10 +20,12 @@ What notices what:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import re
 import threading
 import time
+from collections.abc import Iterator
 
 import jax
 
@@ -66,6 +68,9 @@ class Watchdog:
       ValueError: if `timeout_secs` is not greater than 0.
       RuntimeError: if there are several processes, but JAX was not started with `jax.distributed.initialize`.
 
+    Attributes:
+      timeout_secs: see above.
+
     >>> watchdog = Watchdog(timeout_secs=60.0)
     >>> watchdog.progress(0, "data")
     >>> watchdog.stop()
@@ -74,6 +79,8 @@ class Watchdog:
     def __init__(self, timeout_secs: float, client: Store | None = None, process: tuple[int, int] | None = None):
         if not timeout_secs > 0:
             raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
+        self.timeout_secs = timeout_secs
+        self._own_steps = 0  # of custom training loops
         self._timeout_secs = self._silence_secs = (1 - _MARGIN) * timeout_secs
         self._heartbeat_secs = heartbeat_secs(timeout_secs)
         place: tuple[int, int] = process or (jax.process_index(), jax.process_count())
@@ -116,6 +123,16 @@ class Watchdog:
             "callbacks".
         """
         self._now = (self._now[0] + 1, step, phase)
+
+    @contextlib.contextmanager
+    def waiting(self, phase: str) -> Iterator[None]:
+        """Says that a custom training loop waits while the block runs, at its next step if it waits for "data"."""
+        self._own_steps += phase == "data"
+        self.progress(self._own_steps, phase)
+        try:
+            yield
+        finally:
+            self.progress(self._own_steps, "idle")
 
     def stop(self) -> None:
         """Ends the watch, and lets the others know that this process will say no more. May be called again."""
