@@ -1,4 +1,4 @@
-"""Clusters on loopback for the tests of `preflight`: members in threads, and processes that speak its protocol."""
+"""Clusters on loopback for the tests of `rendezvous`: members in threads, and processes that speak its protocol."""
 
 import concurrent.futures
 import contextlib

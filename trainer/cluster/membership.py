@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.cluster.liveness.watchdog import Watchdog
     from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 
-# What only clusters need, the preflight and the watchdog, is imported where a cluster is joined.
+# What only clusters need, the rendezvous and the watchdog, is imported where a cluster is joined.
 
 DEFAULT_TIMEOUT_SECS = 300.0
 REFUSED_EXIT_CODE = 2  # as of a wrong command line; `trainer.launch` does not start again after it
