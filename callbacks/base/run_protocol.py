@@ -25,8 +25,10 @@ class RunOptimizer(Protocol):
 class RunState(Protocol):
     """The part of a training state that callbacks read: its trees, whose paths name the weights."""
 
-    params: Any
-    model_state: Any
+    @property
+    def params(self) -> Any: ...
+    @property
+    def model_state(self) -> Any: ...
 
 
 class RunTiming(Protocol):
@@ -125,8 +127,12 @@ class RunDetails(Protocol):
     def keeps_averages(self) -> bool:
         """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
 
-    shows_averages: bool
-    """Set to True to have `get_weights` and `save_weights` give the averages; training goes on with the weights."""
+    @property
+    def shows_averages(self) -> bool:
+        """Set to True to have `get_weights` and `save_weights` give the averages; training goes on with the weights."""
+
+    @shows_averages.setter
+    def shows_averages(self, value: bool) -> None: ...
 
     def adopt_averages(self) -> None:
         """Makes the moving averages the weights."""
@@ -170,16 +176,19 @@ class Run(Protocol):
     stop_training: bool
     """Set to True to end `fit` after the batch that is running."""
 
-    optimizer: RunOptimizer
+    @property
+    def optimizer(self) -> RunOptimizer: ...
 
     history: Any
     """The `History` of the last `fit`; set by that callback."""
 
-    current_run: RunDetails
-    """The run itself. A custom training loop may have a model without; see `run_of`."""
+    @property
+    def current_run(self) -> RunDetails:
+        """The run itself. A custom training loop may have a model without; see `run_of`."""
 
-    skip_non_finite: bool
-    """Whether updates with gradients that are not finite are left out."""
+    @property
+    def skip_non_finite(self) -> bool:
+        """Whether updates with gradients that are not finite are left out."""
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: the leaves of the parameters, then those of the model state."""

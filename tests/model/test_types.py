@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import project_files
 
 
+@pytest.mark.slow
 def test_scripts_of_users_type_check_and_their_mistakes_are_found(tmp_path):
     script = project_files.ROOT / "tests" / "support" / "typed_user_script.py"
     wrong = {number for number, line in enumerate(script.read_text().splitlines(), 1) if line.endswith("# wrong")}

@@ -75,7 +75,8 @@ def others(model: trainer.Model, as_dict: bool) -> None:
     model.state = model.state.replace(step=model.state.step)
     model.set_weights(model.get_weights())
     model.compile_ahead((x, y), phases=["train", "test"])
-    print(trainer.load("digits", trainer.Sequential([nn.Dense(1)])).layers)
+    run: trainer.callbacks.Run = model  # what callbacks get
+    print(run.name, trainer.load("digits", trainer.Sequential([nn.Dense(1)])).layers)
     model.evaluate(x, y)["loss"].append(1)  # wrong
 
 
