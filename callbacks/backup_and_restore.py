@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from trainer.callbacks.base.callback import Callback
-from trainer.callbacks.base.checks import is_count
+from trainer.core import arguments
+from trainer.core.errors import wrong_type
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
 
@@ -58,9 +59,10 @@ class BackupAndRestore(Callback):
         preemption_signal: signal.Signals | int | None = signal.SIGTERM,
     ):
         if not isinstance(backup_dir, (str, bytes, os.PathLike)):
-            raise TypeError(f"`backup_dir` must be the path of a folder. Received: a {type(backup_dir).__name__}.")
+            raise wrong_type("backup_dir", backup_dir, "the path of a folder")
         if not os.fspath(backup_dir):
             raise ValueError("Empty `backup_dir` argument passed. Give the folder for the checkpoints.")
+        arguments.require_bool(double_checkpoint=double_checkpoint, delete_checkpoint=delete_checkpoint)
         self.backup_dir = os.fsdecode(backup_dir)
         self.save_freq = _checked_save_freq(save_freq)
         self.double_checkpoint = double_checkpoint
@@ -175,10 +177,9 @@ class BackupAndRestore(Callback):
 
 
 def _checked_save_freq(value: Any) -> Any:
-    if is_count(value):
-        return int(value)
-    is_duration = isinstance(value, datetime.timedelta) and value.total_seconds() > 0
-    if is_duration or (isinstance(value, str) and value == "epoch"):
-        return value
-    raise ValueError(f"Unrecognized save_freq: {value!r}. Expected 'epoch', a positive number of batches, or a "
-                     "`datetime.timedelta`.")
+    if not isinstance(value, datetime.timedelta):
+        expected = "'epoch', a whole number of at least 1, the batches, or a `datetime.timedelta`"
+        return arguments.as_count_or_word("save_freq", value, ["epoch"], expected=expected)
+    if value <= datetime.timedelta():
+        raise ValueError(f"`save_freq` must be a time above 0. Received: {value!r}.")
+    return value

@@ -6,7 +6,6 @@ Owns the order of calls, and the knowledge of which hooks anybody listens to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from numbers import Integral
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from trainer.callbacks.base.callback import Callback
 from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.history import History
 from trainer.callbacks.progress.progress_bar import ProgressBar
+from trainer.core.arguments import as_count
 
 _BATCH_HOOKS = {
     "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
@@ -122,12 +122,11 @@ class CallbackList(Callback):
             look = callback.next_look(phase, batch)
             if look is None:
                 continue
-            if not isinstance(look, Integral) or isinstance(look, bool) or look < batch:
-                raise ValueError(f"`{type(callback).__name__}.next_look` must return the number of a batch, {batch} or "
-                                 f"a later one, or None. Received: {look!r}.")
-            looks.append(int(look))
+            look = as_count(f"{type(callback).__name__}.next_look", look, batch,
+                            f"the number of a batch, {batch} or a later one, or None")
+            looks.append(look)
             if callback.saves:
-                saves.append(int(look))
+                saves.append(look)
         if phase == "train":
             self._save_at = min(saves, default=None)
         return min(looks, default=None)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.core import arguments
 
 
 class CSVLogger(Callback):
@@ -53,6 +54,7 @@ class CSVLogger(Callback):
     def __init__(self, filename: str | os.PathLike, separator: str = ",", append: bool = False):
         self.filename = os.fspath(filename)
         self.sep = separator
+        arguments.require_bool(append=append)
         self.append = append
         self.writer: csv.DictWriter | None = None
         self.keys: list[str] | None = None

@@ -6,6 +6,7 @@ import numpy as np
 
 from trainer.callbacks.base.callback import adds_logs
 from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.core import arguments
 
 
 class EarlyStopping(MonitorCallback):
@@ -57,11 +58,14 @@ class EarlyStopping(MonitorCallback):
         start_from_epoch: int = 0,
     ):
         super().__init__(monitor, mode, min_delta=min_delta)
-        self.patience = patience
-        self.verbose = verbose
+        if baseline is not None:
+            arguments.require_number(baseline=baseline)
+        arguments.require_bool(restore_best_weights=restore_best_weights)
+        self.patience = arguments.as_count("patience", patience, 0)
+        self.verbose = arguments.check_verbose(verbose)
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights
-        self.start_from_epoch = start_from_epoch
+        self.start_from_epoch = arguments.as_count("start_from_epoch", start_from_epoch, 0)
         self._reset()
 
     def _reset(self) -> None:

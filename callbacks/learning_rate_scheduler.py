@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.core.arguments import check_verbose
+from trainer.core.errors import wrong_type
 
 
 class LearningRateScheduler(Callback):
@@ -37,8 +39,10 @@ class LearningRateScheduler(Callback):
     """
 
     def __init__(self, schedule: Callable[..., Any], verbose: int = 0):
+        if not callable(schedule):
+            raise wrong_type("schedule", schedule, "a function of the epoch, or of the epoch and the learning rate")
         self.schedule = schedule
-        self.verbose = verbose
+        self.verbose = check_verbose(verbose)
         self._takes_learning_rate = _takes_two_arguments(schedule)
 
     def on_epoch_begin(self, epoch, logs=None):

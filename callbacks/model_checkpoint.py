@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import adds_logs
-from trainer.callbacks.base.checks import is_count
 from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.core import arguments
 
 
 class ModelCheckpoint(MonitorCallback):
@@ -91,12 +91,16 @@ class ModelCheckpoint(MonitorCallback):
         super().__init__(monitor or "", mode, initial_value_threshold)
         if save_best_only and monitor is None:
             raise ValueError("`save_best_only=True` needs a `monitor`, the name of the log that says which is best.")
+        arguments.require_bool(save_best_only=save_best_only, save_weights_only=save_weights_only)
+        if initial_value_threshold is not None:
+            arguments.require_number(initial_value_threshold=initial_value_threshold)
+        arguments.check_count("max_to_keep", max_to_keep, optional=True)
         self.filepath = os.fspath(filepath)
-        self.verbose = verbose
+        self.verbose = arguments.check_verbose(verbose)
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
-        self.save_freq: str | int = _checked_save_freq(save_freq)
-        self.max_to_keep = _checked_max_to_keep(max_to_keep)
+        self.save_freq: str | int = arguments.as_count_or_word("save_freq", save_freq, ["epoch"])
+        self.max_to_keep = max_to_keep
         self._needs_value = save_best_only or (monitor is not None and max_to_keep is not None)
         self._monitor_comes = False  # whether some epoch's logs will have the monitor
         self._current_epoch: int | None = None
@@ -258,18 +262,3 @@ def _delete(path: str) -> None:
         pass  # somebody else was faster, or the run that was resumed
     except OSError as error:
         warnings.warn(f"`ModelCheckpoint` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)
-
-
-def _checked_save_freq(value: Any) -> str | int:
-    if isinstance(value, str) and value == "epoch":
-        return "epoch"
-    if not is_count(value):
-        raise ValueError(f"Unrecognized save_freq: {value!r}. Expected save_freq are 'epoch' or integer values, the "
-                         "number of batches.")
-    return int(value)
-
-
-def _checked_max_to_keep(value: Any) -> int | None:
-    if value is not None and not is_count(value):
-        raise ValueError(f"`max_to_keep` must be a positive number of files, or None to keep all. Received: {value!r}.")
-    return value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from numbers import Integral
 
 import jax
 
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
+from trainer.core.arguments import as_count
+from trainer.core.errors import wrong_type
 
 
 class Profile(TrainBatchCallback):
@@ -51,13 +52,14 @@ class Profile(TrainBatchCallback):
     """
 
     def __init__(self, log_dir: str | os.PathLike, steps: tuple[int, int]):
-        is_pair = isinstance(steps, (tuple, list)) and len(steps) == 2
-        if not is_pair or not all(isinstance(step, Integral) and not isinstance(step, bool) for step in steps) or not (
-                1 <= steps[0] <= steps[1]):
-            raise ValueError("`steps` must be the numbers of the first and the last batch to profile, counted from 1. "
-                             f"Received: {steps!r}.")
+        expected = "the numbers of the first and the last batch to profile, counted from 1"
+        if not isinstance(steps, (tuple, list)):
+            raise wrong_type("steps", steps, expected)
+        numbers = [as_count("steps", step, 1, expected) for step in steps]
+        if len(numbers) != 2 or numbers[0] > numbers[1]:
+            raise ValueError(f"`steps` must be {expected}. Received: steps={steps}.")
         self.log_dir = os.fspath(log_dir)
-        self.first, self.last = map(int, steps)
+        self.first, self.last = numbers
         self._trace = ProfilerTrace(type(self).__name__)
 
     def set_model(self, model):

@@ -7,6 +7,7 @@ import numpy as np
 from trainer.callbacks.base.callback import adds_logs
 from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.learning_rate_scheduler import learning_rate_logs, named_optimizers
+from trainer.core import arguments
 
 
 class ReduceLROnPlateau(MonitorCallback):
@@ -31,8 +32,8 @@ class ReduceLROnPlateau(MonitorCallback):
       cooldown_counter: the number of epochs of cooldown that are left.
 
     Raises:
-      ValueError: if `factor` is 1 or more; from `fit`, if no log has the name `monitor`, or if `mode` is "auto" and the
-        direction is not known.
+      ValueError: if `factor` is not above 0 and below 1; from `fit`, if no log has the name `monitor`, or if `mode` is
+        "auto" and the direction is not known.
 
     Example:
 
@@ -60,12 +61,12 @@ class ReduceLROnPlateau(MonitorCallback):
         min_lr: float = 0.0,
     ):
         super().__init__(monitor, mode, min_delta=min_delta)
-        if factor >= 1.0:
-            raise ValueError(f"ReduceLROnPlateau does not support a factor >= 1.0. Received factor={factor}")
+        arguments.require({"factor": factor}, "a number above 0 and below 1", lambda number: 0 < number < 1)
+        arguments.require_non_negative(min_lr=min_lr)
         self.factor = factor
-        self.patience = patience
-        self.verbose = verbose
-        self.cooldown = cooldown
+        self.patience = arguments.as_count("patience", patience, 0)
+        self.verbose = arguments.check_verbose(verbose)
+        self.cooldown = arguments.as_count("cooldown", cooldown, 0)
         self.min_lr = min_lr
         self._reset()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.callbacks.base.checks import is_count
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
+from trainer.core import arguments
 
 
 class SkipNonFinite(LateLogsCallback):
@@ -39,9 +39,8 @@ class SkipNonFinite(LateLogsCallback):
     """
 
     def __init__(self, max_consecutive: int | None = None, raise_error: bool = False):
-        if max_consecutive is not None and not is_count(max_consecutive):
-            raise ValueError("`max_consecutive` must be a positive integer, or None to go on whatever happens. "
-                             f"Received: {max_consecutive!r}.")
+        arguments.check_count("max_consecutive", max_consecutive, optional=True)
+        arguments.require_bool(raise_error=raise_error)
         self.max_consecutive = max_consecutive
         self.raise_error = raise_error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.core.arguments import require_bool
 
 
 class SwapEMAWeights(Callback):
@@ -31,6 +32,7 @@ class SwapEMAWeights(Callback):
     """
 
     def __init__(self, swap_on_epoch: bool = False):
+        require_bool(swap_on_epoch=swap_on_epoch)
         self.swap_on_epoch = swap_on_epoch
 
     def on_train_begin(self, logs=None):

@@ -11,6 +11,7 @@ import numpy as np
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.run_protocol import run_of
+from trainer.core.arguments import require_bool
 
 _SHOWN_WEIGHTS = 5
 
@@ -47,6 +48,7 @@ class TerminateOnNaN(LateLogsCallback):
     """
 
     def __init__(self, raise_error: bool = False):
+        require_bool(raise_error=raise_error)
         self.raise_error = raise_error
 
     @_for_other_loops

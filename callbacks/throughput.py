@@ -5,13 +5,13 @@ Owns what counts as training time, and what devices can do at most.
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
 import jax
 
 from trainer.callbacks.base.callback import adds_logs
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
+from trainer.core.arguments import require_positive
 
 # Operations a second with dense matrices of 16 bits: bfloat16, or float16 on V100 and T4, which have no bfloat16. By
 # JAX's `device_kind`. NVIDIA's data sheets give twice as much for H100 and L4, which is with structured sparsity.
@@ -86,10 +86,7 @@ class Throughput(TrainBatchCallback):
 
     def __init__(self, peak_flops_per_sec: float | None = None):
         if peak_flops_per_sec is not None:
-            if not isinstance(peak_flops_per_sec, Real) or isinstance(peak_flops_per_sec, bool):
-                raise TypeError(f"`peak_flops_per_sec` must be a number. Received: {peak_flops_per_sec!r}.")
-            if not peak_flops_per_sec > 0:
-                raise ValueError(f"`peak_flops_per_sec` must be positive. Received: {peak_flops_per_sec!r}.")
+            require_positive(peak_flops_per_sec=peak_flops_per_sec)
         self.peak_flops_per_sec = peak_flops_per_sec
         self._rows_of_batch = 0.0  # of a full one, which `train_step_flops` is of
         self._begin_rows = self._rows = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from numbers import Integral, Real
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import jax
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.progress.progress_text import log_texts
+from trainer.core import arguments
 
 
 class ValidateEvery(TrainBatchCallback):
@@ -68,13 +68,9 @@ class ValidateEvery(TrainBatchCallback):
         if (steps is None) == (minutes is None):
             raise ValueError("`ValidateEvery` takes either `steps` or `minutes`. Received: "
                              f"steps={steps!r}, minutes={minutes!r}.")
-        if steps is not None and (not isinstance(steps, Integral) or isinstance(steps, bool)):
-            raise TypeError(f"`steps` must be an integer. Received: {steps!r}.")
-        if minutes is not None and (not isinstance(minutes, Real) or isinstance(minutes, bool)):
-            raise TypeError(f"`minutes` must be a number. Received: {minutes!r}.")
-        for name, value in (("steps", steps), ("minutes", minutes)):
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}` must be positive. Received: {value!r}.")
+        arguments.check_count("steps", steps, optional=True)
+        if minutes is not None:
+            arguments.require_positive(minutes=minutes)
         if isinstance(validation_data, (tuple, list)) and len(validation_data) not in (2, 3):
             raise ValueError("`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
                              f"Received: a {type(validation_data).__name__} of {len(validation_data)}.")
@@ -84,7 +80,7 @@ class ValidateEvery(TrainBatchCallback):
         self.steps = None if steps is None else int(steps)
         self.minutes = None if minutes is None else float(minutes)
         self.validation_data = validation_data
-        self.verbose = verbose
+        self.verbose = arguments.check_verbose(verbose)
         self._reset()
 
     def _reset(self) -> None:

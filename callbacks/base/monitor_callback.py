@@ -11,6 +11,8 @@ import numpy as np
 
 from trainer.callbacks.base.callback import Callback
 from trainer.callbacks.base.run_protocol import run_of
+from trainer.core import arguments
+from trainer.core.errors import wrong_type
 
 
 class MonitorCallback(Callback):
@@ -47,6 +49,11 @@ class MonitorCallback(Callback):
         baseline: float | None = None,
         min_delta: float = 0,
     ):
+        if not isinstance(monitor, str):
+            raise wrong_type("monitor", monitor, "the name of a log, such as 'val_loss'")
+        if not isinstance(mode, str):
+            raise wrong_type("mode", mode, "'auto', 'min' or 'max'")
+        arguments.require_number(min_delta=min_delta)
         if mode not in ("auto", "min", "max"):
             warnings.warn(
                 f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto mode.", UserWarning, stacklevel=3

@@ -17,12 +17,12 @@ from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.progress.pace import Pace
 from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text, timing_text
 from trainer.callbacks.progress.terminal_line import TerminalLine
+from trainer.core.arguments import check_verbose
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _REDRAW_SECS = 0.25
-_VERBOSITIES = (0, 1, 2, "auto")
 
 
 class ProgressBar(Callback):
@@ -75,10 +75,7 @@ class ProgressBar(Callback):
           ValueError: if "verbose" is none of 0, 1, 2 and "auto" (1).
         """
         super().set_params(params)
-        verbose = params.get("verbose", 1)
-        if verbose not in _VERBOSITIES:
-            raise ValueError(f"`verbose` must be one of {_VERBOSITIES}. Received: {verbose!r}.")
-        self._verbose = 1 if verbose == "auto" else int(verbose)
+        self._verbose = check_verbose(params.get("verbose", 1))
         self._epochs = params.get("epochs", 1)
         self._steps = params.get("steps")
         self._outermost = None  # an exception may have ended the last run

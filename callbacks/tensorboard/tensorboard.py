@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, adds_logs
-from trainer.callbacks.base.checks import is_count
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.tensorboard import embedding_projector
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
+from trainer.core.arguments import as_count, as_count_or_word, require_bool
 
 
 class TensorBoard(Callback):
@@ -97,15 +97,17 @@ class TensorBoard(Callback):
         except ImportError as error:
             raise ImportError("`TensorBoard` needs tensorboardX, which cannot be imported. Install it with "
                               "`pip install 'trainer-jax[tensorboard]'`.") from error
+        require_bool(write_graph=write_graph, write_images=write_images, write_steps_per_second=write_steps_per_second)
         self._new_file = EventFile
         self.log_dir = os.fspath(log_dir)
-        self.histogram_freq = _checked_freq("histogram_freq", histogram_freq)
+        self.histogram_freq = as_count("histogram_freq", histogram_freq, 0)
         self.write_graph = write_graph
         self.write_images = write_images
         self.write_steps_per_second = write_steps_per_second
-        self.update_freq: str | int = _checked_update_freq(update_freq)
+        freq = as_count_or_word("update_freq", update_freq, ["epoch", "batch"])
+        self.update_freq: str | int = 1 if freq == "batch" else freq
         self._start_batch, self._stop_batch = _checked_profile_batch(profile_batch)
-        self.embeddings_freq = _checked_freq("embeddings_freq", embeddings_freq)
+        self.embeddings_freq = as_count("embeddings_freq", embeddings_freq, 0)
         if embeddings_metadata is not None and not embeddings_freq:
             raise ValueError("`embeddings_metadata` describes embeddings, but `embeddings_freq` is 0, so none are "
                              "written. Pass, for example, `embeddings_freq=1`.")
@@ -333,30 +335,18 @@ def _as_images(weight: np.ndarray) -> np.ndarray | None:
     return image if image.ndim == 4 and image.shape[-1] in (1, 3, 4) and image.size else None
 
 
-def _checked_freq(argument: str, value: Any) -> int:
-    if not is_count(value, 0):
-        raise ValueError(f"`{argument}` must be a number of epochs, or 0 for never. Received: {value!r}.")
-    return int(value)
-
-
-def _checked_update_freq(value: Any) -> str | int:
-    if value == "epoch":
-        return "epoch"
-    if value != "batch" and not is_count(value):
-        raise ValueError(f"`update_freq` must be 'epoch', 'batch' or a positive integer. Received: {value!r}.")
-    return 1 if value == "batch" else int(value)
-
-
 def _checked_profile_batch(value: Any) -> tuple[int, int]:
+    expected = "the number of a batch, counted from 1, a pair of the first and the last, or 0 to profile none"
     batches = value
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")]
-        numbers = [int(part) for part in parts if part.isdecimal()]
-        batches = None if len(numbers) < len(parts) else numbers[0] if len(numbers) == 1 else numbers
-    if is_count(batches, 0):
-        return int(batches), int(batches)
-    is_pair = isinstance(batches, (tuple, list)) and len(batches) == 2
-    if is_pair and all(is_count(batch) for batch in batches) and batches[0] <= batches[1]:
-        return int(batches[0]), int(batches[1])
-    raise ValueError("`profile_batch` must be the number of a batch, counted from 1, a pair of the first and the last, "
-                     f"or 0 to profile none. Received: {value!r}.")
+        if not all(part.isdecimal() for part in parts):
+            raise ValueError(f"`profile_batch` must be {expected}. Received: {value!r}.")
+        batches = int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
+    if not isinstance(batches, (tuple, list)):
+        batch = as_count("profile_batch", batches, 0, expected)
+        return batch, batch
+    numbers = [as_count("profile_batch", batch, 1, expected) for batch in batches]
+    if len(numbers) != 2 or numbers[0] > numbers[1]:
+        raise ValueError(f"`profile_batch` must be {expected}. Received: {value!r}.")
+    return numbers[0], numbers[1]

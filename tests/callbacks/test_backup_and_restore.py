@@ -324,12 +324,6 @@ def test_a_run_goes_on_on_other_devices(tmp_path, before, after):
 # --- arguments and the signal -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("save_freq", ["batch", 0, -1, 2.5, True, datetime.timedelta(0), None])
-def test_an_unknown_save_freq_is_refused(save_freq):
-    with pytest.raises(ValueError, match="Unrecognized save_freq"):
-        cb.BackupAndRestore("backup", save_freq)
-
-
 def test_an_empty_folder_name_is_refused():
     with pytest.raises(ValueError, match="Empty `backup_dir` argument passed"):
         cb.BackupAndRestore("")

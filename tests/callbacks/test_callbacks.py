@@ -217,7 +217,7 @@ def test_lambda_callback_refuses_a_hook_that_nobody_calls():
 
 
 def test_reduce_lr_on_plateau_refuses_a_factor_that_does_not_reduce():
-    with pytest.raises(ValueError, match=r"does not support a factor >= 1.0. Received factor=1.0"):
+    with pytest.raises(ValueError, match=r"`factor` must be a number above 0 and below 1. Received: factor=1"):
         ReduceLROnPlateau(factor=1.0)
 
 

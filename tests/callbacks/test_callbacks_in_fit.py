@@ -274,12 +274,13 @@ def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("look", [-1, 0, True, 1.5, "1"])
-def test_a_look_that_is_no_later_batch_is_refused(look):
+@pytest.mark.parametrize(("look", "error"), [
+    (-1, ValueError), (0, ValueError), (True, TypeError), (1.5, TypeError), ("1", TypeError)])
+def test_a_look_that_is_no_later_batch_is_refused(look, error):
     class Looks(trainer.callbacks.Callback):
         def next_look(self, phase, batch):
             return look
 
     x, y, _ = classification(32)
-    with pytest.raises(ValueError, match=r"`Looks.next_look` must return the number of a batch, \d or a later one"):
+    with pytest.raises(error, match=r"`Looks.next_look` must be the number of a batch, \d or a later one"):
         make_model().fit(x, y, batch_size=8, callbacks=[Looks()], verbose=0)

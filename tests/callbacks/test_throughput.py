@@ -194,17 +194,6 @@ def test_an_epoch_without_batches_has_no_rate(clock):
     assert end_epoch(callbacks) == {"loss": 0.5}
 
 
-@pytest.mark.parametrize(("peak", "error", "message"), [
-    (0, ValueError, "`peak_flops_per_sec` must be positive. Received: 0"),
-    (float("nan"), ValueError, "must be positive. Received: nan"),
-    ("1e12", TypeError, "`peak_flops_per_sec` must be a number. Received: '1e12'"),
-    (True, TypeError, "must be a number"),
-])
-def test_a_peak_that_cannot_be_meant_is_refused(peak, error, message):
-    with pytest.raises(error, match=message):
-        Throughput(peak_flops_per_sec=peak)
-
-
 # In a fit
 
 

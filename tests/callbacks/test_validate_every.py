@@ -264,12 +264,12 @@ def test_minutes_are_refused_in_a_run_of_several_processes(monkeypatch):
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({}, ValueError, "takes either `steps` or `minutes`. Received: steps=None, minutes=None"),
     ({"steps": 1, "minutes": 1}, ValueError, "takes either `steps` or `minutes`"),
-    ({"steps": 0}, ValueError, "`steps` must be positive. Received: 0"),
-    ({"minutes": -0.5}, ValueError, "`minutes` must be positive. Received: -0.5"),
-    ({"minutes": float("nan")}, ValueError, "`minutes` must be positive. Received: nan"),
-    ({"steps": 2.0}, TypeError, "`steps` must be an integer. Received: 2.0"),
-    ({"steps": True}, TypeError, "`steps` must be an integer"),
-    ({"minutes": "5"}, TypeError, "`minutes` must be a number. Received: '5'"),
+    ({"steps": 0}, ValueError, "`steps` must be a whole number of at least 1 or None. Received: steps=0"),
+    ({"minutes": -0.5}, ValueError, "`minutes` must be a number above 0. Received: minutes=-0.5"),
+    ({"minutes": float("nan")}, ValueError, "`minutes` must be a number above 0. Received: minutes=nan"),
+    ({"steps": 2.0}, TypeError, "`steps` must be a whole number .* type float"),
+    ({"steps": True}, TypeError, "`steps` must be a whole number .* type bool"),
+    ({"minutes": "5"}, TypeError, "`minutes` must be a number above 0. Received: str"),
     ({"steps": 1, "validation_data": (1, 2, 3, 4)}, ValueError, "Received: a tuple of 4"),
     ({"steps": 1, "validation_data": iter([1])}, ValueError, "iterated anew .* Received: a list_iterator"),
 ])

@@ -164,9 +164,9 @@ def test_the_thread_has_the_callers_jax_settings():
         assert next(ready) == (device, np.float64)
 
 
-@pytest.mark.parametrize("depth", [0, -1, 1.5])
-def test_a_depth_that_is_no_positive_integer_is_refused(depth):
-    with pytest.raises(ValueError, match="depth"):
+@pytest.mark.parametrize(("depth", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError)])
+def test_a_depth_that_is_no_positive_integer_is_refused(depth, error):
+    with pytest.raises(error, match="`depth` must be a whole number"):
         prefetch(iter([]), identity, depth)
 
 

@@ -146,7 +146,7 @@ CASES = {
     "not compiled": (RuntimeError, ["compile", "fit"], lambda: trainer.Model(nn.Dense(3)).fit(X, Y)),
     "evaluate not compiled": (RuntimeError, ["compile", "evaluate"], lambda: trainer.Model(nn.Dense(3)).evaluate(X, Y)),
     "batch_size": (ValueError, ["batch_size", "0"], lambda: fit(batch_size=0)),
-    "batch_size type": ((TypeError, ValueError), ["batch_size"], lambda: fit(batch_size=2.5)),
+    "batch_size type": (TypeError, ["batch_size"], lambda: fit(batch_size=2.5)),
     "epochs": (ValueError, ["epochs", "-1"], lambda: fit(epochs=-1)),
     "epochs type": (TypeError, ["epochs", "str"], lambda: fit(epochs="3")),
     "initial_epoch": (ValueError, ["initial_epoch"], lambda: fit(initial_epoch=-1)),

@@ -126,7 +126,7 @@ def test_what_cannot_be_compiled_for_is_refused():
     model = make_model()
     with pytest.raises(ValueError, match="`sample` is empty"):
         model.compile_ahead(())
-    with pytest.raises(ValueError, match="`epochs` must be at least 1"):
+    with pytest.raises(ValueError, match="`epochs` must be a whole number of at least 1"):
         model.compile_ahead((x, y), epochs=0)
     with pytest.raises(TypeError, match="phases"):
         model.compile_ahead((x, y), phases=None)

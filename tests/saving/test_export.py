@@ -316,7 +316,7 @@ def test_a_model_that_cannot_be_compiled_is_refused_with_the_reason(tmp_path):
     ({"platforms": "cpu"}, TypeError, r"`platforms` must be a list"),
     ({"platforms": []}, TypeError, r"`platforms` must be a list"),
     ({"platforms": ["cpu", "cudda"]}, ValueError, r"Unknown platform 'cudda'. Did you mean 'cuda'\?"),
-    ({"batch_size": 0}, ValueError, r"`batch_size` must be at least 1"),
+    ({"batch_size": 0}, ValueError, r"`batch_size` must be a whole number of at least 1 or None"),
     ({"batch_size": 1.5}, TypeError, r"`batch_size` must be a whole number"),
 ])
 def test_arguments_that_cannot_be_used_are_refused(tmp_path, options, error, words):

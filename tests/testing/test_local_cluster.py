@@ -133,8 +133,8 @@ def test_arguments_that_are_not_plain_values_are_refused():
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({"n": 0}, "`n` must be at least 1"),
-    ({"n": 1, "devices_per_worker": 0}, "`devices_per_worker` must be at least 1"),
+    ({"n": 0}, "`n` must be a whole number of at least 1"),
+    ({"n": 1, "devices_per_worker": 0}, "`devices_per_worker` must be a whole number of at least 1"),
     ({"n": 1, "timeout_secs": 0}, r"`timeout_secs` must be greater than 0\. Received: 0\."),
 ])
 def test_clusters_that_make_no_sense_are_refused(options, says):

@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.core.arguments import as_count
 from trainer.core.errors import describe
 from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import as_arrays, check_positive_int, check_rows, is_array_tree, is_leaf
+from trainer.data.sources.arrays import as_arrays, check_rows, is_array_tree, is_leaf
 from trainer.data.sources.batches import pack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
@@ -97,8 +98,8 @@ def _adapt_arrays(
     x, y, sample_weight = as_arrays((x, y, sample_weight))
     rows = check_rows((x, y, sample_weight))
     if batch_size is None:
-        batch_size = math.ceil(rows / check_positive_int("steps", steps)) if steps is not None else DEFAULT_BATCH_SIZE
-    batch_size = check_positive_int("batch_size", batch_size)
+        batch_size = math.ceil(rows / as_count("steps", steps)) if steps is not None else DEFAULT_BATCH_SIZE
+    batch_size = as_count("batch_size", batch_size)
     if class_weights is not None:
         sample_weight = class_weights(y)
     dataset = Dataset.from_arrays(pack_x_y_sample_weight(x, y, sample_weight))

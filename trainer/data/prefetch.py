@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from trainer.data.sources.arrays import check_positive_int
+from trainer.core.arguments import check_count
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -68,7 +68,8 @@ def prefetch(
       demand: is told when the consumer waits.
 
     Raises:
-      ValueError: `depth` is not a positive integer.
+      ValueError: `depth` is less than 1.
+      TypeError: `depth` is no whole number.
 
     Example:
       >>> with prefetch(iter([1, 2, 3]), lambda group: group * 10) as ready:
@@ -87,7 +88,7 @@ class Prefetcher(Generic[T]):
     def __init__(
         self, groups: Iterator[S], place: Callable[[S], T], depth: int = 2, demand: Demand | None = None
     ):
-        check_positive_int("depth", depth)
+        check_count("depth", depth)
         # JAX declares the attributes of its configuration at run time.
         config: Any = jax.config
         self._channel = _Channel(depth)

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data.sources.arrays import DataError, check_positive_int
+from trainer.core.arguments import as_count
+from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, BatchSpec, Group, GroupBuffer, Mark, Part, all_rows, as_batch, rows_here
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.dataset import Dataset
@@ -56,14 +57,14 @@ class Reader:
         self, source: Source, steps_per_epoch: int | None = None, group_size: int = 1, first_epoch: int = 0
     ):
         if steps_per_epoch is not None:
-            steps_per_epoch = check_positive_int("steps_per_epoch", steps_per_epoch)
+            steps_per_epoch = as_count("steps_per_epoch", steps_per_epoch)
         elif source.num_batches == math.inf:
             raise ValueError("The data are endless: pass `steps_per_epoch` (`validation_steps`, `steps`) to say "
                              "how many batches an epoch has.")
         self._source = source
         self._steps = steps_per_epoch
         self._first_epoch = first_epoch if source.is_one_shot else 0
-        self.group_size = check_positive_int("group_size", group_size)
+        self.group_size = as_count("group_size", group_size)
         self.exhausted = False
         self.marks_groups = False
         self._stream: Stream | None = None

@@ -168,7 +168,7 @@ class TopKCategoricalAccuracy(OneHotAccuracy):
     """
 
     def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None):
-        arguments.require_count(k=k)
+        arguments.check_count("k", k)
         super().__init__(top_k_categorical_accuracy, name, dtype, k=k)
         self.k = k
 
@@ -221,7 +221,7 @@ class SparseTopKCategoricalAccuracy(IndexAccuracy):
         dtype: Any = None,
         from_sorted_ids: bool = False,
     ):
-        arguments.require_count(k=k)
+        arguments.check_count("k", k)
         super().__init__(sparse_top_k_categorical_accuracy, name, dtype, k=k, from_sorted_ids=from_sorted_ids)
         self.k = k
         self.from_sorted_ids = from_sorted_ids

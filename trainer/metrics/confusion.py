@@ -119,7 +119,7 @@ class ConfusionMetric(Metric):
     ):
         super().__init__(dtype, name)
         if top_k is not None:
-            arguments.require_count(top_k=top_k)
+            arguments.check_count("top_k", top_k)
         self.init_thresholds = thresholds
         self.top_k = top_k
         self.class_id = class_id

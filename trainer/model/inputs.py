@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from trainer.callbacks import CallbackList
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.core.types import Data
 from trainer.data import Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
 from trainer.data.sharding.processes import Processes
@@ -34,7 +34,7 @@ def training_readers(
     for name, count, minimum in (("initial_epoch", initial_epoch, 0), ("steps_per_epoch", steps_per_epoch, 1),
                                  ("validation_steps", validation_steps, 1),
                                  ("validation_batch_size", validation_batch_size, 1)):
-        output_checks.check_count(name, count, minimum, optional=name != "initial_epoch")
+        arguments.check_count(name, count, minimum, optional=name != "initial_epoch")
     if validation_split:
         if validation_data is not None:
             raise ValueError("`validation_split` and `validation_data` cannot be used together.")
@@ -60,7 +60,7 @@ def single_reader(
     steps: int | None,
 ) -> Reader:
     """Returns the reader of `evaluate` or `predict`, which is the `call`."""
-    output_checks.check_count("steps", steps, 1, optional=True)
+    arguments.check_count("steps", steps, 1, optional=True)
     loop.agree_on_data(model, call, x=x)
     source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=model.strategy.processes)
     output_checks.check_holds_steps(source, "steps", steps)
@@ -113,7 +113,7 @@ def checked_phases(phases: Any) -> Sequence[str]:
 
 def callback_list(model: Any, callbacks: Any, verbose: Any, history: bool = False, **params: Any) -> CallbackList:
     """Returns a user's callbacks of a run, with those that every run has."""
-    verbose = output_checks.check_verbose(verbose)
+    verbose = arguments.check_verbose(verbose)
     if isinstance(callbacks, CallbackList):
         callbacks = callbacks.callbacks
     return CallbackList(

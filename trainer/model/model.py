@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, overload
 
 from trainer.callbacks import CallbackList, History
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
@@ -23,7 +23,6 @@ from trainer.model.loop_model import LoopModel, check_scope
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.stateful_model import StatefulModel
 from trainer.model.types import Auto, Callbacks, Layer, Losses, LossWeights, Metrics, Optimizers, Precision
-from trainer.step import output_checks
 from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
 
@@ -242,8 +241,8 @@ class Model(StatefulModel):
           TypeError: for arguments of a wrong type.
         """
         self._configuration.require_compiled("fit")
-        output_checks.check_count("epochs", epochs, 0)
-        output_checks.check_validation_freq(validation_freq)
+        arguments.check_count("epochs", epochs, 0)
+        arguments.check_validation_freq(validation_freq)
         model, timing = LoopModel(self), Timing()
         with inputs.training_readers(
             model, x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight,
@@ -294,8 +293,8 @@ class Model(StatefulModel):
         Example:
           >>> model.compile_ahead((x, y), batch_size=64)  # doctest: +SKIP
         """
-        output_checks.check_count("epochs", epochs, 1, optional=True)
-        output_checks.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
+        arguments.check_count("epochs", epochs, 1, optional=True)
+        arguments.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
         kinds = inputs.checked_phases(phases)
         if any(kind != "predict" for kind in kinds):
             self._configuration.require_compiled("compile_ahead")

@@ -17,7 +17,7 @@ import jax
 
 from trainer.callbacks import CallbackList
 from trainer.callbacks.progress.progress_text import log_texts
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.core.train_state import TrainState
 from trainer.data import Reader, Source, adapt
 from trainer.data.sources.arrays import is_array_tree
@@ -122,11 +122,10 @@ class SidecarEvaluator:
             raise errors.wrong_type("checkpoint_dir", checkpoint_dir, "the path of the folder with the checkpoints")
         if not os.fspath(checkpoint_dir):
             raise ValueError("`checkpoint_dir` is empty. Give the folder that the training's `BackupAndRestore` has.")
-        output_checks.check_count("steps", steps, 1, optional=True)
-        output_checks.check_count("max_evaluations", max_evaluations, 1, optional=True)
-        _check_secs("poll_secs", poll_secs)
-        if timeout_secs is not None:
-            _check_secs("timeout_secs", timeout_secs)
+        arguments.check_count("steps", steps, 1, optional=True)
+        arguments.check_count("max_evaluations", max_evaluations, 1, optional=True)
+        seconds = {"poll_secs": poll_secs} | ({} if timeout_secs is None else {"timeout_secs": timeout_secs})
+        arguments.require(seconds, "a number of seconds above 0", lambda secs: secs > 0)
         CallbackList(callbacks)  # refuses what is no callback
         if model.optimizer is None:
             raise RuntimeError("Call `compile` before `SidecarEvaluator`, with the same arguments as in the training.")
@@ -142,7 +141,7 @@ class SidecarEvaluator:
         self.callbacks = callbacks
         self.poll_secs = poll_secs
         self.timeout_secs = timeout_secs
-        self.verbose = output_checks.check_verbose(verbose)
+        self.verbose = arguments.check_verbose(verbose)
         self.history: list[dict[str, Any]] = []
         self.has_evaluated_end = False
         self._source_of_data()
@@ -319,10 +318,3 @@ def _identity(path: str) -> _Identity | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _check_secs(argument: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise errors.wrong_type(argument, value, "a number of seconds")
-    if not value > 0:
-        raise ValueError(f"`{argument}` must be more than 0 seconds. Received: {value}.")

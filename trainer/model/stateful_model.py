@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.core import arguments
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -29,7 +30,6 @@ from trainer.modules import as_functional, render_summary
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
-from trainer.step import output_checks
 
 Path = str | os.PathLike[str]
 
@@ -44,7 +44,7 @@ class StatefulModel(OverridableSteps):
 
     def __init__(self, module: ModuleLike, *, seed: int = 0, name: str | None = None):
         self._functional = as_functional(module)
-        output_checks.check_count("seed", seed, 0)
+        arguments.check_count("seed", seed, 0)
         self.name = name or self._functional.name
         self.strategy = get_strategy()
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
@@ -277,7 +277,7 @@ class StatefulModel(OverridableSteps):
         """
         state = self._state_holder.current
         path = checked_path("filepath", filepath)
-        output_checks.check_count("batch_size", batch_size, 1, optional=True)
+        arguments.check_count("batch_size", batch_size, 1, optional=True)
         if sample is None and type(self).sample_inputs is not OverridableSteps.sample_inputs:
             raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "
                              "Pass `sample`, some rows of `x` as `predict` takes them.")

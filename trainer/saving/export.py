@@ -19,14 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.compile.jit import compiled
-from trainer.core import errors, tree_paths
+from trainer.core import arguments, errors, tree_paths
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.data import pack_x_y_sample_weight
 from trainer.data.sources.arrays import as_arrays, is_leaf
 from trainer.saving.arrays.file_kinds import checked_path, read_with_text, save_with_text
 from trainer.saving.arrays.safetensors_file import match_arrays
-from trainer.step import output_checks
 from trainer.step.steps import predict_one_batch
 
 PACKAGE = "trainer-jax"
@@ -168,7 +167,7 @@ class ExportedModel:
         Raises:
           ValueError: as a call does; and for another batch size than the model was exported for.
         """
-        output_checks.check_count("batch_size", batch_size, 1, optional=True)
+        arguments.check_count("batch_size", batch_size, 1, optional=True)
         if self.batch_size is not None and batch_size not in (None, self.batch_size):
             raise ValueError(f"The model was exported for batches of {self.batch_size} rows. Received: "
                              f"batch_size={batch_size}. Leave it out.")

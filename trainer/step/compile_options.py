@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.compile import recompilation_guard
-from trainer.core import errors, precision, tree_paths
-from trainer.step import output_checks
+from trainer.core import arguments, errors, precision, tree_paths
 
 BATCH_NORM_POLICIES = ("global", "per_replica")
 
@@ -48,14 +47,11 @@ class CompileOptions:
         """
         if batch_norm not in BATCH_NORM_POLICIES:
             raise errors.unknown_name("batch_norm", str(batch_norm), BATCH_NORM_POLICIES)
-        if steps_per_execution != "auto":
-            output_checks.check_count("steps_per_execution", steps_per_execution, 1)
+        steps_per_execution = arguments.as_count_or_word("steps_per_execution", steps_per_execution, ["auto"])
         if jit_compile not in (True, False, "auto"):
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
-        output_checks.check_count("microbatches", microbatches, 1)
-        for name, value in (("remat", remat), ("skip_non_finite", skip_non_finite)):
-            if not isinstance(value, bool):
-                raise errors.wrong_type(name, value, "True or False")
+        arguments.check_count("microbatches", microbatches, 1)
+        arguments.require_bool(remat=remat, skip_non_finite=skip_non_finite)
         if not isinstance(data_on_device, bool) and data_on_device != "auto":
             raise ValueError(f"`data_on_device` must be True, False or 'auto'. Received: {data_on_device!r}.")
         return cls(
@@ -89,10 +85,7 @@ class CompileOptions:
 def _checked_decay(ema_decay: Any) -> float | None:
     if ema_decay is None:
         return None
-    if not isinstance(ema_decay, (int, float)) or isinstance(ema_decay, bool):
-        raise errors.wrong_type("ema_decay", ema_decay, "a number between 0 and 1, such as 0.999")
-    if not 0 <= ema_decay < 1:
-        raise ValueError(f"`ema_decay` must be at least 0 and below 1, such as 0.999. Received: {ema_decay}.")
+    arguments.require_decay_rate(ema_decay=ema_decay)
     return float(ema_decay)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer import losses
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.core.replica_context import get_replica_context
 from trainer.losses.base import BuiltinLoss, divide_sum, values_per_row, weighted_sum
 from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
@@ -53,11 +52,9 @@ class CompiledLoss:
         if loss_weights is not None and not isinstance(loss_weights, (int, float, list, tuple, Mapping)):
             raise errors.wrong_type("loss_weights", loss_weights, "a number, or a list or dict of numbers")
         for factor in jax.tree.leaves(loss_weights):
-            if not isinstance(factor, numbers.Real):
-                raise TypeError("`loss_weights` must hold numbers. Received: a value of type "
-                                f"{type(factor).__name__}. Pass metrics by name: `metrics=[...]`.")
-            if not math.isfinite(factor):
-                raise ValueError(f"`loss_weights` must hold finite numbers. Received: {factor}.")
+            # A mistaken position is the likely cause.
+            expected = "finite numbers (pass metrics by name: `metrics=[...]`)"
+            arguments.require({"loss_weights": factor}, expected, math.isfinite)
         self._choices = jax.tree.map(_resolve, loss, is_leaf=lambda leaf: not isinstance(leaf, (Mapping, list, tuple)))
         self._weights = loss_weights
         if isinstance(loss_weights, (Mapping, list, tuple)) and isinstance(loss, (Mapping, list, tuple)) \

@@ -1,12 +1,10 @@
 """Checks of a run before its first step compiles: inputs that fit the module, labels and outputs that fit the loss.
-
-Also of arguments that several methods take.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -258,35 +256,6 @@ def _differs_from_mean(
         return None
     return (f"returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose {'sum' if is_sum else 'mean'} is "
             f"{float(expected):.4g}")
-
-
-def check_count(argument: str, value: Any, minimum: int, optional: bool = False) -> None:
-    """Raises an error unless `value` is a whole number of at least `minimum`, or None if it is `optional`."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise errors.wrong_type(argument, value, "a whole number" + (" or None" if optional else ""))
-    if value < minimum:
-        raise ValueError(f"`{argument}` must be at least {minimum}. Received: {value}.")
-
-
-def check_validation_freq(value: Any) -> None:
-    """Raises an error unless `value` is a positive whole number or a collection of these."""
-    for number in value if isinstance(value, Collection) and not isinstance(value, str) else [value]:
-        check_count("validation_freq", number, 1)
-
-
-def check_verbose(value: Any) -> int:
-    """Returns `verbose` as a number: "auto" is 1.
-
-    Raises:
-      ValueError: if it is none of 0, 1, 2 and "auto".
-    """
-    if value == "auto":
-        return 1
-    if value not in (0, 1, 2):
-        raise ValueError(f"`verbose` must be 0, 1, 2 or 'auto'. Received: {value!r}.")
-    return int(value)
 
 
 def check_holds_steps(source: Source, argument: str, steps: int | None) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from trainer.callbacks import Callback
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.cluster import TF_CONFIG
-from trainer.step import output_checks
+from trainer.core import arguments
 
 _STEP_VARIABLE = "TRAINER_KILL_AT_STEP"
 _VALIDATION_VARIABLE = "TRAINER_KILL_AT_VALIDATION"
@@ -72,8 +72,8 @@ class Kill:
         given = [name for name in ("step", "validation", "save") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"`Kill` takes one of `step`, `validation` and `save`. Received: {given or 'none'}.")
-        output_checks.check_count(given[0], getattr(self, given[0]), 0 if given == ["save"] else 1)
-        output_checks.check_count("process", self.process, 0)
+        arguments.check_count(given[0], getattr(self, given[0]), 0 if given == ["save"] else 1)
+        arguments.check_count("process", self.process, 0)
         if self.signal not in _EXIT_CODES:
             raise ValueError(f"`signal` must be SIGKILL or SIGTERM. Received: {self.signal!r}.")
 
@@ -121,7 +121,7 @@ def kill_at(step: int | None = None) -> Callback:
     Example:
       >>> callbacks = [kill_at()]  # of a `fit` that has `BackupAndRestore` too
     """
-    output_checks.check_count("step", step, 1, optional=True)
+    arguments.check_count("step", step, 1, optional=True)
     if step is not None:
         return _KillAt(step)
     train, test = (os.environ.get(name) for name in (_STEP_VARIABLE, _VALIDATION_VARIABLE))

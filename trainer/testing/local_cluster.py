@@ -20,13 +20,12 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.launch import output
 from trainer.launch.job import Job
 from trainer.launch.supervisor import TIMEOUT, describe_end, supervise
 from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint import plain
-from trainer.step import output_checks
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from trainer.testing import local_cluster; local_cluster._work()"
 _DUMP_SECS = 0.5  # for workers to write where they are, before they are killed
@@ -66,8 +65,8 @@ class LocalCluster:
 
     def __init__(self, n: int, devices_per_worker: int = 1, timeout_secs: float = 120.0,
                  env: Mapping[str, str] | None = None):
-        output_checks.check_count("n", n, 1)
-        output_checks.check_count("devices_per_worker", devices_per_worker, 1)
+        arguments.check_count("n", n, 1)
+        arguments.check_count("devices_per_worker", devices_per_worker, 1)
         if not timeout_secs > 0:
             raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
         self._workers, self._devices_per_worker, self._timeout_secs = n, devices_per_worker, timeout_secs

@@ -18,14 +18,13 @@ import numpy as np
 
 from trainer.callbacks import Callback
 from trainer.cluster import ProcessGroup
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.core.tree_paths import named_leaves
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
 from trainer.distribute.placement.placement import to_host
 from trainer.model.model import Model
-from trainer.step import output_checks
 
 __all__ = ["assert_strategies_equal"]
 
@@ -113,10 +112,8 @@ def assert_strategies_equal(
         raise errors.wrong_type("strategies", strategies, "a list of strategies, or of functions that return one")
     if not strategies:
         raise ValueError("`strategies` is empty. Give at least one to compare with the reference.")
-    for argument, tolerance in (("rtol", rtol), ("atol", atol)):
-        if not tolerance >= 0:
-            raise ValueError(f"`{argument}` must be at least 0. Received: {tolerance}.")
-    output_checks.check_count("epochs", epochs, 1)
+    arguments.require_non_negative(rtol=rtol, atol=atol)
+    arguments.check_count("epochs", epochs, 1)
     run = _Run(build, data, batch_size, epochs, train, evaluate, predict)
     one_device = _strategy("reference", OneDeviceStrategy() if reference is None else reference)
     expected = run.under(one_device)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.core import arguments
 from trainer.core.errors import describe
 from trainer.core.tree_paths import argument_names
 
@@ -127,13 +128,6 @@ def check_rows(tree: Any) -> int:
     return rows
 
 
-def check_positive_int(argument: str, value: Any) -> int:
-    """Returns `value` as an int, or raises ValueError naming `argument` unless it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(f"`{argument}` must be a positive integer. Received: {value!r}.")
-    return int(value)
-
-
 def is_leaf(value: Any) -> bool:
     """Returns whether `value` is to be taken whole although JAX would look inside: lists of numbers, and iterators."""
     return _is_number_list(value) or hasattr(value, "__next__")
@@ -162,8 +156,7 @@ def split_validation(arrays: Any, validation_split: float) -> tuple[Any, Any]:
       >>> validation
       (array([8, 9]), None)
     """
-    if not isinstance(validation_split, numbers.Real) or not 0 < validation_split < 1:
-        raise ValueError(f"`validation_split` must be a fraction between 0 and 1. Received: {validation_split!r}.")
+    arguments.require({"validation_split": validation_split}, "a number between 0 and 1", lambda share: 0 < share < 1)
     if not is_array_tree(arrays):
         raise ValueError("`validation_split` is only supported for arrays. "
                          f"Received: {describe(arrays)}. Pass `validation_data` instead.")

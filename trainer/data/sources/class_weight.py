@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from trainer.core.errors import describe
+from trainer.core import arguments
+from trainer.core.errors import describe, wrong_type
 from trainer.data.sources.arrays import DataError
 
 _SUM_TOLERANCE = 0.01  # of distributions whose numbers have 8 bits of precision
@@ -21,20 +23,19 @@ class ClassWeights:
       class_weight: a dict from the integer label of a class to its weight. Classes that it leaves out weigh 1.
 
     Raises:
-      ValueError: `class_weight` is not a dict with integer keys and numbers as values.
+      TypeError: `class_weight` is not a dict with integer keys and numbers as values.
+      ValueError: it is empty, or a weight is not finite.
     """
 
     def __init__(self, class_weight: Mapping[int, float]):
-        if not isinstance(class_weight, Mapping) or not class_weight:
-            raise ValueError("`class_weight` must be a dict with integer keys, one for each class. "
-                             f"Received: {describe(class_weight)}.")
+        if not isinstance(class_weight, Mapping):
+            raise wrong_type("class_weight", class_weight, "a dict with integer keys, one for each class")
+        if not class_weight:
+            raise ValueError("`class_weight` is empty. Give the weight of at least one class.")
         for label, weight in class_weight.items():
-            if isinstance(label, bool) or not isinstance(label, numbers.Integral):
-                raise ValueError("`class_weight` must be a dict with integer keys, one for each class. "
-                                 f"Received: a key of type {type(label).__name__}.")
-            if not isinstance(weight, numbers.Real):
-                raise ValueError("`class_weight` must map labels to numbers. "
-                                 f"Received: {describe(weight)} for the label {label}.")
+            if isinstance(label, (bool, np.bool_)) or not isinstance(label, numbers.Integral):
+                raise wrong_type("class_weight", label, "a dict with integer keys, one for each class")
+            arguments.require({f"class_weight[{label}]": weight}, "a finite number", math.isfinite)
         labels = sorted(class_weight)
         self._labels = np.array(labels)
         self._weights = np.array([class_weight[label] for label in labels], np.float32)

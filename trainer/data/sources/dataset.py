@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from trainer.data.sources.arrays import as_arrays, check_positive_int, check_rows
+from trainer.core.arguments import as_count
+from trainer.data.sources.arrays import as_arrays, check_rows
 from trainer.data.sources.batches import Batch, as_batch
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
@@ -83,11 +83,11 @@ class Dataset:
         There is no buffer: every permutation is as likely as any other.
 
         Raises:
-          ValueError: the dataset is endless, or the seed is not an integer of at least 0.
+          ValueError: the dataset is endless, or the seed is less than 0.
+          TypeError: the seed is no whole number.
         """
-        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
-            raise ValueError(f"`seed` must be an integer of at least 0. Received: {seed!r}.")
-        return self._reordered(lambda order: order.shuffle(int(seed)))
+        seed = as_count("seed", seed, 0)
+        return self._reordered(lambda order: order.shuffle(seed))
 
     def map(self, fn: Callable) -> Dataset:
         """Returns this dataset with `fn` applied to each element.
@@ -109,11 +109,12 @@ class Dataset:
           drop_remainder: leave out a last batch of fewer rows.
 
         Raises:
-          ValueError: `batch_size` is not a positive integer, the dataset is batched already, or nothing would remain.
+          ValueError: `batch_size` is less than 1, the dataset is batched already, or nothing would remain.
+          TypeError: `batch_size` is no whole number.
         """
         if self._batching is not None:
             raise ValueError(f"The dataset is already batched, with batch_size={self._batching.size}.")
-        batch_size = check_positive_int("batch_size", batch_size)
+        batch_size = as_count("batch_size", batch_size)
         rows = self._row_order.length
         if not is_finite(rows):
             return dataclasses.replace(self, _batching=Batching(batch_size, Order(math.inf)))
@@ -129,19 +130,21 @@ class Dataset:
         """Returns this dataset with its elements repeated `times` times, endlessly when None.
 
         Raises:
-          ValueError: `times` is neither None nor a positive integer.
+          ValueError: `times` is less than 1.
+          TypeError: `times` is neither None nor a whole number.
         """
         if times is not None:
-            times = check_positive_int("times", times)
+            times = as_count("times", times)
         return self._reordered(lambda order: order.repeat(times))
 
     def take(self, count: int) -> Dataset:
         """Returns a dataset of the first `count` elements, or of all if there are fewer.
 
         Raises:
-          ValueError: `count` is not a positive integer.
+          ValueError: `count` is less than 1.
+          TypeError: `count` is no whole number.
         """
-        count = check_positive_int("count", count)
+        count = as_count("count", count)
         return self._reordered(lambda order: order.take(count))
 
     @property

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from trainer.core import errors
+from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.distribute.replica.bucketing import (
     BYTES_PER_PACK,
@@ -27,7 +28,6 @@ from trainer.distribute.replica.bucketing import (
 from trainer.distribute.replica.communication_options import (
     CommunicationImplementation,
     CommunicationOptions,
-    check_whole_number,
 )
 from trainer.distribute.replica.reductions import CrossDeviceOps, as_summable, sum_or_mean
 
@@ -96,7 +96,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
     ):
         super().__init__(num_packs, options=options)
         if group_size is not None:
-            check_whole_number("group_size", group_size, 1)
+            check_count("group_size", group_size, 1)
         self.group_size = group_size
 
     def groups(self, num_replicas: int) -> list[list[int]]:
@@ -167,7 +167,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             raise TypeError("`reduce_to_device` must be the number of a replica: the index of its device in the "
                             f"strategy's `devices`. Received: the name {reduce_to_device!r}.")
         if reduce_to_device is not None:
-            check_whole_number("reduce_to_device", reduce_to_device, 0)
+            check_count("reduce_to_device", reduce_to_device, 0)
         if accumulation_fn is not None and not callable(accumulation_fn):
             raise errors.wrong_type("accumulation_fn", accumulation_fn, "a function of a list of arrays, or None")
         self.reduce_to_device = reduce_to_device or 0

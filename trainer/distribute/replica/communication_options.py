@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
-import numbers
 from typing import Any
 
 from trainer.core import errors
+from trainer.core.arguments import check_count, require_positive
 
 
 class CommunicationImplementation(enum.Enum):
@@ -69,23 +68,10 @@ class CommunicationOptions:
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
-        check_whole_number("bytes_per_pack", self.bytes_per_pack, 0)
-        seconds = self.timeout_seconds
-        if seconds is not None:
-            if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
-                raise errors.wrong_type("timeout_seconds", seconds, "a number of seconds or None")
-            if not 0 < seconds < math.inf:
-                raise ValueError("`timeout_seconds` must be more than 0 and finite, or None for the runtime's own. "
-                                 f"Received: {seconds}.")
+        check_count("bytes_per_pack", self.bytes_per_pack, 0)
+        if self.timeout_seconds is not None:
+            require_positive(timeout_seconds=self.timeout_seconds)
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
-
-
-def check_whole_number(argument: str, value: Any, minimum: int) -> None:
-    """Raises an error unless `value` is a whole number of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise errors.wrong_type(argument, value, "a whole number")
-    if value < minimum:
-        raise ValueError(f"`{argument}` must be at least {minimum}. Received: {value}.")
 
 
 def checked_options(options: Any) -> CommunicationOptions | None:

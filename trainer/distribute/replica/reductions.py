@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReduceOp
 from trainer.distribute.replica.bucketing import BYTES_PER_PACK, over_packs_elementwise
 from trainer.distribute.replica.communication_options import (
     CommunicationImplementation,
     CommunicationOptions,
-    check_whole_number,
     checked_options,
 )
 
@@ -56,7 +56,7 @@ class CrossDeviceOps(abc.ABC):
             _IMPLEMENTATIONS[implementation] = cls
 
     def __init__(self, num_packs: int = 1, *, options: CommunicationOptions | None = None):
-        check_whole_number("num_packs", num_packs, 0)
+        check_count("num_packs", num_packs, 0)
         self.num_packs = num_packs
         self.options = checked_options(options) or CommunicationOptions()
 
@@ -72,7 +72,7 @@ class CrossDeviceOps(abc.ABC):
 
     def check_replicas(self, num_replicas: int) -> None:
         """Raises ValueError if the algorithm cannot work with this many replicas."""
-        check_whole_number("num_replicas", num_replicas, 1)
+        check_count("num_replicas", num_replicas, 1)
 
     def all_reduce(
         self,

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 
 from trainer.cluster import cluster_devices
 from trainer.core import errors
+from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.devices import find_devices
@@ -46,9 +47,7 @@ class ShardedStrategy(Strategy):
     ):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
-        if not isinstance(min_shard_bytes, int) or isinstance(min_shard_bytes, bool) or min_shard_bytes < 0:
-            raise ValueError("`min_shard_bytes` must be a number of bytes, an int of at least 0. "
-                             f"Received: {min_shard_bytes!r}.")
+        check_count("min_shard_bytes", min_shard_bytes, 0)
         super().__init__(devices)
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind = memory_kind

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.cluster import cluster_devices
 from trainer.core import errors
+from trainer.core.arguments import check_count
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import SEPARATOR, named_leaves
 from trainer.distribute.placement.devices import find_devices
@@ -98,9 +99,9 @@ def _checked_sizes(mesh_shape: Any) -> dict[str, int]:
     if not isinstance(mesh_shape, Mapping):
         raise errors.wrong_type("mesh_shape", mesh_shape, 'a dict such as {"replica": 4, "model": 2}')
     for name, size in mesh_shape.items():
-        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError("`mesh_shape` must have names of axes and their sizes, ints of at least 1. "
-                             f"Received: {dict(mesh_shape)}.")
+        if not isinstance(name, str):
+            raise errors.wrong_type("mesh_shape", name, "a dict whose keys are the names of axes")
+        check_count(f"mesh_shape[{name!r}]", size)
     return dict(mesh_shape) if REPLICA_AXIS in mesh_shape else {REPLICA_AXIS: 1, **mesh_shape}
 
 
