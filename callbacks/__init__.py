@@ -8,7 +8,7 @@ from trainer.callbacks.backup_and_restore import BackupAndRestore
 from trainer.callbacks.base.callback import Callback, adds_logs
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.monitor_callback import MonitorCallback
-from trainer.callbacks.base.run_protocol import Run, SavePoint
+from trainer.callbacks.base.run_protocol import Run, RunDetails, SavePoint
 from trainer.callbacks.callback_list import CallbackList
 from trainer.callbacks.csv_logger import CSVLogger
 from trainer.callbacks.early_stopping import EarlyStopping
@@ -47,6 +47,7 @@ __all__ = [
     "ReduceLROnPlateau",
     "RemoteMonitor",
     "Run",
+    "RunDetails",
     "SavePoint",
     "SkipNonFinite",
     "SwapEMAWeights",

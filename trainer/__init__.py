@@ -10,6 +10,7 @@ if _typing.TYPE_CHECKING:
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
     from trainer.model.load import load
     from trainer.model.model import Model, Sequential
+    from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
 
     __version__: str
@@ -17,6 +18,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "Model",
     "Sequential",
+    "SidecarEvaluator",
     "TrainState",
     "callbacks",
     "data",
@@ -37,6 +39,7 @@ __all__ = [
 _HOMES = {
     "Model": "model",
     "Sequential": "model",
+    "SidecarEvaluator": "model.sidecar_evaluator",
     "TrainState": "core.train_state",
     "enable_compilation_cache": "compile.persistent_cache",
     "load": "model.load",

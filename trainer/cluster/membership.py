@@ -83,7 +83,7 @@ def _join(timeout_secs: float) -> StartupMonitor | None:
     if description is None:
         return None
     if description.process_id is None:
-        advice = ("To evaluate the training's checkpoints, use `trainer.distribute.SidecarEvaluator` under a strategy "
+        advice = ("To evaluate the training's checkpoints, use `trainer.SidecarEvaluator` under a strategy "
                   "of one process, such as `MirroredStrategy`." if description.role == "evaluator" else
                   "Run it without `MultiWorkerMirroredStrategy`.")
         raise ClusterError(f"TF_CONFIG says that this process is the {description.role!r}, which does not train. "
