@@ -79,7 +79,7 @@ class BackupAndRestore(Callback):
         self._saved_at = time.monotonic()
         self._is_preempted = False
 
-    def next_look(self, phase, batch):
+    def next_sync_step(self, phase, batch):
         if phase != "train" or not isinstance(self.save_freq, int):
             return None
         return batch + -(self._point.batches + 1) % self.save_freq
@@ -130,7 +130,7 @@ class BackupAndRestore(Callback):
     def _save_and_exit(self) -> None:
         is_saved = self._save(self._point, wait=True)
         assert self.preemption_signal is not None, "it was received"
-        what = "the run is" if is_saved else "the weights are spoilt, and only what was before is"
+        what = "the run is" if is_saved else "the weights are not finite, and only what was before is"
         print(f"Received {self.preemption_signal.name}: {what} saved in {self.backup_dir!r}. The same command goes "
               "on from there.", file=sys.stderr, flush=True)
         raise SystemExit(PREEMPTED_EXIT_CODE)

@@ -1,6 +1,6 @@
 """Calling a list of callbacks as one.
 
-Owns the order of calls, and the knowledge of which hooks anybody listens to.
+Owns the order of calls, and the knowledge of which hooks are listened to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BATCH_HOOKS = {
 class CallbackList(Callback):
     """Several callbacks behind the interface of one: each hook calls that hook of all of them, in the list's order.
 
-    Before an epoch's end and before one of them saves, all of them settle (see `Callback.settle`), wherever they stand.
+    Before an epoch's end and before one of them saves, all of them flush (see `Callback.flush`), wherever they stand.
 
     Args:
       callbacks: a callback, a list or tuple of them, or None.
@@ -39,7 +39,7 @@ class CallbackList(Callback):
       callbacks: the list, with what was appended.
 
     Raises:
-      TypeError: if something in `callbacks` is not a `Callback`, or one for the chief alone has a `next_look`.
+      TypeError: if something in `callbacks` is not a `Callback`, or one for the chief alone has a `next_sync_step`.
       ValueError: if `runs_on` of one is neither "all" nor "chief".
 
     Example:
@@ -113,23 +113,23 @@ class CallbackList(Callback):
     def may_stop_differently(self, phase: str) -> bool:
         """Returns whether a callback may end "train", "test" or "predict" at another batch than in other processes."""
         listeners = (*_BATCH_HOOKS[phase], "on_execution_end")
-        return any(not callback.stops_alike and any(_overrides(callback, hook) for hook in listeners)
+        return any(not callback.stops_consistently and any(_overrides(callback, hook) for hook in listeners)
                    for callback in self.callbacks)
 
-    def next_look(self, phase, batch):
-        looks, saves = [], []
+    def next_sync_step(self, phase, batch):
+        steps, saves = [], []
         for callback in self._called:
-            look = callback.next_look(phase, batch)
-            if look is None:
+            step = callback.next_sync_step(phase, batch)
+            if step is None:
                 continue
-            look = as_count(f"{type(callback).__name__}.next_look", look, batch,
+            step = as_count(f"{type(callback).__name__}.next_sync_step", step, batch,
                             f"the number of a batch, {batch} or a later one, or None")
-            looks.append(look)
+            steps.append(step)
             if callback.saves:
-                saves.append(look)
+                saves.append(step)
         if phase == "train":
             self._save_at = min(saves, default=None)
-        return min(looks, default=None)
+        return min(steps, default=None)
 
     def check_monitors(self, available: Iterable[str]) -> None:
         """Lets the callbacks that monitor a log refuse one that will not exist.
@@ -197,7 +197,7 @@ class CallbackList(Callback):
         self._call_numbered("on_epoch_begin", epoch, logs, self._called)
 
     def on_epoch_end(self, epoch, logs=None):
-        self._call_numbered("on_epoch_end", epoch, logs, self._settled(self._called))
+        self._call_numbered("on_epoch_end", epoch, logs, self._flushed(self._called))
 
     def on_train_batch_begin(self, batch, logs=None):
         self._call_batch("on_train_batch_begin", batch, logs)
@@ -240,21 +240,21 @@ class CallbackList(Callback):
         called = self._called
         if phase == "train" and batch == self._save_at:
             # What puts its reading off has to know of this execution before another callback saves.
-            first = [callback for callback in called if _overrides(callback, "settle")]
+            first = [callback for callback in called if _overrides(callback, "flush")]
             for callback in first:
                 callback.on_execution_end(phase, batch, logs)
-            called = self._settled(callback for callback in called if callback not in first)
+            called = self._flushed(callback for callback in called if callback not in first)
         for callback in called:
             callback.on_execution_end(phase, batch, logs)
 
-    def settle(self):
-        answers = [callback.settle() for callback in self._called]
+    def flush(self):
+        answers = [callback.flush() for callback in self._called]
         return any(answers)
 
-    def _settled(self, callbacks: Iterable[Callback]) -> list[Callback]:
-        """Settles all callbacks; returns those of `callbacks` that may act, without the savers of spoilt weights."""
-        is_spoilt = self.settle()
-        return [callback for callback in callbacks if not (is_spoilt and callback.saves)]
+    def _flushed(self, callbacks: Iterable[Callback]) -> list[Callback]:
+        """Flushes all callbacks; returns those of `callbacks` that may act: no savers of non-finite weights."""
+        is_non_finite = self.flush()
+        return [callback for callback in callbacks if not (is_non_finite and callback.saves)]
 
     def on_save_point(self, point):
         for callback in self._called:
@@ -290,6 +290,6 @@ def _check_place(callback: Callback) -> None:
     if callback.runs_on not in ("all", "chief"):
         raise ValueError(f"`{type(callback).__name__}.runs_on` must be 'all' or 'chief'. "
                          f"Received: {callback.runs_on!r}.")
-    if callback.runs_on == "chief" and _overrides(callback, "next_look"):
-        raise TypeError(f"`{type(callback).__name__}` runs on the chief alone, and cannot have a `next_look`: all "
+    if callback.runs_on == "chief" and _overrides(callback, "next_sync_step"):
+        raise TypeError(f"`{type(callback).__name__}` runs on the chief alone, and cannot have a `next_sync_step`: all "
                         "processes must run the same batches at once. Let it run on all, and write on the chief.")

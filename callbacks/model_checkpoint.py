@@ -73,7 +73,7 @@ class ModelCheckpoint(MonitorCallback):
         "best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving", "_kept", "_number")
 
     saves = True
-    stops_alike = True
+    stops_consistently = True
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ModelCheckpoint(MonitorCallback):
         if epoch != self._current_epoch:  # else a resumed run goes on with an epoch that it had begun
             self._current_epoch, self._last_batch_seen = epoch, -1
 
-    def next_look(self, phase, batch):
+    def next_sync_step(self, phase, batch):
         if phase != "train" or not isinstance(self.save_freq, int):
             return None
         return batch + self.save_freq - self._batches_seen_since_last_saving - 1

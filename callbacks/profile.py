@@ -41,7 +41,7 @@ class Profile(TrainBatchCallback):
     >>> profile.on_train_begin()
     >>> profile.on_epoch_begin(0)
     >>> for batch in (0, 2, 4):
-    ...     last = profile.next_look("train", batch)
+    ...     last = profile.next_sync_step("train", batch)
     ...     print(f"An execution that begins with {batch} must end with {last}.")
     ...     profile.on_execution_end("train", last or 7, {})
     An execution that begins with 0 must end with 1.
@@ -81,8 +81,8 @@ class Profile(TrainBatchCallback):
     def on_test_begin(self, logs=None):
         self._trace.end_step()  # a validation is none
 
-    def next_look(self, phase, batch):
-        super().next_look(phase, batch)
+    def next_sync_step(self, phase, batch):
+        super().next_sync_step(phase, batch)
         number = self._number(batch)
         if phase != "train" or number > self.last:
             return None

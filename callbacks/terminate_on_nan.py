@@ -32,7 +32,7 @@ class TerminateOnNaN(LateLogsCallback):
 
     Args:
       raise_error: False sets `model.stop_training`, so that `fit` ends as usual; True raises, so that `on_train_end` is
-        not called and no callback takes the spoilt weights for a result.
+        not called and no callback takes the non-finite weights for a result.
 
     Raises:
       RuntimeError: from `fit`, with `raise_error=True`.
@@ -44,7 +44,7 @@ class TerminateOnNaN(LateLogsCallback):
     RuntimeError: NaN or Inf loss encountered at batch 3. Loss value: nan. Terminating training immediately.
 
     Source: Keras 3's callback of this name, which looks at every batch before the next one begins. There, without
-    `raise_error`, the spoilt weights are saved at the end of the epoch.
+    `raise_error`, the non-finite weights are saved at the end of the epoch.
     """
 
     def __init__(self, raise_error: bool = False):
@@ -60,8 +60,8 @@ class TerminateOnNaN(LateLogsCallback):
         if not self._has_terminated:  # else it is that execution's loss that is still in the epoch's
             self._check(first, last, logs)
 
-    def settle(self):
-        super().settle()
+    def flush(self):
+        super().flush()
         return self._has_terminated
 
     def _check(self, first: int, last: int, logs: Any) -> None:
@@ -88,10 +88,10 @@ class TerminateOnNaN(LateLogsCallback):
         leaves = jax.tree_util.tree_leaves_with_path(state.params) + jax.tree_util.tree_leaves_with_path(
             state.model_state)
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-        spoilt = [name for name, weight in zip(names, self.model.get_weights(), strict=True)
+        non_finite = [name for name, weight in zip(names, self.model.get_weights(), strict=True)
                   if jax.numpy.issubdtype(weight.dtype, np.inexact) and not np.isfinite(weight).all()]
-        if not spoilt:
+        if not non_finite:
             return " All weights are finite."
-        more = len(spoilt) - _SHOWN_WEIGHTS
-        return (f" Weights that are not finite: {', '.join(spoilt[:_SHOWN_WEIGHTS])}"
+        more = len(non_finite) - _SHOWN_WEIGHTS
+        return (f" Weights that are not finite: {', '.join(non_finite[:_SHOWN_WEIGHTS])}"
                 f"{f' and {more} more' if more > 0 else ''}, of {len(names)}.")

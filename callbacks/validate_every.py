@@ -25,7 +25,7 @@ class ValidateEvery(TrainBatchCallback):
         between.
       minutes: validate once so many minutes have passed since `fit` began or the last validation ended, after the
         execution that is running then. Either this or `steps` is given.
-      validation_data: a tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated anew, as
+      validation_data: a tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated again, as
         `evaluate` takes them; None for the `validation_data` of `fit`. A `Dataset` of arrays may stay on the devices
         from one validation to the next; other data are sent there each time.
       verbose: 1 prints a line for each validation, 0 does not.
@@ -75,7 +75,7 @@ class ValidateEvery(TrainBatchCallback):
             raise ValueError("`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
                              f"Received: a {type(validation_data).__name__} of {len(validation_data)}.")
         if isinstance(validation_data, Iterator):
-            raise ValueError("`validation_data` must be data that can be iterated anew for each validation. Received: "
+            raise ValueError("`validation_data` must be data that can be iterated again for each validation. Received: "
                              f"a {type(validation_data).__name__}, which yields its batches once.")
         self.steps = None if steps is None else int(steps)
         self.minutes = None if minutes is None else float(minutes)
@@ -107,8 +107,8 @@ class ValidateEvery(TrainBatchCallback):
             raise ValueError("`ValidateEvery` has nothing to validate on. Pass `validation_data`, to it or to `fit`.")
         self._reset()
 
-    def next_look(self, phase, batch):
-        super().next_look(phase, batch)
+    def next_sync_step(self, phase, batch):
+        super().next_sync_step(phase, batch)
         if phase != "train" or self.steps is None:
             return None
         return batch + -self._number(batch) % self.steps

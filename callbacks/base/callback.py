@@ -52,8 +52,8 @@ class Callback:
           on_save_point
         on_train_end
 
-    `evaluate` calls the `test` hooks, and `predict` the `predict` hooks. Epochs and batches count from 0, batches anew
-    in each epoch. `logs` is a dict, and never None, when a trainer calls a hook. Its values may still be on the device:
+    `evaluate` calls the `test` hooks, and `predict` the `predict` hooks. Epochs count from 0, and so do the batches of
+    each epoch. `logs` is a dict, and never None, when a trainer calls a hook. Its values may still be on the device:
     reading the first one waits for the device (see `LazyLogs`), so a hook that is called often should read seldom.
     Overriding a batch hook makes the loop call it for every batch, which costs time; a hook that need not see every
     batch is better put into `on_execution_end`.
@@ -66,11 +66,11 @@ class Callback:
       runs_on: where there are several processes, "all" if the hooks are called in each, or "chief" if in the first one
         alone, as is right for what writes files or prints. All processes must be given the same callbacks, as they
         decide which batches run at once. One for the chief cannot use what all processes have to do together:
-        `evaluate`, weights that are split over processes, `next_look`.
-      saves: whether what is trained is saved by `on_epoch_end`, or by `on_execution_end` at a batch that `next_look`
-        named. At such a moment neither is called if another callback finds the weights spoilt (see `settle`).
-      stops_alike: whether the callback sets `model.stop_training`, if it does, at the same batch in every process. If
-        not, the processes ask each other after each execution, which costs a wait for the device.
+        `evaluate`, weights that are split over processes, `next_sync_step`.
+      saves: whether what is trained is saved by `on_epoch_end`, or by `on_execution_end` at a sync point, a batch that
+        `next_sync_step` named. There neither is called if another callback finds the weights non-finite (see `flush`).
+      stops_consistently: whether the callback sets `model.stop_training`, if it does, at the same batch in every
+        process. If not, the processes ask each other after each execution, which costs a wait for the device.
 
     Example:
 
@@ -87,7 +87,7 @@ class Callback:
     state_attributes: tuple[str, ...] = ()
     runs_on: str = "all"
     saves: bool = False
-    stops_alike: bool = False
+    stops_consistently: bool = False
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Sets `params`; called once before each run."""
@@ -184,7 +184,7 @@ class Callback:
     def on_predict_batch_end(self, batch, logs=None):
         """Called after a batch of `predict`, with its outputs as `logs["outputs"]`."""
 
-    def next_look(self, phase, batch):
+    def next_sync_step(self, phase, batch):
         """Returns the number of the batch, `batch` or a later one, that the next execution must not go beyond.
 
         `on_execution_end` is then called right after that batch. None, the default, leaves it to the loop how many
@@ -196,13 +196,14 @@ class Callback:
         """
         return None
 
-    def settle(self):
+    def flush(self):
         """Called before the run or the model is saved, and before every `on_epoch_end`: do now what was put off.
 
         Keras has no such hook. It may be called at any time in `fit`, and several times in a row.
 
         Returns:
-          Whether the weights are spoilt, so that nothing more of this `fit` is to be saved; alike in all processes.
+          Whether the weights are non-finite, so that nothing more of this `fit` is to be saved; the same in all
+          processes.
         """
         return False
 

@@ -12,9 +12,9 @@ class LateLogsCallback(TrainBatchCallback):
     """Base of the callbacks that read the logs of each execution of `fit` when the next one has begun.
 
     The device then has work while the host waits for the logs. What was not read is read before any callback acts on
-    the end of an epoch, and before the run or the model is saved (see `Callback.settle`).
+    the end of an epoch, and before the run or the model is saved (see `Callback.flush`).
 
-    A subclass overrides `_read_logs`. One that overrides `on_train_begin` or `settle` calls that of this class.
+    A subclass overrides `_read_logs`. One that overrides `on_train_begin` or `flush` calls that of this class.
 
     Example:
 
@@ -26,7 +26,7 @@ class LateLogsCallback(TrainBatchCallback):
     >>> printer.on_execution_end("train", 3, {"loss": 0.5})
     >>> printer.on_execution_end("train", 7, {"loss": 0.4})
     0 to 3: 0.5
-    >>> printer.settle()
+    >>> printer.flush()
     4 to 7: 0.4
     False
     """
@@ -50,10 +50,10 @@ class LateLogsCallback(TrainBatchCallback):
     def _after_batches(self, first, last, logs):
         logs = logs or {}
         begin_fetch(logs)
-        self.settle()
+        self.flush()
         self._unread = first, last, logs
 
-    def settle(self):
+    def flush(self):
         unread, self._unread = self._unread, None
         if unread is not None:
             self._read_logs(*unread)

@@ -74,7 +74,7 @@ class SavePoint(Protocol):
           wait: whether to return only once it is written.
 
         Returns:
-          Whether there is anything to write: not if a callback finds the weights spoilt (see `Callback.settle`).
+          Whether there is anything to write: not if a callback finds the weights non-finite (see `Callback.flush`).
 
         Raises:
           OSError: if it, or the last that was begun, cannot be written.

@@ -16,8 +16,8 @@ class TrainBatchCallback(Callback):
     Batches of an epoch that ran before this callback was there, as those before a resumed run, do not count, unless a
     subclass keeps the counters: it then has `TrainBatchCallback.counters` in its `state_attributes`.
 
-    A subclass overrides `_after_batches`, and may cut executions with `next_look`. One that overrides `next_look`,
-    `on_train_begin` or `on_epoch_begin` calls that of this class first.
+    A subclass overrides `_after_batches`, and may cut executions with `next_sync_step`. A subclass that overrides
+    `next_sync_step`, `on_train_begin` or `on_epoch_begin` calls that of this class first.
 
     Example:
 
@@ -33,7 +33,7 @@ class TrainBatchCallback(Callback):
     0 to 3 of this epoch; 8 in all
     """
 
-    stops_alike = True
+    stops_consistently = True
     counters = ("_batches_before_epoch", "_last_batch")
     _batches_before_epoch = 0
     _last_batch = -1  # of this epoch, from 0
@@ -45,7 +45,7 @@ class TrainBatchCallback(Callback):
         self._batches_before_epoch += self._last_batch + 1
         self._last_batch = -1
 
-    def next_look(self, phase, batch):
+    def next_sync_step(self, phase, batch):
         if phase == "train" and self._last_batch < 0:  # so there are batches that this callback has not seen
             self._batches_before_epoch -= batch
             self._last_batch = batch - 1

@@ -51,7 +51,7 @@ class ProgressBar(Callback):
     """
 
     runs_on = "chief"
-    stops_alike = True
+    stops_consistently = True
 
     def __init__(self, console: Console | None = None):
         self._console = console

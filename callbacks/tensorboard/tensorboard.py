@@ -77,7 +77,7 @@ class TensorBoard(Callback):
     _epoch: int
     _last_batch: int
 
-    stops_alike = True
+    stops_consistently = True
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class TensorBoard(Callback):
                 self._rate_start = (step, time.perf_counter())
             self._add_scalars(self._train_dir, "batch_{}", values, step)
 
-    def next_look(self, phase, batch):
+    def next_sync_step(self, phase, batch):
         if phase != "train" or not isinstance(self.update_freq, int):
             return None
         return batch + -(self._batches_before_epoch + batch + 1) % self.update_freq

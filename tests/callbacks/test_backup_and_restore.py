@@ -34,7 +34,7 @@ class Interrupt(cb.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 
-    def next_look(self, phase, batch):
+    def next_sync_step(self, phase, batch):
         return batch
 
     def on_execution_end(self, phase, batch, logs=None):
@@ -339,7 +339,7 @@ from trainer import callbacks as cb
 class Preempt(cb.Callback):
     def __init__(self, phase, batch):
         self.phase, self.batch = phase, batch
-    def next_look(self, phase, batch):
+    def next_sync_step(self, phase, batch):
         return batch
     def on_execution_end(self, phase, batch, logs=None):
         if (phase, batch) == (self.phase, self.batch):

@@ -248,7 +248,7 @@ def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
         def __init__(self, batches):
             self.batches, self.seen = batches, []
 
-        def next_look(self, phase, batch):
+        def next_sync_step(self, phase, batch):
             return next((look for look in self.batches if look >= batch), None) if phase == "train" else None
 
         def on_execution_end(self, phase, batch, logs=None):
@@ -278,9 +278,9 @@ def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
     (-1, ValueError), (0, ValueError), (True, TypeError), (1.5, TypeError), ("1", TypeError)])
 def test_a_look_that_is_no_later_batch_is_refused(look, error):
     class Looks(trainer.callbacks.Callback):
-        def next_look(self, phase, batch):
+        def next_sync_step(self, phase, batch):
             return look
 
     x, y, _ = classification(32)
-    with pytest.raises(error, match=r"`Looks.next_look` must be the number of a batch, \d or a later one"):
+    with pytest.raises(error, match=r"`Looks.next_sync_step` must be the number of a batch, \d or a later one"):
         make_model().fit(x, y, batch_size=8, callbacks=[Looks()], verbose=0)

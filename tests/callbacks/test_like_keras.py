@@ -67,7 +67,7 @@ def train_epoch(callback, model, batches, group):
         callback.on_train_batch_end(batch, logs)
     start = 0
     while is_ours(callback) and start < len(batches):
-        look = callback.next_look("train", start)
+        look = callback.next_sync_step("train", start)
         stop = min(start + group, len(batches), len(batches) if look is None else look + 1)
         model.time += stop - start
         callback.on_execution_end("train", stop - 1, batches[stop - 1])

@@ -51,7 +51,7 @@ def train_epoch(callback, model, epoch, batches, group=100, first=0):
         callback.on_epoch_begin(epoch)
     ends = []
     while first < batches:
-        look = callback.next_look("train", first)
+        look = callback.next_sync_step("train", first)
         first = min(first + group, batches, batches if look is None else look + 1)
         model.time += 1
         callback.on_execution_end("train", first - 1, {"loss": 0.5})
@@ -90,11 +90,11 @@ def test_batches_are_counted_over_epochs_that_are_one_execution(tmp_path):
 def test_other_phases_and_epochs_do_not_count(tmp_path):
     checkpoint = begun(ModelCheckpoint(tmp_path / "{batch}", save_freq=2), Model())
     checkpoint.on_epoch_begin(0)
-    assert checkpoint.next_look("test", 0) is None
+    assert checkpoint.next_sync_step("test", 0) is None
     checkpoint.on_execution_end("test", 5, {})
     checkpoint.on_epoch_end(0, {"loss": 0.5})
     assert names_in(tmp_path) == []
-    assert ModelCheckpoint("x").next_look("train", 0) is None
+    assert ModelCheckpoint("x").next_sync_step("train", 0) is None
 
 
 def test_no_batch_hook_is_asked_for():

@@ -154,7 +154,7 @@ def test_it_reads_no_execution_before_the_next_one_has_begun():
         happened.append(f"run {number}")
         callback.on_execution_end("train", number, logs_of(number))
     callback.on_execution_end("test", 0, logs_of("a validation"))
-    callback.settle()
+    callback.flush()
     assert happened == ["run 0", "begin 0", "run 1", "begin 1", "read 0", "run 2", "begin 2", "read 1", "read 2"]
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_is_told_to_end_after_a_bad_batch_keeps_what_it_saved_before(
         fit(mlp_of_one, *data_with(np.nan, 5), BackupAndRestore(tmp_path, 2), TerminateOnNaN(),
             LambdaCallback(on_train_batch_end=tell))
     assert open_checkpoint(CheckpointFolder(tmp_path).newest_whole()).document["batches"] == 4
-    assert "SIGTERM: the weights are spoilt, and only what was before is saved" in capfd.readouterr().err
+    assert "SIGTERM: the weights are not finite, and only what was before is saved" in capfd.readouterr().err
 
 
 def test_only_a_save_makes_it_read_the_logs_of_the_last_execution(tmp_path):
@@ -199,12 +199,12 @@ def test_only_a_save_makes_it_read_the_logs_of_the_last_execution(tmp_path):
     model.save_weights = lambda path: happened.append("save")
     checkpoint = ModelCheckpoint(tmp_path / "weights", save_freq=4, save_weights_only=True)
     looks_often = Callback()
-    looks_often.next_look = lambda phase, batch: batch
+    looks_often.next_sync_step = lambda phase, batch: batch
     callbacks = CallbackList([checkpoint, looks_often, TerminateOnNaN()], model=model)
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     for batch in range(4):
-        assert callbacks.next_look("train", batch) == batch
+        assert callbacks.next_sync_step("train", batch) == batch
         callbacks.on_execution_end("train", batch, LazyLogs(
             ["loss"], lambda batch=batch: happened.append(f"read {batch}") or {"loss": 0.5}))
         happened.append(f"end {batch}")

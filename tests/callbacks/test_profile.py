@@ -165,11 +165,11 @@ def test_batches_count_over_epochs_and_anew_in_each_fit(calls, tmp_path):
 def test_a_run_that_resumes_in_an_epoch_counts_its_own_batches(calls, tmp_path):
     callbacks = begin(Profile(tmp_path, steps=(3, 4)))
     callbacks.on_epoch_begin(7)
-    assert callbacks.next_look("train", 100) == 101
+    assert callbacks.next_sync_step("train", 100) == 101
     callbacks.on_execution_end("train", 101, {})
-    assert callbacks.next_look("train", 102) == 103
+    assert callbacks.next_sync_step("train", 102) == 103
     callbacks.on_execution_end("train", 103, {})
-    assert callbacks.next_look("train", 104) is None
+    assert callbacks.next_sync_step("train", 104) is None
     assert calls == ["start", 3, "end", "stop"]
 
 
@@ -178,7 +178,7 @@ def test_only_the_first_process_records(calls, tmp_path, monkeypatch):
     callbacks = begin(Profile(tmp_path, steps=(1, 2)))
     callbacks.on_epoch_begin(0)
     # All processes cut their executions alike.
-    assert callbacks.next_look("train", 0) == 1
+    assert callbacks.next_sync_step("train", 0) == 1
     callbacks.on_execution_end("train", 1, {})
     callbacks.on_train_end()
     assert calls == []

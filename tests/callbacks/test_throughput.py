@@ -46,7 +46,7 @@ def begin(callback, flops=None, kind="a device that nobody knows"):
 
 def execute(callbacks, clock, last, rows, secs=0.0):
     """Spends some seconds on an execution that ends with a batch."""
-    callbacks.next_look("train", 0)
+    callbacks.next_sync_step("train", 0)
     clock.now += secs
     callbacks.model.current_run.timing.rows += rows
     callbacks.on_execution_end("train", last, {})
@@ -166,7 +166,7 @@ def test_operations_follow_the_rows_of_a_full_batch(clock):
 def test_a_run_that_resumes_in_an_epoch_counts_the_batches_that_it_ran(clock):
     callbacks = begin(Throughput(), flops=800.0)
     callbacks.on_epoch_begin(0)
-    callbacks.next_look("train", 6)
+    callbacks.next_sync_step("train", 6)
     clock.now += 1.0
     callbacks.model.current_run.timing.rows += 32
     callbacks.on_execution_end("train", 7, {})

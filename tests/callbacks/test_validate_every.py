@@ -36,7 +36,7 @@ def run_batches(callbacks, batches, most=4):
     """Runs batches of an epoch as the loop does, `most` in an execution; returns where executions ended."""
     ends, batch = [], batches.start
     while batch < batches.stop:
-        look = callbacks.next_look("train", batch)
+        look = callbacks.next_sync_step("train", batch)
         last = min(batch + most, batches.stop, batches.stop if look is None else look + 1) - 1
         callbacks.on_execution_end("train", last, {})
         ends.append(last)
@@ -197,7 +197,7 @@ def test_minutes_are_looked_at_when_an_execution_ends(monkeypatch):
     callbacks = fake_run(every, losses=range(100))
     for batch in range(8):
         clock.now += 50
-        assert callbacks.next_look("train", batch) is None
+        assert callbacks.next_sync_step("train", batch) is None
         callbacks.on_execution_end("train", batch, {})
     assert every.history["step"] == [3, 6]
 
@@ -271,7 +271,7 @@ def test_minutes_are_refused_in_a_run_of_several_processes(monkeypatch):
     ({"steps": True}, TypeError, "`steps` must be a whole number .* type bool"),
     ({"minutes": "5"}, TypeError, "`minutes` must be a number above 0. Received: str"),
     ({"steps": 1, "validation_data": (1, 2, 3, 4)}, ValueError, "Received: a tuple of 4"),
-    ({"steps": 1, "validation_data": iter([1])}, ValueError, "iterated anew .* Received: a list_iterator"),
+    ({"steps": 1, "validation_data": iter([1])}, ValueError, "iterated again .* Received: a list_iterator"),
 ])
 def test_arguments_that_cannot_be_meant_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):

@@ -289,8 +289,8 @@ def test_where_a_callback_runs_is_checked():
     with pytest.raises(ValueError, match=r"`Seen.runs_on` must be 'all' or 'chief'. Received: 'worker 3'."):
         CallbackList([Seen("worker 3")])
     looking = Seen("chief")
-    looking.next_look = lambda phase, batch: batch
-    with pytest.raises(TypeError, match="`Seen` runs on the chief alone, and cannot have a `next_look`"):
+    looking.next_sync_step = lambda phase, batch: batch
+    with pytest.raises(TypeError, match="`Seen` runs on the chief alone, and cannot have a `next_sync_step`"):
         CallbackList([looking])
 
 

@@ -118,9 +118,9 @@ def test_few_row_numbers_are_found_in_vain(monkeypatch, rows, group_size):
 
 
 def test_all_groups_of_a_run_have_the_same_room_whatever_their_count():
-    for length, room in ((1, 2), (3, 4), (10, 8), (40, 8)):
+    for length, capacity in ((1, 2), (3, 4), (10, 8), (40, 8)):
         groups = list(Reader(adapt(np.zeros((length, 1)), batch_size=1), group_size=8).read(0))
-        assert {group.data.shape for group in groups} == {(room, 1, 1)}
+        assert {group.data.shape for group in groups} == {(capacity, 1, 1)}
     assert next(Reader(adapt(pairs()), group_size=8).read(0)).data[0].shape[0] == 8
 
 
@@ -169,14 +169,14 @@ class HalfWayIterator:
 def test_no_position_is_taken_from_an_iterator_that_is_making_a_batch():
     data = HalfWay()
     reader = Reader(adapt(data))
-    reader.marks_groups = True
+    reader.keeps_resume_tokens = True
     groups = reader.read(1)
     first = next(groups)
-    assert (first.count, first.mark) == (1, None)  # a pass that was just opened has no state yet
+    assert (first.count, first.resume_token) == (1, None)  # a pass that was just opened has no state yet
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         second = pool.submit(next, groups)
         assert data.is_making.wait(10)
-        position = reader.position(1, 1, first.mark)
+        position = reader.position(1, 1, first.resume_token)
         data.may_go_on.set()
         assert rows_of(second.result()) == [[2, 3]]
     with Reader(adapt(HalfWay())) as resumed:

@@ -67,7 +67,7 @@ def batches():
 class Strikes(cb.Callback):
     state_attributes = ("step",)
     # Else the processes wait for each other after each batch, beside the devices.
-    stops_alike = fault not in ("raise", "save")
+    stops_consistently = fault not in ("raise", "save")
     trained = 0
 
     def on_train_begin(self, logs=None):

@@ -18,7 +18,17 @@ import numpy as np
 
 from trainer.core.arguments import as_count
 from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import Batch, BatchSpec, Group, GroupBuffer, Mark, Part, all_rows, as_batch, rows_here
+from trainer.data.sources.batches import (
+    Batch,
+    BatchSpec,
+    Group,
+    GroupBuffer,
+    Part,
+    ResumeToken,
+    all_rows,
+    as_batch,
+    rows_here,
+)
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
@@ -47,7 +57,8 @@ class Reader:
     Attributes:
       group_size: see above.
       exhausted: a one-shot source ran out before its epoch was over; there will be no further batches.
-      marks_groups: whether groups get a `mark`, where that helps to continue; may be assigned between epochs.
+      keeps_resume_tokens: whether groups get a `resume_token`, where that helps to continue; may be assigned between
+        epochs.
 
     Raises:
       ValueError: the source is endless and `steps_per_epoch` is None, or an argument is not a positive integer.
@@ -66,7 +77,7 @@ class Reader:
         self._first_epoch = first_epoch if source.is_one_shot else 0
         self.group_size = as_count("group_size", group_size)
         self.exhausted = False
-        self.marks_groups = False
+        self.keeps_resume_tokens = False
         self._stream: Stream | None = None
         self._is_being_read = False
         self._spec: BatchSpec | None = None
@@ -85,14 +96,14 @@ class Reader:
         return self._source.rows if self._steps is None else None
 
     @property
-    def room(self) -> int:
-        """How many batches the stack of a group has room for: the same for all groups of a run.
+    def capacity(self) -> int:
+        """How many batches the stack of a group has capacity for: the same for all groups of a run.
 
         A power of two, so that data of many lengths have stacks of few shapes, unless it is `group_size`.
         """
-        return self._room(self.group_size)
+        return self._capacity_of(self.group_size)
 
-    def _room(self, group_size: int) -> int:
+    def _capacity_of(self, group_size: int) -> int:
         # Two at least: XLA turns the slicing of a stack of one into something else, which may round differently, and
         # the bits of a step must not depend on the group that it is in.
         enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
@@ -165,7 +176,7 @@ class Reader:
 
     @property
     def consumed(self) -> int:
-        """How many batches of a one-shot source were read; 0 for other data, which can be read anew."""
+        """How many batches of a one-shot source were read; 0 for other data, which can be read again."""
         return self._stream.position if self._source.is_one_shot and self._stream is not None else 0
 
     @property
@@ -186,21 +197,22 @@ class Reader:
         return {"batches of an epoch": self.num_batches, "rows": self._source.rows,
                 "steps of the pipeline": self._source.pipeline, "first batch": digest.hexdigest()}
 
-    def position(self, epoch: int, batch: int, mark: Mark | None = None) -> dict[str, Any]:
+    def position(self, epoch: int, batch: int, resume_token: ResumeToken | None = None) -> dict[str, Any]:
         """Returns plain data with which `resume` continues at a batch.
 
         Args:
           epoch: the batch's epoch.
           batch: its number there.
-          mark: that of the group that holds the batch before it, where it has one.
+          resume_token: that of the group that holds the batch before it, where it has one.
         """
         stream = self._stream
-        # The state of an iterator that another thread is reading may be that of half a batch. Without a mark, the
-        # first batches of the epoch are read again.
-        if (mark is None and stream is not None and not self._is_being_read
+        # The state of an iterator that another thread is reading may be that of half a batch. Without a token,
+        # the first batches of the epoch are read again.
+        if (resume_token is None and stream is not None and not self._is_being_read
                 and (stream.pass_index, stream.position) == self._place(epoch, batch)):
-            mark = self._mark(stream, batch)
-        return {"mark": None if mark is None else dataclasses.asdict(mark)}
+            resume_token = self._resume_token(stream, batch)
+        # The key is that of every checkpoint so far.
+        return {"mark": None if resume_token is None else dataclasses.asdict(resume_token)}
 
     def resume(self, epoch: int, batch: int, position: dict[str, Any]) -> int:
         """Lets the next `read` of that epoch from that batch on continue as in the process that `position` is from.
@@ -216,8 +228,8 @@ class Reader:
         if self.is_single_pass and epoch > self._first_epoch:
             self.exhausted = True
             return 0
-        place, mark, skipped = self._place(epoch, batch), position["mark"], 0
-        if mark is None:
+        place, token, skipped = self._place(epoch, batch), position["mark"], 0
+        if token is None:
             if self._source.seeks or self.is_exact:
                 num_batches = self._source.num_batches
                 self._source.leave_out(
@@ -227,10 +239,10 @@ class Reader:
             stream = self._seek(epoch, batch)
         else:
             self.close()
-            state, skipped = mark["source_state"], batch - mark["batch"]
+            state, skipped = token["source_state"], batch - token["batch"]
             batches = rest_of_passes(self._source, state) if self._is_continuous else self._source.read_from(state)
-            stream = self._stream = Stream(batches, place[0], place[1] - skipped, Mark(mark["batch"], state))
-            for number in range(mark["batch"], batch):
+            stream = self._stream = Stream(batches, place[0], place[1] - skipped, ResumeToken(token["batch"], state))
+            for number in range(token["batch"], batch):
                 self._next_batch(stream, number)
         self._look_at(stream, batch)
         return 0 if self.is_exact else skipped
@@ -264,7 +276,7 @@ class Reader:
             dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
             stop = first + self._steps
         position, group_size = first + start, numbers_of or self.group_size
-        room = self._room(group_size)
+        capacity = self._capacity_of(group_size)
         # Row numbers of several small groups are found at once, as it takes longer than to read a few rows. Of more and
         # more groups, as all that comes after a shorter batch, at the end of a pass, is found in vain.
         most = group_size * max(_ROWS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)
@@ -276,21 +288,21 @@ class Reader:
                 index = numbers[begin:begin + group_size]
                 count, rows = index.shape
                 if numbers_of:
-                    data = np.zeros((room, rows), np.int32)
+                    data = np.zeros((capacity, rows), np.int32)
                     data[:count] = index
                 else:
-                    data = dataset.arrays.gather(index, room, POOL)
+                    data = dataset.arrays.gather(index, capacity, POOL)
                 yield Group(data, count, rows, position - first)
                 position += count
 
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
-        number, buffer, mark = start, GroupBuffer(self.room), None
+        number, buffer, token = start, GroupBuffer(self.capacity), None
         self._is_being_read = True
         try:
             while self._steps is None or number < self._steps:
-                if self.marks_groups and buffer.count == 0:
-                    mark = self._mark(stream, number)
+                if self.keeps_resume_tokens and buffer.count == 0:
+                    token = self._resume_token(stream, number)
                 element = self._draw(stream, number)
                 if element is END:
                     break
@@ -298,22 +310,22 @@ class Reader:
                     batch = self._checked(element, number)
                     if not buffer.add_if_alike(batch):
                         if buffer.count:
-                            yield buffer.take(mark)  # of the next group the first batch was read: it has the same mark
+                            yield buffer.take(token)  # also the next group's, whose first batch was read
                         buffer.begin(batch, number)
                 number += 1
                 if buffer.is_full or is_urgent():
-                    yield buffer.take(mark)
+                    yield buffer.take(token)
         except (DataError, RuntimeError):
             # The batches before the faulty one come first, as they would have one by one.
             if buffer.count:
-                yield buffer.take(mark)
+                yield buffer.take(token)
             raise
         finally:
             self._is_being_read = False
             if self._steps is None and not self._source.is_one_shot:
                 self._close(stream)
         if buffer.count:
-            yield buffer.take(mark)
+            yield buffer.take(token)
         if number < (self._steps or 1):
             self._report_end(stream)
 
@@ -323,10 +335,10 @@ class Reader:
         return stream, self._look_at(stream, 0)
 
     def _look_at(self, stream: Stream, number: int) -> Batch | Part | None:
-        mark = self._mark(stream, number)
+        token = self._resume_token(stream, number)
         batch = self._next_batch(stream, number)
         if batch is not None:
-            stream.push_back(batch, mark)
+            stream.push_back(batch, token)
         return batch
 
     def _place(self, epoch: int, start: int) -> tuple[int, int]:
@@ -334,12 +346,12 @@ class Reader:
         epoch -= self._first_epoch
         return (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
 
-    def _mark(self, stream: Stream, number: int) -> Mark | None:
+    def _resume_token(self, stream: Stream, number: int) -> ResumeToken | None:
         if stream.is_ahead:  # and the source with it, or it has not come to this stream yet
-            mark = stream.mark_of_next
-            return None if mark is None else dataclasses.replace(mark, batch=number)
+            token = stream.next_token
+            return None if token is None else dataclasses.replace(token, batch=number)
         state = self._source.state()
-        return None if state is None else Mark(number, state)
+        return None if state is None else ResumeToken(number, state)
 
     def _seek(self, epoch: int, start: int) -> Stream:
         """Returns the stream of batches from where the epoch's batch `start` is next."""
@@ -397,13 +409,13 @@ class Reader:
             raise self._empty_error(stream)
         self.exhausted = True
         warnings.warn("Your input ran out of data; there will be no further batches. Make sure that it yields at "
-                      "least `steps_per_epoch * epochs` batches, or pass data that can be iterated anew.", stacklevel=2)
+                      "least `steps_per_epoch * epochs` batches, or pass data that can be read again.", stacklevel=2)
 
     def _empty_error(self, stream: Stream) -> DataError:
         kind = "generator" if self._source.is_one_shot else "dataset"
         if stream.position:
             return DataError(f"The data ran out: the {kind} has no batch left after the {stream.position} that were "
-                             "read. Make it yield more, or pass data that can be iterated anew.")
+                             "read. Make it yield more, or pass data that can be read again.")
         return DataError(f"The data are empty: the {kind} must yield at least one batch. A generator that was read to "
                          "its end before yields nothing more.")
 

@@ -46,5 +46,5 @@ def batch_at(stack: Any, index: Any) -> Any:
 
 
 def stack_length(stack: Any) -> int:
-    """Returns how many batches a stack has room for."""
+    """Returns how many batches a stack has capacity for."""
     return (stack.numbers if isinstance(stack, ResidentBatches) else jax.tree.leaves(stack)[0]).shape[0]

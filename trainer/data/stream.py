@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 from trainer.data.sources.arrays import DataError
-from trainer.data.sources.batches import Batch, Mark, Part
+from trainer.data.sources.batches import Batch, Part, ResumeToken
 from trainer.data.sources.order import is_finite
 from trainer.data.sources.sources import Source
 
@@ -25,38 +25,39 @@ class Stream:
       batches: from there on.
       pass_index: the pass that it began with.
       position: how many batches come before.
-      mark: the place that the next batch has, if the source was put there and has not told it yet.
+      resume_token: the place that the next batch has, if the source was put there and has not told it yet.
 
     Attributes:
       pass_index: see above.
       position: how many batches come before the next one.
       is_ahead: whether the source does not stand before the next one.
-      mark_of_next: where it would, if it is known.
+      next_token: where it would, if it is known.
     """
 
     def __init__(
-        self, batches: Generator[Any, None, None], pass_index: int, position: int, mark: Mark | None = None
+        self, batches: Generator[Any, None, None], pass_index: int, position: int,
+        resume_token: ResumeToken | None = None,
     ):
         self.pass_index = pass_index
         self.position = position
         self.is_ahead = True
-        self.mark_of_next = mark
+        self.next_token = resume_token
         self._batches = batches
         self._pushed_back = END
 
     def next(self) -> Any:
         """Returns the next batch, as the source yields it; `END` after the last one."""
         batch, self._pushed_back = self._pushed_back, END
-        self.is_ahead, self.mark_of_next = False, None
+        self.is_ahead, self.next_token = False, None
         if batch is END:
             batch = next(self._batches, END)
         if batch is not END:
             self.position += 1
         return batch
 
-    def push_back(self, batch: Batch | Part, mark: Mark | None) -> None:
+    def push_back(self, batch: Batch | Part, resume_token: ResumeToken | None) -> None:
         """Lets the batch that came last be the next one again, at the place that it has."""
-        self._pushed_back, self.is_ahead, self.mark_of_next = batch, True, mark
+        self._pushed_back, self.is_ahead, self.next_token = batch, True, resume_token
         self.position -= 1
 
     def close(self) -> None:

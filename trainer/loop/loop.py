@@ -19,7 +19,7 @@ from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.core.timing import Timing
 from trainer.data import Reader
 from trainer.data.sharding.auto_shard import policy_of
-from trainer.data.sources.batches import GroupBuffer, Mark
+from trainer.data.sources.batches import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.phase_input import PhaseInput, start_phase
 from trainer.loop.resumable_run import TrainingRun
@@ -32,7 +32,7 @@ MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # they hold many batches each, and take much lon
 MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and the batches of all take no more memory than the group
 
 Running = Any  # the running logs of a phase
-Reached = Callable[[int, Running, Mark | None], None]  # called with how far an epoch is, after each execution
+Reached = Callable[[int, Running, ResumeToken | None], None]  # called with how far an epoch is, after each execution
 
 
 def fit(
@@ -206,7 +206,7 @@ def compile_ahead(model: TrainableModel, kind: str, reader: Reader, passes: int,
         else:
             if is_sample:  # of what a pipeline yields, though it is an array
                 reader.group_size = inputs.phase.steps_per_execution
-            buffer = GroupBuffer(reader.room)
+            buffer = GroupBuffer(reader.capacity)
             buffer.begin(reader.peek(), 0)
             groups = [buffer.take()]
         for group in groups:
@@ -244,7 +244,7 @@ def _run_epoch(
                     getattr(callbacks, f"on_{kind}_batch_end")(last, logs)
                 callbacks.on_execution_end(kind, last, logs)
             if reached is not None:
-                reached(last + 1, running, group.mark)
+                reached(last + 1, running, group.resume_token)
             if _stops(model, kind, agrees):
                 break
     return running
@@ -255,18 +255,18 @@ def _executions(
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields `(group, start, stop)`: which batches of which group to execute at once.
 
-    That is as many as go into one execution, unless they go one by one or a callback looks at one in the middle.
+    That is as many as go into one execution, unless they go one by one or a callback has a sync point in the middle.
     """
-    looks = callbacks.wants("next_look")
+    has_sync_points = callbacks.wants("next_sync_step")
     # Where a group is of many executions, these end where they would if each had a group of its own.
     steps = 1 if one_by_one else inputs.reader.group_size
     for group in _awaited(inputs, groups):
         start = 0
         while start < group.count:
             stop = min((start // steps + 1) * steps, group.count)
-            look = callbacks.next_look(inputs.kind, group.first + start) if looks else None
-            if look is not None:
-                stop = min(stop, look - group.first + 1)
+            sync_step = callbacks.next_sync_step(inputs.kind, group.first + start) if has_sync_points else None
+            if sync_step is not None:
+                stop = min(stop, sync_step - group.first + 1)
             yield group, start, stop
             start = stop
 

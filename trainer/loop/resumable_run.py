@@ -20,7 +20,7 @@ from trainer.core import tree_paths
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data import Reader
-from trainer.data.sources.batches import Mark
+from trainer.data.sources.batches import ResumeToken
 from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
@@ -99,13 +99,13 @@ class TrainingRun:
         self._reader, self._validation = reader, validation
         self._callbacks = callbacks
         self._timing = timing
-        self._mark: Mark | None = None
+        self._resume_token: ResumeToken | None = None
         self._before_validation: dict[str, Any] | None = None
         self._writer: CheckpointWriter | None = None
         self._is_watched = callbacks.wants("on_save_point")
         # Before a batch is trained on: the first batches of a generator cannot be looked at again.
         self._fingerprint = self._described_data() if self._is_watched else None
-        reader.marks_groups = self._is_watched
+        reader.keeps_resume_tokens = self._is_watched
 
     # --- what the loop tells ---------------------------------------------------------------------------------------
 
@@ -113,10 +113,10 @@ class TrainingRun:
         """All callbacks were told that training begins."""
         self._reached("start")
 
-    def trained(self, batch: int, running: Any, mark: Mark | None) -> None:
-        """`batch` batches of the epoch are done, the last of a group with this `mark`."""
+    def trained(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
+        """`batch` batches of the epoch are done, the last of a group with this `resume_token`."""
         self.batches += batch - self.batch
-        self.batch, self.running, self._mark = batch, running, mark
+        self.batch, self.running, self._resume_token = batch, running, resume_token
         self._reached("batches")
 
     def validation_begins(self) -> None:
@@ -124,14 +124,14 @@ class TrainingRun:
         # Callbacks may count what they see of it, and will see it again if the run is resumed.
         self._before_validation = self._snapshot() if self._is_watched else None
 
-    def validated(self, batch: int, running: Any, mark: Mark | None) -> None:
+    def validated(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
         """Some batches of the validation are done."""
         self._reached("validation")
 
     def epoch_ended(self, logs: Mapping[str, Any]) -> None:
         """All callbacks were told that the epoch is over, which had these logs."""
         self.logs = dict(logs) if self._is_watched else {}
-        self.epoch, self.batch, self.running, self._mark = self.epoch + 1, 0, self._empty_logs, None
+        self.epoch, self.batch, self.running, self._resume_token = self.epoch + 1, 0, self._empty_logs, None
         self._before_validation = None
         self.is_epoch_over, self.is_over = False, self._model.stops("train")
         self._reached("epoch")
@@ -162,7 +162,7 @@ class TrainingRun:
     # --- SavePoint -------------------------------------------------------------------------------------------------
 
     def save(self, folder: str, keep: int, wait: bool = False) -> bool:
-        if self._callbacks.settle():
+        if self._callbacks.flush():
             if wait:
                 self.wait()
             return False
@@ -233,7 +233,7 @@ class TrainingRun:
             "epochs": self._epochs[1],
             "settings": self._model.run_settings(),
             "stop_training": self._model.stops("train"),
-            "data": self._reader.position(self.epoch, self.batch, self._mark),
+            "data": self._reader.position(self.epoch, self.batch, self._resume_token),
             "validation": None if validation is None else {
                 "consumed": validation.consumed, **validation.position(0, validation.consumed)},
             "fingerprint": self._fingerprint,

@@ -200,12 +200,12 @@ class CompiledPhase:
           state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s, of which nothing is allocated.
           batch: a host batch, which `prepare` has seen.
         """
-        room = min(self.steps_per_execution, 2)
-        stack = jax.tree.map(lambda leaf: np.stack([leaf] * room), batch)
+        capacity = min(self.steps_per_execution, 2)
+        stack = jax.tree.map(lambda leaf: np.stack([leaf] * capacity), batch)
         group = self._strategy.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
         running = () if self._kind == "predict" else (self.empty_logs,)
         bounds = [self._strategy.place_number(number) for number in (0, 1)]
-        return self._execution(room > 1).lower(
+        return self._execution(capacity > 1).lower(
             self._placed_shapes(state), *running, group.data, group.mask, *bounds)
 
     def _placed_shapes(self, state: Any) -> Any:

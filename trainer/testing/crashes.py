@@ -90,8 +90,8 @@ class _KillAt(TrainBatchCallback):
     def on_test_begin(self, logs=None):
         self._validated, self._in_validation = self._validated + self._in_validation, 0
 
-    def next_look(self, phase, batch):  # alike in the processes that are spared: all run the same executions
-        super().next_look(phase, batch)
+    def next_sync_step(self, phase, batch):  # alike in the processes that are spared: all run the same executions
+        super().next_sync_step(phase, batch)
         at, before = (self._train, self._batches_before_epoch) if phase == "train" else (self._test, self._validated)
         last = None if at is None else at - before - 1
         return last if last is not None and last >= batch else None

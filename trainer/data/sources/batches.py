@@ -190,7 +190,7 @@ class BatchConverter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class ResumeToken:
     """A place in an epoch.
 
     Attributes:
@@ -207,14 +207,15 @@ class Group:
     """Consecutive batches of equally many rows, stacked.
 
     Attributes:
-      data: the tree of a batch, with leaves of shape `(room, rows, ...)` that share no memory with the user's arrays,
-        where several processes have some rows each those of this one; or, where it was asked for, the numbers of the
-        rows, int32 of shape `(room, rows)`. What comes after the first `count` batches is undefined: the room is there
-        so that groups of any count have one shape.
+      data: the tree of a batch, with leaves of shape `(capacity, rows, ...)` that share no memory with the user's
+        arrays, where several processes have some rows each those of this one; or, where it was asked for, the numbers
+        of the rows, int32 of shape `(capacity, rows)`. What comes after the first `count` batches is undefined: the
+        capacity gives groups of any count one shape.
       count: how many batches.
       rows: how many rows each has.
       first: the number of the first batch in its epoch, from 0.
-      mark: a place at the first batch or before it from which the epoch can be continued, if that was asked for.
+      resume_token: a place at the first batch or before it from which the epoch can be continued, if that was asked
+        for.
       counts: how many rows of each batch each process has, as in `Part`; None if this one has all of them.
     """
 
@@ -222,7 +223,7 @@ class Group:
     count: int
     rows: int
     first: int
-    mark: Mark | None = None
+    resume_token: ResumeToken | None = None
     counts: tuple[int, ...] | None = None
 
 
@@ -271,12 +272,12 @@ class GroupBuffer:
         self._first = number
         self._append(leaves)
 
-    def take(self, mark: Mark | None = None) -> Group:
+    def take(self, resume_token: ResumeToken | None = None) -> Group:
         """Returns the batches so far, at least one, and empties the buffer, which keeps no reference to them."""
         assert self._spec is not None, "there is a batch"
         rows = self._slots[0].shape[1] if self._counts is None else sum(self._counts)
         data = jax.tree.unflatten(self._spec.structure, self._slots)
-        group = Group(data, self.count, rows, self._first, mark, self._counts)
+        group = Group(data, self.count, rows, self._first, resume_token, self._counts)
         self.count, self._slots = 0, []
         return group
 

@@ -37,19 +37,19 @@ class HostArrays:
         self.rows: int = leaves[0].shape[0]
         self.nbytes = sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in leaves)
 
-    def gather(self, index: np.ndarray, room: int | None, pool: BufferPool) -> Any:
+    def gather(self, index: np.ndarray, capacity: int | None, pool: BufferPool) -> Any:
         """Returns the rows at `index` of every array: owned copies in their canonical dtypes.
 
         Args:
           index: integers of shape `(count, ...)`.
-          room: how many entries the results have room for; None for `count`.
+          capacity: how many entries the results have capacity for; None for `count`.
           pool: where their memory comes from.
 
         Returns:
-          Arrays of shape `(room, *index.shape[1:], ...)`, of which all after `count` is undefined.
+          Arrays of shape `(capacity, *index.shape[1:], ...)`, of which all after `count` is undefined.
         """
         def gathered(array: np.ndarray) -> np.ndarray:
-            shape = (room or len(index), *index.shape[1:], *array.shape[1:])
+            shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
             filled = pool.empty(shape, canonical_dtype(array.dtype))
             gather_rows(array, index, filled[:len(index)])
             return filled

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from trainer.data import HostArrays
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned
-from trainer.data.sources.batches import Mark
+from trainer.data.sources.batches import ResumeToken
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too
@@ -29,7 +29,7 @@ class PlacedGroup:
       count: how many batches, from the first on, are real.
       rows: how many rows of each batch are real.
       first: the number in its epoch of the first batch.
-      mark: as in `Group`.
+      resume_token: as in `Group`.
     """
 
     data: Any
@@ -37,7 +37,7 @@ class PlacedGroup:
     count: int
     rows: int
     first: int
-    mark: Mark | None = None
+    resume_token: ResumeToken | None = None
 
     @functools.cached_property
     def spec(self) -> Any:

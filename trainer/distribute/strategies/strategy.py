@@ -281,7 +281,7 @@ class Strategy:
             count=group.count,
             rows=group.rows,
             first=group.first,
-            mark=group.mark,
+            resume_token=group.resume_token,
         )
 
     def place_number(self, number: int) -> jax.Array:
