@@ -1,9 +1,11 @@
 """`adapt` and what goes with it: arguments that are refused, packing, class weights, validation split."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
+from trainer import Model
 from trainer.data import (
     Dataset,
     Reader,
@@ -12,6 +14,7 @@ from trainer.data import (
     split_validation,
     unpack_x_y_sample_weight,
 )
+from trainer.data.sources import arrays
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
 
@@ -133,7 +136,7 @@ def test_class_weight_with_batches_that_bring_weights_is_refused():
 @pytest.mark.parametrize(("rows", "fraction", "expected"), [(10, 0.2, 8), (10, 0.25, 7), (500, 0.2, 400), (3, 0.5, 1)])
 def test_validation_split_takes_the_last_rows_as_keras_does(rows, fraction, expected):
     data = {"a": np.arange(rows)}, np.arange(rows).tolist(), None
-    train, validation = split_validation(data, fraction)
+    train, validation = (part.tree for part in split_validation(data, fraction))
     assert train[0]["a"].tolist() == train[1].tolist() == list(range(expected))
     assert validation[0]["a"].tolist() == validation[1].tolist() == list(range(expected, rows))
     assert train[2] is validation[2] is None
@@ -243,3 +246,18 @@ def test_batches_in_the_dtypes_of_jax_are_looked_at_once(monkeypatch):
     monkeypatch.setattr("trainer.data.sources.batches.check_integers_fit", looked_at.append)
     list(Reader(adapt(iter([X, X, X])), group_size=3).read(0))
     assert len(looked_at) == 1
+
+
+@pytest.mark.parametrize("validation", [{"validation_split": 0.25}, {"validation_data": (X[:4], Y[:4], Y[:4])}])
+def test_a_fit_converts_each_array_once(validation, monkeypatch):
+    converted = []
+    convert = arrays._to_numpy
+    monkeypatch.setattr(arrays, "_to_numpy", lambda leaf: converted.append(leaf) or convert(leaf))
+    model = Model(nn.Dense(1))
+    model.compile("sgd", "mse")
+    given = X.tolist(), Y, np.ones(10)
+    model.fit(*given[:2], sample_weight=given[2], epochs=2, batch_size=4, verbose=0, **validation)
+    expected = [*given, *validation.get("validation_data", ())]
+    assert [id(leaf) for leaf in converted[:len(expected)]] == [id(leaf) for leaf in expected]
+    # The others are batches, which were gathered.
+    assert not any(np.shares_memory(leaf, array) for leaf in converted[len(expected):] for array in expected[1:])

@@ -9,10 +9,10 @@ from trainer.data.prefetch import Demand, Prefetcher, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches
 from trainer.data.sharding.auto_shard import AutoShardPolicy, with_options
-from trainer.data.sources.arrays import DataError, split_validation
+from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.dataset import Dataset
-from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.host_arrays import HostArrays, split_validation
 from trainer.data.sources.sources import Source
 
 __all__ = [

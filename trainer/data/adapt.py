@@ -19,10 +19,11 @@ from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import as_arrays, check_rows, is_array_tree, is_leaf
+from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.data.sources.batches import pack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count
 from trainer.data.sources.sources import DatasetSource, IndexedSource, IterableSource, Source, WeightedSource
 
@@ -47,7 +48,7 @@ def adapt(
       x: arrays (one, or a tree of them, with equal first dimensions); or something that yields batches `x`, `(x,)`,
         `(x, y)` or `(x, y, sample_weight)`: a batched `Dataset`, a generator, any re-iterable (Grain, `tf.data`, a
         torch `DataLoader`), or an object with `__getitem__` and a length, such as a `keras.utils.PyDataset`; or what
-        `with_options` made of these.
+        `with_options` made of these; or the `HostArrays` of `(x, y, sample_weight)`, as `split_validation` returns.
       y: targets, if `x` is arrays: an array or a tree of arrays of as many rows.
       sample_weight: row weights, if `x` is arrays, of as many rows.
       batch_size: rows of a batch, if `x` is arrays; by default as many as make `steps` batches, or 32.
@@ -68,14 +69,20 @@ def adapt(
 
     Source: the arguments follow `keras.Model.fit`.
     """
+    if isinstance(x, HostArrays):
+        arrays, (x, y, sample_weight) = x, x.tree
+    else:
+        arrays = None
     if class_weight is not None and sample_weight is not None:
         raise ValueError("`class_weight` and `sample_weight` cannot be used together. "
                          "Multiply the class weights into `sample_weight`.")
     if not isinstance(shuffle, (bool, np.bool_)) and shuffle != "batch":
         raise ValueError(f'`shuffle` must be True, False or "batch". Received: {describe(shuffle)}.')
     class_weights = None if class_weight is None else ClassWeights(class_weight)
-    if is_array_tree(x):
-        return _adapt_arrays(x, y, sample_weight, batch_size, shuffle, seed, class_weights, steps)
+    if arrays is None and is_array_tree(x):
+        arrays = HostArrays.of((x, y, sample_weight))
+    if arrays is not None:
+        return _adapt_arrays(arrays, batch_size, shuffle, seed, class_weights, steps)
     x, policy = (x.data, x.auto_shard_policy) if isinstance(x, DataWithOptions) else (x, AutoShardPolicy.AUTO)
     source = _adapt_batches(x, bool(shuffle), seed, policy, processes or Processes())
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
@@ -86,23 +93,20 @@ def adapt(
 
 
 def _adapt_arrays(
-    x: Any,
-    y: Any,
-    sample_weight: Any,
+    arrays: HostArrays,
     batch_size: int | None,
     shuffle: bool | str,
     seed: int,
     class_weights: ClassWeights | None,
     steps: int | None,
 ) -> Source:
-    x, y, sample_weight = as_arrays((x, y, sample_weight))
-    rows = check_rows((x, y, sample_weight))
     if batch_size is None:
-        batch_size = math.ceil(rows / as_count("steps", steps)) if steps is not None else DEFAULT_BATCH_SIZE
+        batch_size = math.ceil(arrays.rows / as_count("steps", steps)) if steps is not None else DEFAULT_BATCH_SIZE
     batch_size = as_count("batch_size", batch_size)
+    x, y, sample_weight = arrays.tree
     if class_weights is not None:
         sample_weight = class_weights(y)
-    dataset = Dataset.from_arrays(pack_x_y_sample_weight(x, y, sample_weight))
+    dataset = Dataset.from_host_arrays(HostArrays(pack_x_y_sample_weight(x, y, sample_weight)))
     if shuffle == "batch":
         return DatasetSource(dataset.batch(batch_size).shuffle(seed))
     return DatasetSource((dataset.shuffle(seed) if shuffle else dataset).batch(batch_size))

@@ -13,7 +13,7 @@ import numpy as np
 from trainer.callbacks import CallbackList
 from trainer.core import arguments, errors
 from trainer.core.types import Data
-from trainer.data import Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
+from trainer.data import HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.loop import loop
@@ -38,7 +38,7 @@ def training_readers(
     if validation_split:
         if validation_data is not None:
             raise ValueError("`validation_split` and `validation_data` cannot be used together.")
-        (x, y, sample_weight), validation_data = split_validation((x, y, sample_weight), validation_split)
+        x, validation_data = split_validation((x, y, sample_weight), validation_split)
     loop.agree_on_data(model, "fit", x=x, validation_data=validation_data)
     processes = model.strategy.processes
     with contextlib.ExitStack() as readers:
@@ -136,7 +136,7 @@ def as_list(logs: dict[str, Any]) -> Any:
 
 def _adapt_validation(data: Any, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
     try:
-        parts = _array_parts(data)
+        parts = (data,) if isinstance(data, HostArrays) else _array_parts(data)
         return (adapt(data, processes=processes) if parts is None
                 else adapt(*parts, batch_size=batch_size, steps=steps, processes=processes))
     except ValueError as error:

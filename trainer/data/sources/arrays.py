@@ -1,4 +1,4 @@
-"""Checks and conversions of arrays that users pass: dtypes, lengths, validation split.
+"""Checks and conversions of arrays that users pass: dtypes and lengths.
 
 Owns what counts as an array and what a tree of arrays must satisfy. It must not copy a whole array: conversions of
 dtype happen when rows are gathered.
@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import arguments
 from trainer.core.errors import describe
 from trainer.core.tree_paths import argument_names
 
@@ -136,37 +135,6 @@ def is_leaf(value: Any) -> bool:
 def leaf_names(tree: Any) -> list[str]:
     """Returns a name for each leaf of what users pass: see `tree_paths.argument_names`."""
     return argument_names(tree, is_leaf)
-
-
-def split_validation(arrays: Any, validation_split: float) -> tuple[Any, Any]:
-    """Splits arrays into a first part for training and a last part for validation, as Keras does.
-
-    Args:
-      arrays: a tree of arrays with equal first dimensions, such as `(x, y, sample_weight)`; None stays None.
-      validation_split: the fraction of the rows, between 0 and 1, that goes to validation.
-
-    Returns:
-      `(train, validation)`: two trees of views, in the structure of `arrays`.
-
-    Raises:
-      ValueError: the fraction is not between 0 and 1 or leaves one part empty, or the data are not arrays.
-
-    Example:
-      >>> train, validation = split_validation((np.arange(10), None), 0.2)
-      >>> validation
-      (array([8, 9]), None)
-    """
-    arguments.require({"validation_split": validation_split}, "a number between 0 and 1", lambda share: 0 < share < 1)
-    if not is_array_tree(arrays):
-        raise ValueError("`validation_split` is only supported for arrays. "
-                         f"Received: {describe(arrays)}. Pass `validation_data` instead.")
-    arrays = as_arrays(arrays)
-    rows = check_rows(arrays)
-    split_at = math.floor(rows * (1 - validation_split))
-    if split_at == 0 or split_at == rows:
-        raise ValueError(f"`validation_split={validation_split}` leaves one part of {rows} rows empty. "
-                         "Provide more rows or another fraction.")
-    return jax.tree.map(lambda a: a[:split_at], arrays), jax.tree.map(lambda a: a[split_at:], arrays)
 
 
 def _is_number_list(value: Any) -> bool:

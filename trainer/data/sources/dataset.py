@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from trainer.core.arguments import as_count
-from trainer.data.sources.arrays import as_arrays, check_rows
 from trainer.data.sources.batches import Batch, as_batch
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
@@ -72,9 +71,12 @@ class Dataset:
         Raises:
           ValueError: the first dimensions differ, there are no rows, or an array is a scalar or not numeric.
         """
-        arrays = as_arrays(data)
-        rows = check_rows(arrays)
-        return cls(HostArrays(arrays), Order(rows))
+        return cls.from_host_arrays(HostArrays.of(data))
+
+    @classmethod
+    def from_host_arrays(cls, arrays: HostArrays) -> Dataset:
+        """Returns a dataset whose elements are the rows of arrays that were converted and checked."""
+        return cls(arrays, Order(arrays.rows))
 
     def shuffle(self, seed: int = 0) -> Dataset:
         """Returns this dataset with its elements in an order drawn uniformly, another one in each pass.

@@ -1,17 +1,28 @@
 """The arrays in memory that a dataset's rows come from, as one object that can be recognised again.
 
-Owns their identity: everything derived from one dataset shares it, so what was made from the arrays once, such as a
-copy on the devices, is found again. It must not know what is made from them.
+Owns their identity, and the one place where users' arrays are converted and checked: everything derived from one
+dataset shares the object, so what was made from the arrays once, such as a copy on the devices, is found again. It must
+not know what is made from them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import numpy as np
 
-from trainer.data.sources.arrays import canonical_dtype, check_integers_fit, gather_rows
+from trainer.core import arguments
+from trainer.core.errors import describe
+from trainer.data.sources.arrays import (
+    as_arrays,
+    canonical_dtype,
+    check_integers_fit,
+    check_rows,
+    gather_rows,
+    is_array_tree,
+)
 from trainer.data.sources.buffers import BufferPool
 
 
@@ -19,23 +30,32 @@ class HostArrays:
     """A tree of numpy arrays with equal first dimensions; compared by identity.
 
     Args:
-      tree: the arrays, which nobody writes to.
+      tree: the arrays, as `of` converts and checks them, which are not written to.
 
     Attributes:
       tree: see above.
       rows: their first dimension.
       nbytes: how many bytes they take in the dtypes that JAX gives them.
-
-    Raises:
-      DataError: integers would wrap around in these dtypes. Looked at here, once, and not when rows are gathered.
     """
 
     def __init__(self, tree: Any):
-        check_integers_fit(tree)
         leaves = jax.tree.leaves(tree)
         self.tree = tree
         self.rows: int = leaves[0].shape[0]
         self.nbytes = sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in leaves)
+
+    @classmethod
+    def of(cls, data: Any) -> HostArrays:
+        """Returns the arrays that a user passed, converted and checked here, once, and not when rows are gathered.
+
+        Raises:
+          DataError: a leaf is no array of numbers, the numbers of rows differ or are 0, or integers would wrap around
+            in the dtypes that JAX gives them.
+        """
+        tree = as_arrays(data)
+        check_rows(tree)
+        check_integers_fit(tree)
+        return cls(tree)
 
     def gather(self, index: np.ndarray, capacity: int | None, pool: BufferPool) -> Any:
         """Returns the rows at `index` of every array: owned copies in their canonical dtypes.
@@ -55,3 +75,35 @@ class HostArrays:
             return filled
 
         return jax.tree.map(gathered, self.tree)
+
+
+def split_validation(data: Any, validation_split: float) -> tuple[HostArrays, HostArrays]:
+    """Splits arrays into a first part for training and a last part for validation, as Keras does.
+
+    Args:
+      data: a tree of arrays with equal first dimensions, such as `(x, y, sample_weight)`; None stays None.
+      validation_split: the fraction of the rows, between 0 and 1, that goes to validation.
+
+    Returns:
+      `(train, validation)`: views, in the structure of `data`.
+
+    Raises:
+      TypeError: the fraction is no number.
+      ValueError: the fraction is not between 0 and 1 or leaves one part empty, or the data are not arrays.
+
+    Example:
+      >>> train, validation = split_validation((np.arange(10), None), 0.2)
+      >>> validation.tree
+      (array([8, 9]), None)
+    """
+    arguments.require({"validation_split": validation_split}, "a number between 0 and 1", lambda share: 0 < share < 1)
+    if not is_array_tree(data):
+        raise ValueError("`validation_split` is only supported for arrays. "
+                         f"Received: {describe(data)}. Pass `validation_data` instead.")
+    arrays = HostArrays.of(data)
+    split_at = math.floor(arrays.rows * (1 - validation_split))
+    if split_at in (0, arrays.rows):
+        raise ValueError(f"`validation_split={validation_split}` leaves one part of {arrays.rows} rows empty. "
+                         "Provide more rows or another fraction.")
+    return (HostArrays(jax.tree.map(lambda array: array[:split_at], arrays.tree)),
+            HostArrays(jax.tree.map(lambda array: array[split_at:], arrays.tree)))
