@@ -2,6 +2,7 @@
 # environment, later ones reuse it until pyproject.toml changes.
 #
 #   make test PYTHON=python3.12 VENV=.venv312 TESTS=tests/models
+#   make test-all TESTS=tests/saving        # slow cases and those that start processes, too
 #   make test REQUIREMENTS='jax==0.10.*'    # other versions, when the environment is made
 
 PYTHON ?= python3
