@@ -1,4 +1,4 @@
-"""The processes of a job: which there are, how they meet, how they agree, and how the end of one is noticed.
+"""The processes of a job: which there are, how they meet, how they agree, and how the end of a process is noticed.
 
 Owns all communication between processes that uses no devices. It must not run collectives, nor know of models, data or
 strategies. Other rooms use what is exported here, and nothing else.

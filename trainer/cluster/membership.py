@@ -71,7 +71,7 @@ def join_cluster(timeout_secs: float | None = None) -> None:
 
 
 def _join(timeout_secs: float) -> StartupMonitor | None:
-    """Joins the cluster; returns the processes that this one has met for that, if they have."""
+    """Joins the cluster; returns the processes that this process has met for that, if they have."""
     description = resolve_cluster()
     if description is None and (kind := detect_cluster()) is not None:
         from trainer.cluster.description.detected_cluster import detected_cluster
@@ -120,7 +120,7 @@ def _join(timeout_secs: float) -> StartupMonitor | None:
 
 
 def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
-    """Returns all devices of the cluster that this process belongs to, which it joins; outside of one, its own.
+    """Returns all devices of the cluster that this process belongs to, which it joins; outside of a cluster, its own.
 
     Args:
       timeout_secs: see `join_cluster`.
@@ -130,7 +130,7 @@ def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:
 
 
 def watchdog() -> Watchdog | None:
-    """Returns what watches over the processes of the cluster; None outside of one."""
+    """Returns what watches over the processes of the cluster; None outside of a cluster."""
     return _watchdog
 
 

@@ -1,7 +1,7 @@
 """The one way in which processes agree: each gives a short text, and receives the texts of all.
 
 It uses JAX's key-value store and no devices: a collective would hang on a process that differs or does not come, and
-only the main thread may begin one. It must not know what is compared.
+only the main thread may begin a collective. It must not know what is compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProcessGroup:
 
     Args:
       members: the numbers of the processes, in ascending order.
-      name: the same in all members, and another one for each group.
+      name: the same in all members, and another name for each group.
 
     Attributes:
       index: the place of this process among the members.
@@ -50,7 +50,7 @@ class ProcessGroup:
 
     @classmethod
     def of(cls, members: Sequence[int]) -> ProcessGroup:
-        """Returns the group of these processes, in ascending order; this one is among them."""
+        """Returns the group of these processes, in ascending order; this process is among them."""
         return _group_of(tuple(members))
 
     @classmethod
@@ -97,7 +97,7 @@ class ProcessGroup:
         return any(self.all_gather("true" if flag else "", what))
 
     def assert_consistent(self, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
-        """Raises in all processes if one differs from the others.
+        """Raises in all processes if a process differs from the others.
 
         Args:
           what: what is described, for the message, such as "model".

@@ -1,7 +1,7 @@
 """Tricks with the process that JAX's runtime makes necessary over several processes, each with its reason.
 
 `TRAINER_WORKAROUNDS=0` in the environment turns all of them off. `tests/cluster/test_workarounds.py` fails when JAX
-does not need one any more.
+does not need a workaround any more.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns one rule, for every room: a value of the wrong type raises TypeError; a value of the right type that is out of
 range, NaN included, raises ValueError; both messages name the argument, what was received and what was expected. A bool
-is no number, and a float is no whole number, also if its value is one. NumPy's scalars count as Python's.
+is no number, and a float is no whole number, also if its value is whole. NumPy's scalars count as Python's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builders of error messages: what was received, what was expected, how to mend it.
+"""Builders of error messages: what was received, what was expected, how to fix it.
 
 Owns the wording that several modules share. Messages name shapes, dtypes and types, never contents, so that they
 stay short and do not print a user's data.
@@ -22,7 +22,7 @@ def near_names(received: str, known: Iterable[str], limit: int = 3) -> list[str]
 
 
 def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueError:
-    """Returns the error for a name that is not among `known`, with the near ones listed.
+    """Returns the error for a name that is not among `known`, with near names listed.
 
     Args:
       argument: the argument that the name was given for, such as "optimizer".
@@ -41,7 +41,8 @@ def wrong_type(argument: str, received: Any, expected: str) -> TypeError:
 
 
 def listed(what: str, names: Sequence[str], others: Iterable[str] = ()) -> list[str]:
-    """Returns one line with a few of the names, each with the one among `others` that looks like it; none for none.
+    """Returns one line with a few of the names, each with the name among `others` that looks like it; no line for no
+    names.
 
     >>> listed("missing", ["bias"], ["biases"])
     ['1 missing: bias (near: biases)']

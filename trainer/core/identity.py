@@ -75,7 +75,7 @@ def _content(cell: types.CellType) -> Any:
 class ComparesByConfiguration:
     """A base of objects that are equal if they are of one type and all their attributes have the same keys.
 
-    Such an object can be a static part of a pytree: functions that were compiled for one serve the equal ones too.
+    Such an object can be a static part of a pytree: functions that were compiled for an object serve equal objects too.
     """
 
     def __eq__(self, other: object) -> bool:

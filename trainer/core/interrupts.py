@@ -1,6 +1,6 @@
 """Ctrl-C, held off while it would do harm.
 
-Owns the signal handler of a run. What is protected, and why, is the business of whoever runs it.
+Owns the signal handler of a run. What is protected, and why, is up to the loop that uses it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ What the boundary cannot see keeps its dtype:
 
 - A layer with a `dtype` of its own computes in that, as `nn.Dense(10, dtype=jnp.float32)` does: the way to keep a part
   of a model in float32.
-- A layer without one computes in the widest dtype that it meets, and a float32 array that is neither parameter nor
-  input makes it float32: a constant table, say. Modules that are told a `compute_dtype` (see `modules`) give it to
+- A layer without a dtype computes in the widest dtype that it meets, and a float32 array that is neither parameter nor
+  input makes it float32: a constant table, say. Modules that receive a `compute_dtype` (see `modules`) give it to
   their layers; operations outside of Flax's layers still promote.
 
 Sources: Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740; the names of
@@ -44,7 +44,7 @@ class Policy:
       scales_gradients: whether gradients need a loss scale, as float16's narrow range does.
 
     Raises:
-      ValueError: if a dtype is not a floating one.
+      ValueError: if a dtype is not a floating-point dtype.
 
     >>> get("mixed_float16").compute_dtype
     dtype('float16')
@@ -116,12 +116,12 @@ def apply_with_policy(
 
     Gradients with respect to `params`, `inputs` and `model_state` come in the dtypes of these. With a `scale`, those
     inside of the module are `scale` times as large, and outside of it nothing tells: derivatives of any order and
-    through any number of modules are the true ones. A scale that is too large makes them infinite or NaN.
+    through any number of modules are the true gradients. A scale that is too large makes them infinite or NaN.
 
     Args:
       policy: the policy; None applies the module as it is.
       apply: the module as a function.
-      params: its parameters. Floating leaves are computed with in `compute_dtype`, narrower ones as they are.
+      params: its parameters. Floating leaves are computed with in `compute_dtype`, narrower leaves as they are.
       model_state: its state, which is not cast: running averages need float32.
       inputs: one batch. Floating leaves are cast like parameters. Give numbers that stand for things, such as tokens,
         as integers: bfloat16 tells whole numbers apart only up to 256.
@@ -130,7 +130,7 @@ def apply_with_policy(
     Returns:
       `(outputs, new_model_state)`: floating outputs in `output_dtype`; the state in the dtypes of `model_state`. With
       a `scale`, a finite number of the state stays as it was where its next value is infinite or NaN: a step that
-      overflows is skipped, and must not leave running averages that no later step can mend.
+      overflows is skipped, and must not leave running averages that no later step can repair.
 
     >>> def dense(params, model_state, x):
     ...     return x @ params, model_state

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 
 class ReduceOp(enum.Enum):
-    """How values from several replicas become one."""
+    """How values from several replicas are combined."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -34,7 +34,7 @@ class ReduceOp(enum.Enum):
 class ReplicaContext:
     """One replica's view of a step: its number, its rows and the reductions over all replicas.
 
-    This base class is a group of one: every reduction returns its argument. It is the context of code that runs
+    This base class is a group of one replica: every reduction returns its argument. It is the context of code that runs
     outside of any step, and of a step that runs eagerly.
 
     Attributes:
@@ -147,7 +147,7 @@ _outside = ReplicaContext()
 
 
 def get_replica_context() -> ReplicaContext:
-    """Returns the context of the replica that is being traced; outside of a step, a group of one."""
+    """Returns the context of the replica that is being traced; outside of a step, a group of one replica."""
     return _current.stack[-1] if _current.stack else _outside
 
 
@@ -158,7 +158,7 @@ def in_replica_context() -> bool:
 
 @contextlib.contextmanager
 def enter(context: ReplicaContext) -> Iterator[ReplicaContext]:
-    """Makes `context` the current one while a step is traced or run."""
+    """Makes `context` the current context while a step is traced or run."""
     _current.stack.append(context)
     try:
         yield context

@@ -10,7 +10,7 @@ import jax
 def stream_key(
     seed: int | jax.Array, stream: str, step: int | jax.Array = 0, replica: int | jax.Array = 0
 ) -> jax.Array:
-    """Returns the key of one random stream.
+    """Returns the key of a random stream.
 
     Args:
       seed: the model's seed, an int or an integer scalar.

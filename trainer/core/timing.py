@@ -15,15 +15,15 @@ CATEGORIES = ("data", "compile", "device", "callbacks", "checkpoint")
 class Timing:
     """Measures, from its creation on, how many seconds of a run go to what.
 
-    The time inside of a nested measurement counts for that one alone, so the categories add up to the whole: what is
-    left of it is "host", the loop itself.
+    The time inside of a nested measurement counts for that measurement alone, so the categories add up to the whole:
+    what is left of it is "host", the loop itself.
 
     Attributes:
-      rows: training rows of the run so far; counted by whoever runs the steps.
+      rows: training rows of the run so far; counted by the loop.
       steps: likewise all steps.
-      on_phase: called with the category that time goes to from now on, or "host", if somebody set it.
-      inner_secs: the seconds of other runs inside of this one, such as an `evaluate` that a callback calls; counted by
-        whoever starts them, and in some category too.
+      on_phase: called with the category that time goes to from now on, or "host"; None for no call.
+      inner_secs: the seconds of other runs inside of this run, such as an `evaluate` that a callback calls; counted by
+        the outer run, and in some category too.
 
     Example:
       >>> timing = Timing()
@@ -60,7 +60,7 @@ class Timing:
         return self._end is None
 
     def end(self) -> None:
-        """Stops the clock: the run is over, and nobody is told of what is measured later, such as logs read then."""
+        """Stops the clock: the run is over, and what is measured later, such as reading logs, is not reported."""
         self.on_phase = None
         self._end = self._now()
 

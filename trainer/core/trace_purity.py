@@ -29,11 +29,11 @@ _tracing = _Tracing()
 
 
 @contextlib.contextmanager
-def refused(function: Callable[..., Any]) -> Iterator[None]:
+def side_effects_rejected(function: Callable[..., Any]) -> Iterator[None]:
     """Raises TypeError if `function`, traced in the block, keeps an array in something that it sees from outside.
 
-    That is a captured or global variable, a container in one, or an attribute of one or of the method's own object.
-    What the functions that it calls do is not seen.
+    That is a captured or global variable, a container in such a variable, or an attribute of the variable or of the
+    method's own object. What the functions that it calls do is not seen.
     """
     before = set(_kept(function))
     yield
@@ -70,9 +70,9 @@ def check_may_read(what: str, fix: str) -> None:
 def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yields what the code of `function` uses from outside and `is_wanted`, with the name that it has there.
 
-    That is a captured or global variable, an item of a container in one, an attribute of one or of the method's own
-    object, and an argument that a `functools.partial` has. Functions that it uses are looked into, if they are of the
-    same file.
+    That is a captured or global variable, an item of a container in such a variable, an attribute of it or of the
+    method's own object, and an argument that a `functools.partial` has. Functions that it uses are looked into, if they
+    are of the same file.
     """
     waiting, file = [_as_method(function)], _file(_as_method(function))
     visited: set[Any] = set()
@@ -138,7 +138,7 @@ def _seen(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _as_method(function: Any) -> Any:
-    """Returns the method that a call of `function` runs, where that is an object of one's own."""
+    """Returns the method that a call of `function` runs, where that is a user's object."""
     call = inspect.getattr_static(type(function), "__call__", None)
     return types.MethodType(call, function) if _plain(function) is None and inspect.isfunction(call) else function
 

@@ -48,12 +48,12 @@ class TrainState:
 
     @property
     def loss_scale(self) -> jax.Array | None:
-        """The factor that gradients have inside of the model at present, a float32 scalar; None without one."""
+        """The present factor of gradients inside of the model, a float32 scalar; None without a loss scale."""
         scales = [part.loss_scale.scale for part in self._opt_states() if part.loss_scale is not None]
         return functools.reduce(jnp.minimum, scales) if scales else None
 
     def with_one_loss_scale(self) -> TrainState:
-        """Returns the state with the least loss scale of several optimizers in all of them: it is the one in use."""
+        """Returns the state with the least loss scale of several optimizers in all of them: that scale is in use."""
         if self.loss_scale is None or not isinstance(self.optimizer, Mapping):
             return self
         opt_state = {name: part._replace(loss_scale=part.loss_scale._replace(scale=self.loss_scale))
@@ -62,7 +62,7 @@ class TrainState:
 
     @property
     def skipped_updates(self) -> Any:
-        """A `precision.SkippedUpdates`: of all optimizers, and the most of one in a row; None where all are made."""
+        """A `precision.SkippedUpdates` of all optimizers, the largest count in a row; None where all are made."""
         skipped = [part.skipped for part in self._opt_states() if part.skipped is not None]
         if not skipped:
             return None

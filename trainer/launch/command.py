@@ -25,8 +25,8 @@ from trainer.launch.supervisor import FAILED, REFUSED, TIMEOUT, Outcome, describ
 
 _MAX_WORKERS = 1024
 _DESCRIPTION = """\
-Runs a Python script as the workers of a cluster on this machine. Each gets TF_CONFIG, and its output a prefix. When one
-fails, the others are ended."""
+Runs a Python script as the workers of a cluster on this machine. Each gets TF_CONFIG, and its output a prefix. When a
+worker fails, the others are ended."""
 
 
 def run(
@@ -41,17 +41,17 @@ def run(
     """Runs a Python program as the workers of a cluster on this machine, and returns the job's exit code.
 
     Each worker gets `TF_CONFIG` with free ports of this machine, and the same `TRAINER_JOB_ID`. Their output appears
-    line by line on stdout and stderr, with a prefix. When one fails the others get SIGTERM, and SIGKILL five seconds
-    later; what it last wrote to stderr is then shown again. In the main thread, Ctrl-C, SIGTERM and SIGHUP are passed
-    on to the workers; a second Ctrl-C kills them. No process is left, not even if this one is killed; what workers
-    have started ends with them.
+    line by line on stdout and stderr, with a prefix. When a worker fails the others get SIGTERM, and SIGKILL five
+    seconds later; what it last wrote to stderr is then shown again. In the main thread, Ctrl-C, SIGTERM and SIGHUP are
+    passed on to the workers; a second Ctrl-C kills them. No process is left, not even if the launcher is killed; what
+    workers have started ends with them.
 
     Args:
       command: what follows `python`: a script, or `-m` and a module; and its arguments.
       workers: how many processes.
       devices_per_worker: how many CPU devices JAX simulates in each. None leaves that to `XLA_FLAGS`.
       restarts: how often all workers are started again, on other ports, after a failure. Exit code 2, which means a
-        refused configuration, the end of time, and signals to this process end the job at once.
+        rejected configuration, the end of time, and signals to this process end the job at once.
       env: changes to the environment of the workers.
       timeout_secs: after how long, in all, the workers are ended. None for never.
       grace_secs: how long workers may take to end after a signal, before they are killed.
@@ -62,7 +62,7 @@ def run(
       130 after Ctrl-C; 143 if the workers were preempted and have saved.
 
     Raises:
-      TypeError: if a number is not one.
+      TypeError: if a number is of another type.
       ValueError: if `command` is empty, or a number is out of range.
       FileNotFoundError: if there is no such script.
 

@@ -1,4 +1,4 @@
-"""The outputs of several processes as one: whole lines, each with its worker's number.
+"""The outputs of several processes as one stream: whole lines, each with its worker's number.
 
 Owns lines and prefixes. Knows nothing of processes. Bytes pass as they are, whatever they mean.
 """

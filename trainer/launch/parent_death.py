@@ -27,7 +27,7 @@ def tie(parent: int, command: list[str]) -> None:
     Not by SIGTERM, which JAX and many programs survive.
 
     Args:
-      parent: the process that started this one. If it is gone already, this one exits.
+      parent: the process that started this process. If it is gone already, this process exits.
       command: the program's path and its arguments.
     """
     import ctypes  # costs more than the rest of this file

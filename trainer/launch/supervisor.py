@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       exit_code: the job's, 0 if it succeeded; 128 + s for a process that signal s killed.
-      worker: whose exit code it is, if one worker's.
+      worker: whose exit code it is, if it is a worker's.
       reason: why the processes that still ran were ended: `FAILED`, `TIMEOUT`, `INTERRUPTED` by SIGINT or
         `TERMINATED` by SIGTERM; None if they ended by themselves.
       killed: the workers that did not end in time then, and were killed.
@@ -45,7 +45,7 @@ def supervise(
     job: Job, timeout_secs: float | None = None, grace_secs: float = 30.0,
     failure_grace_secs: float = _FAILURE_GRACE_SECS, requests: list[int] | None = None,
 ) -> Outcome:
-    """Waits until all processes of a job have ended, and ends them when one fails.
+    """Waits until all processes of a job have ended, and ends them when a process fails.
 
     Args:
       job: the job.
@@ -158,7 +158,7 @@ class _Watch:
 
     @staticmethod
     def _outcome_of(workers: Sequence[int], codes: dict[int, int]) -> int | None:
-        """Returns the worker among these whose failure counts: one that is a cause, or else one that lost a peer."""
+        """Returns the worker among these whose failure counts: a cause, or else a worker that lost a peer."""
         failed = [worker for worker in workers if codes[worker] != 0]
         for counts in (_is_cause, lambda code: code != PREEMPTED, lambda code: True):
             found = next((worker for worker in failed if counts(codes[worker])), None)
@@ -187,5 +187,5 @@ def describe_end(code: int) -> str:
 
 
 def _is_cause(code: int) -> bool:
-    """Tells whether a failure can be the first one, and not what another process's failure led to."""
+    """Tells whether a failure can be the first, and not what another process's failure led to."""
     return code not in (0, PEER_LOST, -signal.SIGABRT, PREEMPTED)

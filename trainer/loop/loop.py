@@ -284,7 +284,7 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
     held, timing = inputs.model.state, inputs.timing
     executable = inputs.phase.executable(
         held.state_or_shapes, running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
-    present = held.current  # its weights may still have been made beside the compilation
+    present = held.current  # its weights may still have been made during the compilation
     timing.steps += stop - start
     if inputs.kind == "test":
         return executable(present, running)

@@ -159,7 +159,7 @@ def start_phase(
         if reader.arrays is not None and arrays is None:
             reader.group_size = phase.steps_of_arrays(batch)
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
-        # Bad labels are told when their execution is due, and all rows of a group are looked at for them.
+        # Bad labels are reported when their execution is due, and all rows of a group are looked at for them.
         at_once = reader.group_size if not is_checked else _batches_at_once(
             kind, reader.group_size, jax.tree.leaves(batch))
     return PhaseInput(

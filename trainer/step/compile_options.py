@@ -18,7 +18,7 @@ class CompileOptions:
 
     Attributes:
       eager: whether steps run uncompiled.
-      policy: the dtype policy of `precision`; None without one.
+      policy: the dtype policy of `precision`, if any.
     """
 
     steps_per_execution: int | str = "auto"

@@ -20,7 +20,7 @@ class OutputLoss(NamedTuple):
     """The loss of one output.
 
     Attributes:
-      name: the output's name; None if it is the only one.
+      name: the output's name; None for a single output.
       loss: its loss; None if it has none.
       factor: its entry of `loss_weights`.
       shape: the shape of this replica's output.

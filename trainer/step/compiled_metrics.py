@@ -32,7 +32,7 @@ class CompiledMetrics:
 
     Args:
       plain: metrics that ignore sample weights: a list for all outputs, a dict by output name, or a list of lists.
-      weighted: metrics that use sample weights, given alike.
+      weighted: metrics that use sample weights, in the same form.
       loss: the model's loss: "crossentropy" takes logits where the loss of the same output does.
 
     Raises:

@@ -40,7 +40,7 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
 
 
 def _nbytes(tree: Any) -> int:
-    """Returns how many bytes the leaves of a tree of arrays or shapes take, one at least."""
+    """Returns how many bytes the leaves of a tree of arrays or shapes take, at least one."""
     return max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)), 1)
 
 
@@ -54,7 +54,7 @@ class FusingLimits(NamedTuple):
 
     Enough to hide the cost of a dispatch, little enough that an execution takes well below a second as a rule. On CPU,
     steps that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from
-    the system anew for each execution, is theirs together.
+    the system again for each execution, is shared.
 
     Attributes:
       small: steps of at most this cost are fused up to `group`.
@@ -131,11 +131,11 @@ class CompiledPhase:
         self.log_names: tuple[str, ...] = ()
 
     def prepare(self, state: Any, batch: Any) -> None:
-        """Traces a step on the shapes of a host batch, so that data it cannot take are refused before it compiles.
+        """Traces a step on the shapes of a host batch, so that data it cannot take are rejected before it compiles.
 
         It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. How many steps "auto" fuses
         follows from the size of the batch and the cost of the program, never from a clock, so a resumed run decides
-        alike. An eager step runs instead, as its code need not be traceable.
+        the same. An eager step runs instead, as its code need not be traceable.
         """
         leaves, structure = jax.tree.flatten(batch)
         spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -237,7 +237,7 @@ class CompiledPhase:
         """Returns the function `(state, *running)` that runs the batches from `start` to `stop` of `group`, or all.
 
         It returns what `step.train_group`, `test_group` or `predict_group` do. Compiles, if there was no group of these
-        shapes before, which `guard` is told of and `timing` measures. Train steps donate the state that they are given:
+        shapes before, which `guard` counts and `timing` measures. Train steps donate the state that they are given:
         its buffers are gone afterwards.
 
         Args:
@@ -247,7 +247,7 @@ class CompiledPhase:
           guard: see above.
           timing: see above.
           start: the first batch of `group`.
-          stop: the number after that of the last one; None for all.
+          stop: the number after that of the last batch; None for all.
 
         Raises:
           RuntimeError: if it has to compile and the guard forbids it.

@@ -261,7 +261,7 @@ def _differs_from_mean(
 def check_holds_steps(source: Source, argument: str, steps: int | None) -> None:
     """Raises ValueError if data that are read once have fewer batches than `steps`, given as an argument of this name.
 
-    Beyond its end a source begins anew, which for `fit` is another pass, but otherwise would count rows twice.
+    Beyond its end a source starts again, which for `fit` is another pass, but otherwise would count rows twice.
     """
     if steps is not None and source.num_batches is not None and steps > source.num_batches:
         raise ValueError(f"`{argument}` must be at most the number of batches. Received: {argument}={steps}, for data "

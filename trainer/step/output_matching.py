@@ -18,7 +18,7 @@ def is_nested(value: Any) -> bool:
 
 
 def output_names(outputs: Any) -> list[str | None]:
-    """Returns a name per output, None for the only one.
+    """Returns a name per output, None for a single output.
 
     That is its key in a dict or its field in a NamedTuple or dataclass, and "output_1"... in a tuple or list, joined by
     "/" where these are nested.
@@ -43,7 +43,7 @@ def _children(container: Any) -> dict[Any, Any]:
 
 
 def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
-    """Returns the error for outputs of which one does not have the batch's rows as its first axis.
+    """Returns the error for outputs of which some do not have the batch's rows as its first axis.
 
     Args:
       outputs: one output, or a tree of them.

@@ -70,7 +70,8 @@ class RunningLogs:
 
     Attributes:
       sums: for each dtype the sums, and in a second row what rounding has taken from each; shape `(2, n)`. There is a
-        float32 even without logs, so that one can wait for the execution that it comes from: the first is always 0.
+        float32 even without logs, so that the loop can wait for the execution that it comes from: the first is always
+        0.
       others: for each other log its accumulators.
       logs: the logs, in their order.
     """

@@ -45,7 +45,7 @@ def train_one_batch(
     """
     with replica_context.enter(make_context(rows_of(batch), mask)) as context:
         state = context.gather_params(state)
-        with trace_purity.refused(train_step):
+        with trace_purity.side_effects_rejected(train_step):
             returned = train_step(state, batch)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
             raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "

@@ -1,4 +1,4 @@
-"""Which processes train together: their addresses, their order, and which of them this one is.
+"""Which processes train together: their addresses, their order, and which of them this process is.
 
 Owns the form of an address and the errors that say what is wrong with a cluster. Must not know where a description
 comes from, nor JAX.
@@ -20,7 +20,7 @@ _LIKE_IPV4 = re.compile(r"[0-9.]+")
 
 
 class ClusterError(ValueError):
-    """The description of a cluster is wrong, or its processes were started with different ones."""
+    """The description of a cluster is wrong, or its processes were started with different descriptions."""
 
 
 class ClusterTimeout(TimeoutError):
@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 
 def normal_form(address: str) -> tuple[str, int]:
-    """Returns host and port such that two spellings of one address give the same.
+    """Returns host and port such that two spellings of an address give the same.
 
     Example:
       >>> normal_form("LOCALHOST:80") == normal_form("127.0.0.1:80")
@@ -113,7 +113,7 @@ class ClusterDescription:
     Attributes:
       addresses: "host:port" of every process, in the order of their numbers; "" where it is not known. The first one's
         is where all meet.
-      process_id: this process's number; None for one that does not train, such as an evaluator.
+      process_id: this process's number; None for a process that does not train, such as an evaluator.
       role: this process's task type, such as "worker".
       names: what messages call each process, such as "worker 1"; empty for "process 0", "process 1", ...
       source: what describes the cluster to each process, for messages.

@@ -40,7 +40,7 @@ class TFConfigClusterResolver:
     there is no chief.
 
     An evaluator is not part of the cluster, as TensorFlow's guide says: its own TF_CONFIG has the training cluster
-    and the task {"type": "evaluator", "index": 0}. An "evaluator" list inside of "cluster" is refused, because the
+    and the task {"type": "evaluator", "index": 0}. An "evaluator" list inside of "cluster" is an error, because the
     others would wait for it.
 
     Args:
@@ -111,7 +111,7 @@ class TFConfigClusterResolver:
 def resolve_cluster() -> ClusterDescription | None:
     """Returns the cluster that TF_CONFIG describes, or else Open MPI or SLURM; None if none of them is there.
 
-    A TF_CONFIG that is set but empty is refused: each process would otherwise train alone without a word.
+    A TF_CONFIG that is set but empty is an error: each process would otherwise train alone without a word.
 
     Raises:
       ClusterError: if TF_CONFIG is wrong, or what Open MPI or SLURM say.

@@ -17,10 +17,10 @@ def launched_cluster(
     *, called: str, number_name: str, count_name: str, local_name: str, launcher: Callable[[], tuple[str, int, str]],
     job_id: str, advice: str,
 ) -> ClusterDescription:
-    """Returns the processes that were launched together with this one.
+    """Returns the processes that were launched together with this process.
 
     They meet at JAX_COORDINATOR_ADDRESS; or else on the machine that `launcher` names, at the port JAX_COORDINATOR_PORT
-    or one that follows from the job's number.
+    or a port that follows from the job's number.
 
     Args:
       called: what the launcher calls a process, such as "task".

@@ -1,7 +1,7 @@
 """The cluster that Open MPI's `mpirun` describes to each process.
 
 The processes meet on the launcher's machine, which is taken to be that of process 0, as JAX has it for versions before
-5. Of later ones JAX asks MPI itself, which waits without a limit for all processes, and needs a package.
+5. For later versions JAX asks MPI itself, which waits without a limit for all processes, and needs a package.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _SAY_WHERE = "Set JAX_COORDINATOR_ADDRESS to rank 0's host and a free port of it
 
 
 def in_open_mpi() -> bool:
-    """Returns whether this process is one that `mpirun` started."""
+    """Returns whether `mpirun` started this process."""
     return _LAUNCHER in os.environ or all(name in os.environ for name in (_COUNT, _NUMBER, _LOCAL))
 
 
 def open_mpi_cluster() -> ClusterDescription:
-    """Returns the processes that `mpirun` started together with this one.
+    """Returns the processes that `mpirun` started together with this process.
 
-    They meet on the launcher's machine, unless the environment says where (see `launched_cluster`), or all are on one.
+    They meet on the launcher's machine, unless the environment says where (see `launched_cluster`), or all are on one
+    machine.
 
     Raises:
       ClusterError: if a variable does not hold what `mpirun` writes into it, or the address is wrong.

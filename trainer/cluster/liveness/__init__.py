@@ -1,4 +1,4 @@
-"""Noticing that another process of the job has ended or is stuck, and ending this one with the cause.
+"""Noticing that another process of the job has ended or is stuck, and ending this process with the cause.
 
 Owns heartbeats, the connections to process 0, and the diagnosis. It must not start JAX, nor know what is computed.
 """

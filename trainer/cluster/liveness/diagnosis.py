@@ -44,7 +44,7 @@ class Seen(NamedTuple):
     """What one process knows of another, or of itself.
 
     Attributes:
-      report: the last one.
+      report: the last report.
       silent_secs: since the heartbeat was last seen to change.
       still_secs: since the process was last seen to move.
     """
@@ -100,11 +100,11 @@ def diagnose(
 
     A diagnosis of another process is taken over: that process ends, and would seem to be the cause. Otherwise a process
     is lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when
-    all have begun, and none has moved for `timeout_secs`, or one waits for its device so long. The cause is then a
-    process that does work of its own, such as "data", or else one that compiles, saves or is between two runs, or else
-    one that may be waiting itself; among several the one of the lowest step. A process that saves waits too, once
-    another process has left. While a process compiles, saves or is between two runs, it has `PATIENCE` times as long,
-    and so have those that wait for it.
+    all have begun, and none has moved for `timeout_secs`, or a process waits for its device so long. The cause is then
+    a process that does work of its own, such as "data", or else a process that compiles, saves or is between two runs,
+    or else one that may be waiting itself; among several the one of the lowest step. A process that saves waits too,
+    once another process has left. While a process compiles, saves or is between two runs, it has `PATIENCE` times as
+    long, and so have those that wait for it.
 
     Args:
       seen: what is known of each process.

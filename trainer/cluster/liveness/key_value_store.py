@@ -1,7 +1,7 @@
 """JAX's key-value store, in which the processes of a job exchange what needs no devices.
 
-Its client is a private name of JAX, in 0.10.2 and 0.12, as JAX has no public one. Nothing over processes works without
-it, so it has no switch; `tests/cluster/test_workarounds.py` fails when JAX makes one public.
+Its client is a private name of JAX, in 0.10.2 and 0.12, as JAX has no public name for it. Nothing over processes works
+without it, so it has no switch; `tests/cluster/test_workarounds.py` fails when JAX has a public name.
 """
 
 from __future__ import annotations

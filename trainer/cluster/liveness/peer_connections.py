@@ -1,11 +1,11 @@
-"""Connections between process 0 and each other one, whose end shows at once that a process has ended.
+"""Connections between process 0 and each other process, whose end shows at once that a process has ended.
 
 Owns these connections and what is said over them: who a process is, and why it leaves if it does so on purpose. They
 are idle otherwise. A process that is suspended or cut off is not noticed here: its connection stays open.
 
-Process 0 listens on a port that the system picks, on loopback alone if the job's address is one, until all others have
-come. They find the port in JAX's key-value store, with a random word without which a connection is dropped. Where a
-firewall is in between, everything goes on without these connections.
+Process 0 listens on a port that the system picks, on loopback alone if the job's address is a loopback address, until
+all others have come. They find the port in JAX's key-value store, with a random word without which a connection is
+dropped. Where a firewall is in between, everything goes on without these connections.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class PeerConnections:
     Args:
       host: of process 0, as the others reach it.
       store: what all processes share.
-      process: the number of this one.
+      process: the number of this process.
       num_processes: how many there are.
       on_end: is called in a thread with the number of a process that has ended, and why it left; "" if it did not say.
-        It is not called for one that left in peace.
+        It is not called for a process that left in peace.
     """
 
     def __init__(self, host: str, store: Store, process: int, num_processes: int, on_end: Callable[[int, str], None]):

@@ -1,17 +1,17 @@
-"""Noticing that another process of the job is gone or stuck, naming it, and ending this one.
+"""Noticing that another process of the job is gone or stuck, naming it, and ending this process.
 
-Owns what processes report of their progress, and what follows for this one. It must not know the training loop, which
-only reports, nor use the devices: a collective in here would wait for the very process that is stuck.
+Owns what processes report of their progress, and what follows for this process. It must not know the training loop,
+which only reports, nor use the devices: a collective in here would wait for the very process that is stuck.
 
 What notices what:
 
 - A process that ends or is killed: the other end of its connection, at once; that is process 0, or for process 0
-  all others. So does the launcher, where there is one, which reports the first cause.
+  all others. So does the launcher, if any, which reports the first cause.
 - A process that is suspended or cut off, or whose host is gone: this watchdog, in all others.
-- A process that lives but does not go on: this watchdog, in all processes, the stuck one included. Its own stack is
-  the most useful one.
+- A process that lives but does not go on: this watchdog, in all processes, the stuck process included. Its own stack is
+  the most useful.
 - A process whose script ends while others still wait for it: this watchdog, in these. JAX holds the process up until
-  all have come to their end; it ends as one with an error of its own when the others leave because of it.
+  all have come to their end; it ends as a process with its own error when the others leave because of it.
 - Process 0 runs JAX's coordinator. When it has ended, JAX aborts the others in C++ (SIGABRT) within about 0.1 s. That
   is put off (`join_cluster`) until this watchdog has said what there is to say.
 - What no watchdog notices, such as a process that dies before its watchdog begins: JAX's own heartbeats.
@@ -168,7 +168,8 @@ class Watchdog:
             self._peers.leave(f"{self._name} has failed at step {self._now[1]}: {said}.")
 
     def await_diagnosis(self) -> None:
-        """Waits as long as it takes to notice that a process is lost, so that this one ends as one that lost a peer.
+        """Waits as long as it takes to notice that a process is lost, so that this process ends with the exit code of a
+        lost peer.
 
         For a main thread that failed because a collective did. As it is clear then that something is wrong, four
         missing heartbeats are enough, 20 s at most. Returns if no process is lost.
@@ -229,7 +230,7 @@ class Watchdog:
             now = time.monotonic()
             answered = store.observe(now, {0: Report(self._answers, 0, 0, "")})[0].silent_secs
             seen = observer.observe(now, {**self._reports, self._process: self._report(heartbeat)})
-            silent = {worker for worker, one in seen.items() if one.silent_secs >= self._silence_secs}
+            silent = {worker for worker, said in seen.items() if said.silent_secs >= self._silence_secs}
             self._lost = silent | set(self._ended)
             text = next(filter(None, self._ended.values()), None)
             if text is None and self._ended:
@@ -245,7 +246,7 @@ class Watchdog:
                 return
 
     def _leave_at_the_end(self) -> None:
-        """Ends the process, whose script has ended, if another one did not wait for that."""
+        """Ends the process, whose script has ended, if another process did not wait for that."""
         if self._ended:
             text = next(filter(None, self._ended.values()), None) or lost(min(self._ended), {}, "its process has ended")
             is_own = text.startswith(f"{self._name} ")

@@ -100,7 +100,7 @@ class _Joining:
             raise _Lost("another program answers there, or another version of trainer") from None
 
     def _take(self, connection: Connection, message: dict) -> bool:
-        """Returns whether a message is the last one."""
+        """Returns whether a message is the last."""
         kind, text = message.get("kind"), printable(str(message.get("text", "")))
         if kind == "waiting":
             self._reason = f"it is there, and awaits {printable(str(message.get('for')))}"

@@ -55,7 +55,7 @@ class Hello(NamedTuple):
       job_id: of the job that it belongs to.
       versions: what must be the same everywhere, by name.
       process: where it runs, for messages.
-      nonce: distinguishes two processes; the same when one connects again.
+      nonce: distinguishes two processes; the same when a process connects again.
     """
 
     cluster: tuple[str, ...]

@@ -5,9 +5,9 @@ started differently without a word, and two jobs that share a port destroy each 
 in plain Python: a process that is missing or differs is named, in errors that can be caught.
 
 Process 0 listens on its own address, on the very port that JAX uses afterwards. The port is bound exclusively, so
-that one in use is an error and never shared, and no process listens on it any more when `agree` returns or raises. If
-process 0's address is a loopback address, only loopback is bound; otherwise all interfaces are, since the address may
-be one that the machine itself does not have (a service or NAT). The connections stay until each process has its
+that a port in use is an error and never shared, and no process listens on it any more when `agree` returns or raises.
+If process 0's address is a loopback address, only loopback is bound; otherwise all interfaces are, since the address
+may be one that the machine itself does not have (a service or NAT). The connections stay until each process has its
 watchdog, as nothing else would notice its end before that.
 
 What the network must guarantee: it is trusted. Nothing is encrypted, and a program that reaches the port and knows

@@ -1,6 +1,6 @@
 """The connections of a meeting, kept until each process has its watchdog: nothing else notices an end before that.
 
-JAX's start ends a process that waits for one that has died by SIGABRT, without a word about which one it was.
+JAX's start ends a process by SIGABRT that waits for a dead process, without a word about which process died.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StartupMonitor:
     Args:
       selector: that of the connections.
       connections: to other processes, by their numbers.
-      cluster: all processes, and which this one is.
+      cluster: all processes, and which of them this process is.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StartupMonitor:
                 self._outlast(end)
                 return
             if text is not None:
-                quiet = {number for number, one in seen.items() if one.silent_secs > 4 * ALIVE_SECS}
+                quiet = {number for number, said in seen.items() if said.silent_secs > 4 * ALIVE_SECS}
                 if is_first:
                     self._tell({"kind": "lost", "text": text})
                 end(text, PEER_LOST, functools.partial(self._drain, quiet) if is_first else lambda: None)

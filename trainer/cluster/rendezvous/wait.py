@@ -41,7 +41,7 @@ class Wait:
         return max(0.0, min(POLL_SECS, self.remaining_secs, self._next_line - time.monotonic()))
 
     def say_if_due(self, line: Callable[[], str]) -> None:
-        """Says a line, if the last one was long enough ago."""
+        """Says a line, if the last line was long enough ago."""
         now = time.monotonic()
         if now >= self._next_line:
             self._next_line = now + self._say_every_secs

@@ -53,10 +53,10 @@ def find_device(device: Any, argument: str = "devices") -> jax.Device:
 
 
 def find_devices(devices: Sequence[Any] | None, argument: str = "devices") -> list[jax.Device]:
-    """Returns the devices that `devices` stands for; all local ones for None.
+    """Returns the devices that `devices` stands for; all local devices for None.
 
     Raises:
-      ValueError: if `devices` is empty, names a device twice, or names one that does not exist.
+      ValueError: if `devices` is empty, names a device twice, or a device that does not exist.
       TypeError: if `devices` is not a sequence of devices.
     """
     if devices is None:

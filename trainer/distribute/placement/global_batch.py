@@ -108,7 +108,7 @@ def _numbers(counts: Sequence[int], capacity: int, rows: int, per_process: int) 
 
 
 def rows_of_replicas(counts: Sequence[int], local_replicas: int) -> tuple[list[int], int]:
-    """Returns how many rows each replica gets if each process splits its own, and the most that one gets.
+    """Returns how many rows each replica gets if each process splits its own, and the largest number of them.
 
     >>> rows_of_replicas([5, 2], 2)
     ([3, 2, 2, 0], 3)

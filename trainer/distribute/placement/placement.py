@@ -125,7 +125,7 @@ def is_split_over_processes(array: Any) -> bool:
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Returns an array whole on the host. One that is split over processes is gathered: all of them must call this."""
+    """Returns an array whole on the host. It gathers arrays that are split over processes: all must call this."""
     if not is_split_over_processes(array):
         return np.asarray(array)
     assert isinstance(array.sharding, NamedSharding), "of a strategy's mesh"

@@ -150,7 +150,7 @@ class ReductionToOneDevice(CrossDeviceOps):
       Traceback (most recent call last):
       ValueError: `reduce_to_device` is 2, but there are 2 replicas, numbered from 0.
 
-    Source: `tf.distribute.ReductionToOneDevice`; the trees are the binomial ones of Thakur, Rabenseifner and Gropp,
+    Source: `tf.distribute.ReductionToOneDevice`; the trees are the binomial trees of Thakur, Rabenseifner and Gropp,
     "Optimization of Collective Communication Operations in MPICH", 2005.
     """
 
@@ -247,8 +247,9 @@ def gather_shards(tree: Any, axes: Any, axis_name: str, packs: bool = False) -> 
     The derivative is that of a sum: what reaches a part is its share of the sum of all replicas' gradients.
 
     Args:
-      tree: arrays, of which some are this replica's part of a larger one.
-      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for one that is whole already.
+      tree: arrays, of which some are this replica's part of a larger array.
+      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for an array that is whole
+        already.
       axis_name: the mesh's axis of replicas.
       packs: whether parts are joined before they are gathered.
 
@@ -277,7 +278,7 @@ def take_shards(tree: Any, axes: Any, axis_name: str, num_replicas: int) -> Any:
 
     Args:
       tree: whole arrays.
-      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for one that stays whole.
+      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for an array that stays whole.
       axis_name: the mesh's axis of replicas.
       num_replicas: the size of that axis. It divides the arrays' sizes along `axes`.
 
@@ -300,7 +301,7 @@ def reduce_to_shards(
     Args:
       reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
       tree: arrays of the same shapes on all replicas.
-      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for one that stays whole.
+      axes: along which axis each of them is split, a list or tree of as many leaves; -1 for an array that stays whole.
       axis_name: the mesh's axis of replicas.
       num_replicas: the size of that axis. It divides the arrays' sizes along `axes`.
       packs: whether arrays are joined before they are reduced.

@@ -46,8 +46,8 @@ class CommunicationOptions:
 
     Attributes:
       bytes_per_pack: how many bytes of a tree are reduced at once, about: an array is never divided. Smaller packs can
-        start sooner, larger ones have less overhead. 0 leaves it to the trainer, which takes 256 KiB on CPUs and leaves
-        it to the compiler elsewhere. The compiler may join packs again.
+        start sooner, larger packs have less overhead. 0 leaves it to the trainer, which takes 256 KiB on CPUs and
+        leaves it to the compiler elsewhere. The compiler may join packs again.
       timeout_seconds: how long processes may wait for each other, in seconds; None leaves it to the runtime. It is no
         part of a compiled reduction: a strategy of several processes may watch it.
       implementation: which algorithm, or its name in any case.

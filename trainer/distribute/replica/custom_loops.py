@@ -117,7 +117,8 @@ class ReplicaRunner:
             remaining = iter(objects)
             arguments = [values[index] if index in values else next(remaining) for index in range(treedef.num_leaves)]
             args, kwargs = jax.tree.unflatten(treedef, arguments)
-            with replica_context.enter(context), trace_purity.given_its_state(function), trace_purity.refused(function):
+            with (replica_context.enter(context), trace_purity.given_its_state(function),
+                  trace_purity.side_effects_rejected(function)):
                 returned = function(*args, **kwargs)
             leaves, structure = jax.tree.flatten(returned, is_leaf=is_state)
             origins = [_origin(leaf, mirrored) if is_state(leaf) else None for leaf in leaves]
@@ -154,7 +155,7 @@ def _split(objects: Collection[Any]) -> tuple[Any, Any]:
 def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> None:
     """Raises TypeError if a function uses NNX objects from outside, whose values would be constants of the program.
 
-    An object that is an argument too is one that the caller knows to be needed, often under the same name.
+    An object that is also an argument is known to be needed, often under the same name.
     """
     known = set(map(id, given))
     for name, value in trace_purity.captured(function, is_nnx_object):
@@ -162,7 +163,7 @@ def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> Non
             raise TypeError(f"`{_name(function)}` uses `{name}`, an NNX object ({type(value).__name__}), from outside. "
                             "A function that runs on replicas is compiled, and an object that is not among its "
                             "arguments is a constant of the program: later training would not be seen. Pass it as an "
-                            "argument of `run`: NNX objects among the arguments are read anew in each call, and "
+                            "argument of `run`: NNX objects among the arguments are read again in each call, and "
                             "updated.")
 
 
@@ -209,7 +210,7 @@ def _spec(tree: Any) -> Any:
 
 
 def _identity(function: Any) -> Any:
-    """Returns a key that two functions share if they are one, or have the same code, defaults and captured values."""
+    """Returns a key that equal functions share: those with the same code, defaults and captured values."""
     code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     if code is None or hasattr(function, "__self__"):
         return function

@@ -1,4 +1,4 @@
-"""Datasets whose batches are split over replicas, for loops of one's own."""
+"""Datasets whose batches are split over replicas, for custom training loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer.distribute.replica.per_replica import PerReplica
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What a function that makes a dataset is told, as in `tf.distribute.InputContext`.
+    """What a function that makes a dataset receives, as in `tf.distribute.InputContext`.
 
     Attributes:
       num_input_pipelines: how many processes read data.
@@ -71,7 +71,7 @@ class DistributedDataset:
             with waiting("device"):
                 group.assert_consistent("data for `experimental_distribute_dataset`",
                                         lambda: {"auto_shard_policy": policy_of(data).value})
-        # What is dealt is each process's own, and nobody else reads it.
+        # What is dealt is each process's own, and no other process reads it.
         self._source = adapt(data, processes=Processes() if deals_batches else processes)
         self._num_replicas = num_replicas
         self._sharding = sharding

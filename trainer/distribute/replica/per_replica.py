@@ -1,6 +1,6 @@
-"""Values that differ between replicas: how they are held, and how they become one.
+"""Values that differ between replicas: how they are held, and how they are combined.
 
-Owns the rule that padding is invisible: a value with rows carries the mask of its real ones, and every way out of a
+Owns the rule that padding is invisible: a value with rows carries the mask of its real rows, and every way out of a
 `PerReplica` leaves the others out.
 """
 

@@ -29,11 +29,11 @@ class CrossDeviceOps(abc.ABC):
 
     Whatever the algorithm, all replicas end with the same bits, and the derivative of a sum over replicas is a sum over
     replicas. The order of the additions differs, so another algorithm may round otherwise. Additions are made in the
-    arrays' dtype, or in the wider one that the backend takes for it.
+    arrays' dtype, or in the wider dtype that the backend takes for it.
 
     All but `NcclAllReduce` join arrays to vectors, for which arrays that another axis of the mesh splits are gathered.
 
-    A subclass of one's own overrides `sum_over_replicas`.
+    A custom subclass overrides `sum_over_replicas`.
 
     Args:
       num_packs: into how many packs a tree is split, about: an array is never divided. 1 leaves it to the size of the

@@ -6,7 +6,7 @@ with whole copies on each device all of them are trivial:
     on_devices -> to_replica -> [gather_params -> the step -> scatter_updates] -> from_replicas
     `- once an execution -'     `- on each replica: `ReplicaContext` ---------'
 
-Owns that order, and the one rule by which model state that replicas have changed becomes one again. What a step
+Owns that order, and the one rule that combines model state that replicas have changed. What a step
 computes is not known here.
 """
 

@@ -1,9 +1,9 @@
 """State that is split over the replicas: how a replica gathers what it needs of it, and how it is updated in parts.
 
 A replica gathers the parameters, and its gradients leave it reduced and split. The update itself is made outside of the
-replicas, on arrays that the compiler knows to be split: so it is exact for any optax transformation, also one that
-looks at whole gradients, such as clipping by the global norm, and no device ever holds a whole optimizer state
-(Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020).
+replicas, on arrays that the compiler knows to be split: so it is exact for any optax transformation, also a
+transformation that looks at whole gradients, such as clipping by the global norm, and no device ever holds a whole
+optimizer state (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020).
 
 A step that reads parameters after it has updated them, as that of a GAN does, gets them: the replica then gathers the
 optimizer's state and makes the update on whole arrays. Where nothing reads the result, the compiler drops that work.
@@ -145,7 +145,7 @@ class ShardedReplicaContext(MeshReplicaContext):
         return after.replace(params=closed, opt_state=None)
 
     def _closed(self, before: tuple[Any, Any], after: tuple[Any, Any]) -> Closed:
-        """Returns the updates that lead from one to the other; where something else happened, the values."""
+        """Returns the updates that lead from `before` to `after`; where something else happened, the values."""
         start, reached, grads = _identities(before), _identities(after), []
         for update in reversed(self._updates):
             if reached != start and update.after == reached:
@@ -158,7 +158,7 @@ class ShardedReplicaContext(MeshReplicaContext):
 
 
 def part_names(state: TrainState) -> tuple[str | None, ...]:
-    """Returns the names of the parts of a state that have optimizers of their own; `(None,)` for a single one."""
+    """Returns the names of the parts of a state that have optimizers of their own; `(None,)` for a single optimizer."""
     return tuple(state.params) if isinstance(state.optimizer, Mapping) else (None,)
 
 

@@ -43,7 +43,7 @@ class MirroredStrategy(Strategy):
         `ReductionToOneDevice()` or `RingAllReduce()`.
 
     Raises:
-      ValueError: if `devices` is empty, names a device twice, or names one that does not exist.
+      ValueError: if `devices` is empty, names a device twice, or a device that does not exist.
       TypeError: if `devices` is not a sequence of devices, or `cross_device_ops` is none of these.
 
     Example:

@@ -40,7 +40,7 @@ class ModelParallelStrategy(Strategy):
 
     Raises:
       ValueError: for devices that cannot be used or a mesh that does not fit them; when a model is built or explained,
-        for rules that match no parameter or do not fit one.
+        for rules that match no parameter or do not fit a parameter.
       TypeError: for arguments of a wrong type.
 
     Example:

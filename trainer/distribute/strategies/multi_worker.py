@@ -24,7 +24,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     losses, metrics and predictions are those of one device, and the same in all processes.
 
     The processes are those that TF_CONFIG names, Open MPI or SLURM, or that JAX finds by itself (Kubernetes, TPU).
-    Without any there is one, and this is `MirroredStrategy`. Make the strategy before JAX is used for anything else.
+    Without a cluster there is one process, and this is `MirroredStrategy`. Make the strategy before JAX is used for
+    anything else.
 
     Args:
       communication_options: `implementation` says how gradients are reduced, `timeout_seconds` how long to wait for the

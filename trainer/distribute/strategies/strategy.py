@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class ValueContext(NamedTuple):
-    """What a function that makes one replica's value is told, as in `tf.distribute`.
+    """What a function that makes the value of a replica receives, as in `tf.distribute`.
 
     Attributes:
       replica_id_in_sync_group: the replica's number.
@@ -114,7 +114,7 @@ class Strategy:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the first one, which writes what must be written once."""
+        """Whether this process is the first, which writes what must be written once."""
         return jax.process_index() == 0
 
     @property
@@ -163,7 +163,7 @@ class Strategy:
     def map_over_replicas(
         self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of
     ) -> Any:
-        """Returns a function, to be called in a compiled one, that runs `function` once on each replica.
+        """Returns a function, to be called in a compiled function, that runs `function` once on each replica.
 
         Args:
           function: what a replica computes, from its part of the arguments.
@@ -290,7 +290,7 @@ class Strategy:
             self._numbers[number] = to_devices(np.int32(number), self._whole)
         return self._numbers[number]
 
-    # --- loops of one's own ----------------------------------------------------------------------------------------
+    # --- custom training loops -------------------------------------------------------------------------------------
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs a function on every replica at once, compiled once per function and shapes.
@@ -356,8 +356,8 @@ class Strategy:
         """Returns an iterable of the dataset's batches, each split by rows over the replicas.
 
         Args:
-          dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles does so anew in each iteration.
-            Several processes share them by their `AutoShardPolicy`.
+          dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles draws another order in each
+            iteration. Several processes share them by their `AutoShardPolicy`.
         """
         return DistributedDataset(
             dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group)
