@@ -9,13 +9,15 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.callback import Callback, Logs
+from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
+from trainer.core.types import Phase
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
 
@@ -52,8 +54,8 @@ class BackupAndRestore(Callback):
 
     def __init__(
         self,
-        backup_dir: str | os.PathLike,
-        save_freq: str | int | datetime.timedelta = "epoch",
+        backup_dir: str | os.PathLike[str],
+        save_freq: Literal["epoch"] | int | datetime.timedelta = "epoch",
         double_checkpoint: bool = True,
         delete_checkpoint: bool = True,
         preemption_signal: signal.Signals | int | None = signal.SIGTERM,
@@ -75,16 +77,16 @@ class BackupAndRestore(Callback):
         self._boundaries = 0
         self._outer_handler: Any = None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._saved_at = time.monotonic()
         self._is_preempted = False
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         if phase != "train" or not isinstance(self.save_freq, int):
             return None
         return batch + -(self._point.batches + 1) % self.save_freq
 
-    def on_save_point(self, point):
+    def on_save_point(self, point: SavePoint) -> None:
         if point.kind == "start":
             if jax.process_count() > 1:
                 self._check_for_several_processes()
@@ -100,7 +102,7 @@ class BackupAndRestore(Callback):
         if self._is_due(point):
             self._save(point)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._stop_listening()
         if self._is_preempted:  # after the last boundary; without its end saved, the next start would begin anew
             self._save_and_exit()

@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 
-from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.callback import Callback, Logs
 from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
 from trainer.callbacks.progress.progress_bar import ProgressBar
 from trainer.core.arguments import as_count
+from trainer.core.types import Phase
 
 _BATCH_HOOKS = {
     "train": ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end"),
@@ -116,7 +118,7 @@ class CallbackList(Callback):
         return any(not callback.stops_consistently and any(_overrides(callback, hook) for hook in listeners)
                    for callback in self.callbacks)
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         steps, saves = [], []
         for callback in self._called:
             step = callback.next_sync_step(phase, batch)
@@ -187,55 +189,55 @@ class CallbackList(Callback):
             if callback.state_attributes or own[0]:
                 yield (f"{name}_{count}" if count else name), callback
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._call("on_train_begin", logs)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._call("on_train_end", logs)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._call_numbered("on_epoch_begin", epoch, logs, self._called)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._call_numbered("on_epoch_end", epoch, logs, self._flushed(self._called))
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_train_batch_begin", batch, logs)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_train_batch_end", batch, logs)
 
-    def on_batch_begin(self, batch, logs=None):
+    def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_batch_begin", batch, logs)
 
-    def on_batch_end(self, batch, logs=None):
+    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_batch_end", batch, logs)
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         self._call("on_test_begin", logs)
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: Logs | None = None) -> None:
         self._call("on_test_end", logs)
 
-    def on_test_batch_begin(self, batch, logs=None):
+    def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_test_batch_begin", batch, logs)
 
-    def on_test_batch_end(self, batch, logs=None):
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_test_batch_end", batch, logs)
 
-    def on_predict_begin(self, logs=None):
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
         self._call("on_predict_begin", logs)
 
-    def on_predict_end(self, logs=None):
+    def on_predict_end(self, logs: Logs | None = None) -> None:
         self._call("on_predict_end", logs)
 
-    def on_predict_batch_begin(self, batch, logs=None):
+    def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_predict_batch_begin", batch, logs)
 
-    def on_predict_batch_end(self, batch, logs=None):
+    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._call_batch("on_predict_batch_end", batch, logs)
 
-    def on_execution_end(self, phase, batch, logs=None):
+    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         logs = {} if logs is None else logs
         called = self._called
         if phase == "train" and batch == self._save_at:
@@ -247,7 +249,7 @@ class CallbackList(Callback):
         for callback in called:
             callback.on_execution_end(phase, batch, logs)
 
-    def flush(self):
+    def flush(self) -> bool:
         answers = [callback.flush() for callback in self._called]
         return any(answers)
 
@@ -256,7 +258,7 @@ class CallbackList(Callback):
         is_non_finite = self.flush()
         return [callback for callback in callbacks if not (is_non_finite and callback.saves)]
 
-    def on_save_point(self, point):
+    def on_save_point(self, point: SavePoint) -> None:
         for callback in self._called:
             callback.on_save_point(point)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.core import arguments
 
 
@@ -51,7 +51,7 @@ class CSVLogger(Callback):
     state_attributes = ("keys", "_end")
     csv_file: Any = None
 
-    def __init__(self, filename: str | os.PathLike, separator: str = ",", append: bool = False):
+    def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False):
         self.filename = os.fspath(filename)
         self.sep = separator
         arguments.require_bool(append=append)
@@ -61,7 +61,7 @@ class CSVLogger(Callback):
         self._end = 0  # bytes of the file up to the last row, or to what was there before the first one
         self._replaces = False  # whether what is in the file is of another run, and goes with the first row
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._close()  # an exception may have ended the last fit
         # Not emptied yet: a resumed run, whose state comes after this, goes on with its rows.
         self.csv_file = open(self.filename, "a", newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
@@ -69,7 +69,7 @@ class CSVLogger(Callback):
         self._replaces = not self.append
         self._end = self._size() if self.append else 0
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         size = self._size()
         if size < self._end:
@@ -80,7 +80,7 @@ class CSVLogger(Callback):
         self._cut()
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = logs or {}
         self._replace()
         if self.keys is None:
@@ -95,7 +95,7 @@ class CSVLogger(Callback):
         self.csv_file.flush()
         self._end = self._size()
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._replace()
         self._close()
 

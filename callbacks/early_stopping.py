@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.callbacks.base.callback import adds_logs
-from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.core import arguments
+from trainer.core.types import Verbose
 
 
 class EarlyStopping(MonitorCallback):
@@ -51,8 +52,8 @@ class EarlyStopping(MonitorCallback):
         monitor: str = "val_loss",
         min_delta: float = 0,
         patience: int = 0,
-        verbose: int = 0,
-        mode: str = "auto",
+        verbose: Verbose = 0,
+        mode: Mode = "auto",
         baseline: float | None = None,
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
@@ -75,11 +76,11 @@ class EarlyStopping(MonitorCallback):
         self.best_epoch = 0
         self.best_weights: list[np.ndarray] | None = None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._reset()
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         current = self.get_monitor_value(logs)
         if self.monitor_op is None:
             self._set_monitor_op()
@@ -97,7 +98,7 @@ class EarlyStopping(MonitorCallback):
             self.stopped_epoch = epoch
             self.model.stop_training = True
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
         if self.stopped_epoch > 0 and self.verbose > 0:
             print(f"Epoch {self.stopped_epoch + 1}: early stopping")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.lazy_logs import begin_fetch
+from trainer.callbacks.base.run_protocol import Run
 
 
 class History(Callback):
@@ -50,15 +51,15 @@ class History(Callback):
         self._history = history
         self._unread: Mapping[str, Any] | None = None
 
-    def set_model(self, model):
+    def set_model(self, model: Run) -> None:
         super().set_model(model)
         model.history = self
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self.epoch = []
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = logs or {}
         if self.reads_late:
             begin_fetch(logs)
@@ -68,7 +69,7 @@ class History(Callback):
         if not self.reads_late:
             self._read_unread()
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._read_unread()
 
     def _read_unread(self) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.core.arguments import check_verbose
 from trainer.core.errors import wrong_type
+from trainer.core.types import Verbose
 
 
 class LearningRateScheduler(Callback):
@@ -38,14 +39,14 @@ class LearningRateScheduler(Callback):
     Epoch 1: LearningRateScheduler setting learning rate to 0.25.
     """
 
-    def __init__(self, schedule: Callable[..., Any], verbose: int = 0):
+    def __init__(self, schedule: Callable[..., Any], verbose: Verbose = 0):
         if not callable(schedule):
             raise wrong_type("schedule", schedule, "a function of the epoch, or of the epoch and the learning rate")
         self.schedule = schedule
         self.verbose = check_verbose(verbose)
         self._takes_learning_rate = _takes_two_arguments(schedule)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         for name, optimizer in named_optimizers(self.model).items():
             arguments = (epoch, float(optimizer.learning_rate)) if self._takes_learning_rate else (epoch,)
             learning_rate = self.schedule(*arguments)
@@ -60,7 +61,7 @@ class LearningRateScheduler(Callback):
                 print(f"\nEpoch {epoch + 1}: LearningRateScheduler setting {what} to {learning_rate}.")
 
     @adds_logs("learning_rate")
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if logs is not None:
             logs.update(learning_rate_logs(self.model))
 

@@ -12,14 +12,15 @@ import shutil
 import string
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from trainer.callbacks.base.callback import adds_logs
-from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.core import arguments
+from trainer.core.types import Phase, Verbose
 
 
 class ModelCheckpoint(MonitorCallback):
@@ -77,13 +78,13 @@ class ModelCheckpoint(MonitorCallback):
 
     def __init__(
         self,
-        filepath: str | os.PathLike,
+        filepath: str | os.PathLike[str],
         monitor: str | None = "val_loss",
-        verbose: int = 0,
+        verbose: Verbose = 0,
         save_best_only: bool = False,
         save_weights_only: bool = False,
-        mode: str = "auto",
-        save_freq: str | int = "epoch",
+        mode: Mode = "auto",
+        save_freq: Literal["epoch"] | int = "epoch",
         initial_value_threshold: float | None = None,
         *,
         max_to_keep: int | None = None,
@@ -122,19 +123,19 @@ class ModelCheckpoint(MonitorCallback):
             if name not in known:
                 raise self._format_error(name)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._current_epoch = None
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         if epoch != self._current_epoch:  # else a resumed run goes on with an epoch that it had begun
             self._current_epoch, self._last_batch_seen = epoch, -1
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         if phase != "train" or not isinstance(self.save_freq, int):
             return None
         return batch + self.save_freq - self._batches_seen_since_last_saving - 1
 
-    def on_execution_end(self, phase, batch, logs=None):
+    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if phase != "train" or not isinstance(self.save_freq, int):
             return
         self._batches_seen_since_last_saving += batch - self._last_batch_seen
@@ -144,11 +145,11 @@ class ModelCheckpoint(MonitorCallback):
             self._save_if_due(self._current_epoch or 0, batch, {} if logs is None else logs)
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self.save_freq == "epoch":
             self._save_if_due(epoch, None, {} if logs is None else logs)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
         self._monitor_comes = False
 

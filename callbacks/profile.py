@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 
+from trainer.callbacks.base.callback import Logs
+from trainer.callbacks.base.run_protocol import Run
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
 from trainer.core.arguments import as_count
 from trainer.core.errors import wrong_type
+from trainer.core.types import Phase
 
 
 class Profile(TrainBatchCallback):
@@ -51,7 +55,7 @@ class Profile(TrainBatchCallback):
     1
     """
 
-    def __init__(self, log_dir: str | os.PathLike, steps: tuple[int, int]):
+    def __init__(self, log_dir: str | os.PathLike[str], steps: tuple[int, int]):
         expected = "the numbers of the first and the last batch to profile, counted from 1"
         if not isinstance(steps, (tuple, list)):
             raise wrong_type("steps", steps, expected)
@@ -62,14 +66,14 @@ class Profile(TrainBatchCallback):
         self.first, self.last = numbers
         self._trace = ProfilerTrace(type(self).__name__)
 
-    def set_model(self, model):
+    def set_model(self, model: Run) -> None:
         super().set_model(model)
         self._trace.stop()  # an exception may have ended the last fit
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._trace.stop()
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
         number = self._number(0)
         self._trace.end_step()
@@ -78,17 +82,17 @@ class Profile(TrainBatchCallback):
         elif self._trace.is_running:
             self._trace.begin_step(number)
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         self._trace.end_step()  # a validation is none
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         super().next_sync_step(phase, batch)
         number = self._number(batch)
         if phase != "train" or number > self.last:
             return None
         return batch + (self.first - 1 if number < self.first else self.last) - number
 
-    def _after_batches(self, first, last, logs):
+    def _after_batches(self, first: int, last: int, logs: Any) -> None:
         number = self._number(last)
         self._trace.end_step()
         if self._trace.is_running and number >= self.last:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.callbacks.base.callback import adds_logs
-from trainer.callbacks.base.monitor_callback import MonitorCallback
+from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.callbacks.learning_rate_scheduler import learning_rate_logs, named_optimizers
 from trainer.core import arguments
+from trainer.core.types import Verbose
 
 
 class ReduceLROnPlateau(MonitorCallback):
@@ -54,8 +55,8 @@ class ReduceLROnPlateau(MonitorCallback):
         monitor: str = "val_loss",
         factor: float = 0.1,
         patience: int = 10,
-        verbose: int = 0,
-        mode: str = "auto",
+        verbose: Verbose = 0,
+        mode: Mode = "auto",
         min_delta: float = 1e-4,
         cooldown: int = 0,
         min_lr: float = 0.0,
@@ -79,11 +80,11 @@ class ReduceLROnPlateau(MonitorCallback):
         """Returns whether a reduction was so recent that no waiting begins."""
         return self.cooldown_counter > 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._reset()
 
     @adds_logs("learning_rate")
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = {} if logs is None else logs
         logs.update(learning_rate_logs(self.model))
         current = self.get_monitor_value(logs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 
 TIMEOUT_SECS = 3.0
 
@@ -61,7 +61,7 @@ class RemoteMonitor(Callback):
         self.send_as_json = send_as_json
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         import http.client
         import urllib.error
         import urllib.parse

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
+from trainer.callbacks.base.run_protocol import Run
 from trainer.core import arguments
 
 
@@ -44,15 +47,15 @@ class SkipNonFinite(LateLogsCallback):
         self.max_consecutive = max_consecutive
         self.raise_error = raise_error
 
-    def set_model(self, model):
+    def set_model(self, model: Run) -> None:
         super().set_model(model)
         model.skip_non_finite = True
 
-    def _after_batches(self, first, last, logs):
+    def _after_batches(self, first: int, last: int, logs: Any) -> None:
         if self.max_consecutive is not None:  # else there is nothing to read
             super()._after_batches(first, last, logs)
 
-    def _read_logs(self, first, last, logs):
+    def _read_logs(self, first: int, last: int, logs: Any) -> None:
         in_a_row = int(logs.get("skipped_in_a_row", 0))
         if self.max_consecutive is None or in_a_row < self.max_consecutive or self._has_terminated:
             return

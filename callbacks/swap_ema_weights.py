@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.core.arguments import require_bool
 
 
@@ -35,25 +35,25 @@ class SwapEMAWeights(Callback):
         require_bool(swap_on_epoch=swap_on_epoch)
         self.swap_on_epoch = swap_on_epoch
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         _check(self.model)
         self.model.current_run.shows_averages = False  # an exception may have ended the last fit at the end of an epoch
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self.model.current_run.shows_averages = False
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self.model.current_run.shows_averages = self.swap_on_epoch
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self.model.current_run.shows_averages = False
         self.model.current_run.adopt_averages()
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         _check(self.model)
 
-    def on_predict_begin(self, logs=None):
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
         _check(self.model)
 
 

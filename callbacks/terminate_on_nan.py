@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.run_protocol import run_of
@@ -52,15 +53,15 @@ class TerminateOnNaN(LateLogsCallback):
         self.raise_error = raise_error
 
     @_for_other_loops
-    def on_batch_end(self, batch, logs=None):
+    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if not isinstance(logs, LazyLogs):  # those of the trainer's loop are read later
             self._check(batch, batch, logs or {})
 
-    def _read_logs(self, first, last, logs):
+    def _read_logs(self, first: int, last: int, logs: Any) -> None:
         if not self._has_terminated:  # else it is that execution's loss that is still in the epoch's
             self._check(first, last, logs)
 
-    def flush(self):
+    def flush(self) -> bool:
         super().flush()
         return self._has_terminated
 

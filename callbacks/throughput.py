@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from trainer.callbacks.base.callback import adds_logs
+from trainer.callbacks.base.callback import Logs, adds_logs
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.core.arguments import require_positive
 
@@ -94,34 +94,34 @@ class Throughput(TrainBatchCallback):
         self._end_secs: float | None = None  # of the last step, once it has ended
         self._train_logs: Any = {}
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         super().on_train_begin(logs)
         self._rows_of_batch = 0.0
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
         self._begin_rows = self._rows = self.model.current_run.timing.rows
         self._begin_secs = self._execution_secs = self._secs()
         self._end_secs, self._train_logs = None, {}
 
-    def _after_batches(self, first, last, logs):
+    def _after_batches(self, first: int, last: int, logs: Any) -> None:
         rows = self.model.current_run.timing.rows
         self._rows_of_batch = max(self._rows_of_batch, (rows - self._rows) / (last - first + 1))
         self._rows, self._train_logs = rows, logs
         self._execution_secs, self._end_secs = self._secs(), None
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         if self._end_secs is None:
             self._end_steps()
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: Logs | None = None) -> None:
         # What was since the last step is not training.
         if self._end_secs is not None:
             now = self._secs()
             self._begin_secs, self._end_secs = self._begin_secs + now - self._end_secs, now
 
     @adds_logs("rows_per_sec", "model_flops_per_sec", "utilization")
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self._end_secs is None:
             self._end_steps()
         rows, secs = self._rows - self._begin_rows, (self._end_secs or 0.0) - self._begin_secs

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 
+from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import arguments
+from trainer.core.types import Data, Phase, Verbose
 
 
 class ValidateEvery(TrainBatchCallback):
@@ -63,7 +65,8 @@ class ValidateEvery(TrainBatchCallback):
     state_attributes = (*TrainBatchCallback.counters, "history", "last_logs", "_secs_waited")
 
     def __init__(
-        self, steps: int | None = None, minutes: float | None = None, *, validation_data: Any = None, verbose: int = 0
+        self, steps: int | None = None, minutes: float | None = None, *, validation_data: Data | None = None,
+        verbose: Verbose = 0,
     ):
         if (steps is None) == (minutes is None):
             raise ValueError("`ValidateEvery` takes either `steps` or `minutes`. Received: "
@@ -97,7 +100,7 @@ class ValidateEvery(TrainBatchCallback):
     def _secs_waited(self, secs: float | None) -> None:
         self._wait_begin = time.perf_counter() - (secs or 0.0)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         super().on_train_begin(logs)
         if self.minutes is not None and jax.process_count() > 1:
             raise ValueError("`ValidateEvery(minutes=...)` cannot be used in a run of several processes: all of them "
@@ -107,13 +110,13 @@ class ValidateEvery(TrainBatchCallback):
             raise ValueError("`ValidateEvery` has nothing to validate on. Pass `validation_data`, to it or to `fit`.")
         self._reset()
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         super().next_sync_step(phase, batch)
         if phase != "train" or self.steps is None:
             return None
         return batch + -self._number(batch) % self.steps
 
-    def _after_batches(self, first, last, logs):
+    def _after_batches(self, first: int, last: int, logs: Any) -> None:
         number, waited = self._number(last), self._secs_waited
         if self.steps is not None:
             is_due = number % self.steps == 0

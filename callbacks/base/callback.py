@@ -6,9 +6,14 @@ Owns the hooks' names, arguments and meaning. Knows nothing of the loop that cal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from trainer.callbacks.base.run_protocol import Run
+from trainer.callbacks.base.run_protocol import Run, SavePoint
+from trainer.core.types import Phase
+
+Logs: TypeAlias = dict[str, Any]
+"""The loss and the metrics by name, and what callbacks add; values may still be on the device (see `LazyLogs`)."""
+
 
 
 def adds_logs(*keys: str) -> Callable[[Any], Any]:
@@ -25,7 +30,7 @@ def adds_logs(*keys: str) -> Callable[[Any], Any]:
 
     >>> class Stopwatch(Callback):
     ...     @adds_logs("seconds")
-    ...     def on_epoch_end(self, epoch, logs=None):
+    ...     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
     ...         logs["seconds"] = 1.0
     """
 
@@ -75,7 +80,7 @@ class Callback:
     Example:
 
     >>> class Printer(Callback):
-    ...     def on_epoch_end(self, epoch, logs=None):
+    ...     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
     ...         print(epoch, logs["loss"])
     >>> Printer().on_epoch_end(0, {"loss": 0.5})
     0 0.5
@@ -127,17 +132,17 @@ class Callback:
         for name in self.state_attributes:
             setattr(self, name, _copied_containers(state.get(name)))
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Called when `fit` begins."""
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Called when `fit` ends, with the logs of the last epoch; not if it ends by an exception."""
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Called before the first batch of an epoch of `fit`."""
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Called after an epoch of `fit` and its validation.
 
         Args:
@@ -146,45 +151,45 @@ class Callback:
             seen by the callbacks after it, `History` among them.
         """
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Called before a batch of `fit`; calls `on_batch_begin`."""
         self.on_batch_begin(batch, logs=logs)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Called after a batch of `fit`, with the epoch's loss and metrics so far; calls `on_batch_end`."""
         self.on_batch_end(batch, logs=logs)
 
-    def on_batch_begin(self, batch, logs=None):
+    def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Called by `on_train_batch_begin`: another name for it."""
 
-    def on_batch_end(self, batch, logs=None):
+    def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Called by `on_train_batch_end`: another name for it."""
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         """Called when `evaluate` or a validation begins."""
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: Logs | None = None) -> None:
         """Called when `evaluate` or a validation ends, with its loss and metrics."""
 
-    def on_test_batch_begin(self, batch, logs=None):
+    def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Called before a batch of `evaluate` or of a validation."""
 
-    def on_test_batch_end(self, batch, logs=None):
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Called after a batch of `evaluate` or of a validation, with the loss and metrics so far."""
 
-    def on_predict_begin(self, logs=None):
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
         """Called when `predict` begins."""
 
-    def on_predict_end(self, logs=None):
+    def on_predict_end(self, logs: Logs | None = None) -> None:
         """Called when `predict` ends."""
 
-    def on_predict_batch_begin(self, batch, logs=None):
+    def on_predict_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Called before a batch of `predict`."""
 
-    def on_predict_batch_end(self, batch, logs=None):
+    def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Called after a batch of `predict`, with its outputs as `logs["outputs"]`."""
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         """Returns the number of the batch, `batch` or a later one, that the next execution must not go beyond.
 
         `on_execution_end` is then called right after that batch. None, the default, leaves it to the loop how many
@@ -196,7 +201,7 @@ class Callback:
         """
         return None
 
-    def flush(self):
+    def flush(self) -> bool:
         """Called before the run or the model is saved, and before every `on_epoch_end`: do now what was put off.
 
         Keras has no such hook. It may be called at any time in `fit`, and several times in a row.
@@ -207,7 +212,7 @@ class Callback:
         """
         return False
 
-    def on_save_point(self, point):
+    def on_save_point(self, point: SavePoint) -> None:
         """Called in `fit` wherever all of the run can be saved, after all other hooks of that moment.
 
         Keras has no such hook.
@@ -216,7 +221,7 @@ class Callback:
           point: the moment, with which to save and to restore (see `SavePoint`).
         """
 
-    def on_execution_end(self, phase, batch, logs=None):
+    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         """Called after each execution, which ran one batch or several fused ones; Keras has no such hook.
 
         Unlike a batch hook it does not keep the loop from fusing batches.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.lazy_logs import begin_fetch
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 
@@ -19,7 +21,7 @@ class LateLogsCallback(TrainBatchCallback):
     Example:
 
     >>> class Printer(LateLogsCallback):
-    ...     def _read_logs(self, first, last, logs):
+    ...     def _read_logs(self, first: int, last: int, logs: Any) -> None:
     ...         print(f"{first} to {last}: {logs['loss']}")
     >>> printer = Printer()
     >>> printer.on_train_begin()
@@ -34,26 +36,26 @@ class LateLogsCallback(TrainBatchCallback):
     _unread: tuple[int, int, Any] | None = None
     _has_terminated = False
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         unread = self._unread and (*self._unread[:2], dict(self._unread[2]))
         return {**super().state_dict(), "unread": unread, "has_terminated": self._has_terminated}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         own = {"unread", "has_terminated"}
         super().load_state_dict({name: value for name, value in state.items() if name not in own})
         self._unread, self._has_terminated = state["unread"], state["has_terminated"]
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         super().on_train_begin(logs)
         self._unread, self._has_terminated = None, False  # an exception may have ended the last fit
 
-    def _after_batches(self, first, last, logs):
+    def _after_batches(self, first: int, last: int, logs: Any) -> None:
         logs = logs or {}
         begin_fetch(logs)
         self.flush()
         self._unread = first, last, logs
 
-    def flush(self):
+    def flush(self) -> bool:
         unread, self._unread = self._unread, None
         if unread is not None:
             self._read_logs(*unread)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.callback import Callback, Logs
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
+
+Mode: TypeAlias = Literal["auto", "min", "max"]
 
 
 class MonitorCallback(Callback):
@@ -45,7 +47,7 @@ class MonitorCallback(Callback):
     def __init__(
         self,
         monitor: str = "val_loss",
-        mode: str = "auto",
+        mode: Mode = "auto",
         baseline: float | None = None,
         min_delta: float = 0,
     ):
@@ -96,7 +98,7 @@ class MonitorCallback(Callback):
             self.check_monitor(logs)
         return logs.get(self.monitor)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._monitor_checked = False  # the next fit may have other logs
 
     def _set_monitor_op(self) -> None:

@@ -186,9 +186,8 @@ class Run(Protocol):
     def current_run(self) -> RunDetails:
         """The run itself. A custom training loop may have a model without; see `run_of`."""
 
-    @property
-    def skip_non_finite(self) -> bool:
-        """Whether updates with gradients that are not finite are left out."""
+    skip_non_finite: bool
+    """Whether updates with gradients that are not finite are left out."""
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: the leaves of the parameters, then those of the model state."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.callback import Callback, Logs
+from trainer.core.types import Phase
 
 
 class TrainBatchCallback(Callback):
@@ -22,7 +23,7 @@ class TrainBatchCallback(Callback):
     Example:
 
     >>> class Printer(TrainBatchCallback):
-    ...     def _after_batches(self, first, last, logs):
+    ...     def _after_batches(self, first: int, last: int, logs: Any) -> None:
     ...         print(f"{first} to {last} of this epoch; {self._number(last)} in all")
     >>> printer = Printer()
     >>> printer.on_train_begin()
@@ -38,20 +39,20 @@ class TrainBatchCallback(Callback):
     _batches_before_epoch = 0
     _last_batch = -1  # of this epoch, from 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._batches_before_epoch, self._last_batch = 0, -1
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._batches_before_epoch += self._last_batch + 1
         self._last_batch = -1
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         if phase == "train" and self._last_batch < 0:  # so there are batches that this callback has not seen
             self._batches_before_epoch -= batch
             self._last_batch = batch - 1
         return None
 
-    def on_execution_end(self, phase, batch, logs=None):
+    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if phase == "train":
             first, self._last_batch = self._last_batch + 1, batch
             self._after_batches(first, batch, logs)

@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainer.callbacks.base.callback import Callback, adds_logs
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.lazy_logs import begin_fetch
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.progress.pace import Pace
 from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text, timing_text
 from trainer.callbacks.progress.terminal_line import TerminalLine
 from trainer.core.arguments import check_verbose
+from trainer.core.types import Phase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,37 +81,37 @@ class ProgressBar(Callback):
         self._steps = params.get("steps")
         self._outermost = None  # an exception may have ended the last run
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._outermost = "train"
         self._has_executed = False
         self._compiled_secs = 0.0
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._outermost = None
         timing = self._timing()
         if self._verbose == 1 and timing:
             print(timing_text(timing), flush=True)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._begin(f"Epoch {epoch + 1}/{self._epochs}")
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._end(logs or {})
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         self._begin_unless_inside("test", "Evaluate")
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: Logs | None = None) -> None:
         self._end_unless_inside("test", logs or {})
 
-    def on_predict_begin(self, logs=None):
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
         self._begin_unless_inside("predict", "Predict")
 
-    def on_predict_end(self, logs=None):
+    def on_predict_end(self, logs: Logs | None = None) -> None:
         self._end_unless_inside("predict", {})  # the logs of predict are its outputs
 
-    def on_execution_end(self, phase, batch, logs=None):
+    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if phase != self._outermost:
             return
         self._pace.reach(batch + 1)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from trainer.callbacks.base.callback import Callback, adds_logs
-from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.run_protocol import Run, run_of
 from trainer.callbacks.tensorboard import embedding_projector
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
 from trainer.core.arguments import as_count, as_count_or_word, require_bool
+from trainer.core.types import Phase
 
 
 class TensorBoard(Callback):
@@ -81,12 +82,12 @@ class TensorBoard(Callback):
 
     def __init__(
         self,
-        log_dir: str | os.PathLike = "logs",
+        log_dir: str | os.PathLike[str] = "logs",
         histogram_freq: int = 0,
         write_graph: bool = True,
         write_images: bool = False,
         write_steps_per_second: bool = False,
-        update_freq: str | int = "epoch",
+        update_freq: Literal["epoch", "batch"] | int = "epoch",
         profile_batch: int | Sequence[int] | str = 0,
         embeddings_freq: int = 0,
         embeddings_metadata: str | Mapping[str, str] | None = None,
@@ -122,21 +123,21 @@ class TensorBoard(Callback):
 
     # --- the hooks -------------------------------------------------------------------------------------------------
 
-    def set_model(self, model):
+    def set_model(self, model: Run) -> None:
         super().set_model(model)
         self._end()  # an exception may have ended the last fit
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._is_training = True
         self._should_write_step = self.write_graph
         self._start_counting()
         if self.embeddings_freq:
             self._embeddings_metadata(list(self._embeddings()))
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._end()
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         if epoch != self._epoch:  # else a resumed run goes on with an epoch that it had begun
             self._epoch, self._last_batch = epoch, -1
         self._epoch_start = self._rate_start = (self._global_train_batch, time.perf_counter())
@@ -144,7 +145,7 @@ class TensorBoard(Callback):
         self._set_batch_hooks()
 
     @adds_logs()
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = dict(logs or {})  # waits for the epoch's steps, and so comes before the clock is read
         train_logs = {name: value for name, value in logs.items() if not name.startswith("val_")}
         val_logs = {name.removeprefix("val_"): value for name, value in logs.items() if name.startswith("val_")}
@@ -161,7 +162,7 @@ class TensorBoard(Callback):
         for file in self._files.values():
             file.flush()
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: Logs | None = None) -> None:
         optimizers = self._optimizers()
         if optimizers and logs:
             iterations = max(int(optimizer.iterations) for optimizer in optimizers.values())
@@ -169,7 +170,7 @@ class TensorBoard(Callback):
         if not self._is_training:
             self._end()
 
-    def on_execution_end(self, phase, batch, logs=None):
+    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if phase != "train":
             return
         self._count(batch)
@@ -184,7 +185,7 @@ class TensorBoard(Callback):
                 self._rate_start = (step, time.perf_counter())
             self._add_scalars(self._train_dir, "batch_{}", values, step)
 
-    def next_sync_step(self, phase, batch):
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         if phase != "train" or not isinstance(self.update_freq, int):
             return None
         return batch + -(self._batches_before_epoch + batch + 1) % self.update_freq
@@ -200,13 +201,13 @@ class TensorBoard(Callback):
         if self._global_train_batch < self._stop_batch:
             self.__dict__.update(on_batch_begin=self._before_batch, on_batch_end=self._after_batch)
 
-    def _before_batch(self, batch, logs=None):
+    def _before_batch(self, batch: int, logs: Logs | None = None) -> None:
         self._count(batch)
         if self._global_train_batch == self._start_batch:
             self._trace.start(self._train_dir)
         self._trace.begin_step(self._global_train_batch)
 
-    def _after_batch(self, batch, logs=None):
+    def _after_batch(self, batch: int, logs: Logs | None = None) -> None:
         step = self._global_train_batch
         self._trace.end_step()
         if step == self._stop_batch:

@@ -42,3 +42,6 @@ anything else that yields batches `x`, `(x, y)` or `(x, y, sample_weight)`."""
 Shuffle: TypeAlias = bool | Literal["batch"]
 Verbose: TypeAlias = int | Literal["auto"]
 """0, 1, 2 or "auto"."""
+
+Phase: TypeAlias = Literal["train", "test", "predict"]
+"""What a step does."""

@@ -17,6 +17,7 @@ import jax
 from trainer.callbacks import CallbackList
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.core.timing import Timing
+from trainer.core.types import Phase
 from trainer.data import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sources.batches import GroupBuffer, ResumeToken
@@ -175,7 +176,7 @@ def _call_after_prediction(model: TrainableModel, callbacks: CallbackList, group
     return count
 
 
-def run_on_batch(model: TrainableModel, kind: str, reader: Reader) -> dict[str, Any]:
+def run_on_batch(model: TrainableModel, kind: Phase, reader: Reader) -> dict[str, Any]:
     """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
     with model.run.timed():
         inputs = start_phase(model, kind, reader, passes=1)
@@ -185,7 +186,7 @@ def run_on_batch(model: TrainableModel, kind: str, reader: Reader) -> dict[str, 
         return inputs.phase.fetch_results(running)
 
 
-def compile_ahead(model: TrainableModel, kind: str, reader: Reader, passes: int, is_sample: bool) -> None:
+def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: int, is_sample: bool) -> None:
     """Compiles a phase for the batches of `reader` as a run that reads them `passes` times would, running nothing.
 
     That is for full batches and, of arrays, for a shorter last one.
@@ -310,7 +311,7 @@ def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running)
             in_flight.popleft().block_until_ready()
 
 
-def _stops(model: TrainableModel, kind: str, agrees: bool) -> bool:
+def _stops(model: TrainableModel, kind: Phase, agrees: bool) -> bool:
     """Returns whether a callback has asked to stop; with `agrees`, in any process, of which all get to know."""
     if agrees:
         with model.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog

@@ -19,6 +19,7 @@ from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.interrupts import Interrupts
 from trainer.core.timing import Timing
+from trainer.core.types import Phase
 from trainer.data import Demand, Group, Reader, prefetch
 from trainer.data.prefetch import is_abandoned
 from trainer.distribute.placement.placement import PlacedGroup
@@ -49,7 +50,7 @@ class PhaseInput:
     """
 
     model: TrainableModel
-    kind: str
+    kind: Phase
     phase: CompiledPhase
     reader: Reader
     arrays: Any | None
@@ -137,7 +138,7 @@ class _Results:
 
 
 def start_phase(
-    model: TrainableModel, kind: str, reader: Reader, passes: int, data_on_device: bool = False
+    model: TrainableModel, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False
 ) -> PhaseInput:
     """Returns what a phase runs on, after checking the first batch and tracing the step on it.
 
@@ -166,7 +167,7 @@ def start_phase(
         model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing)
 
 
-def _batches_at_once(kind: str, steps_per_execution: int, batch: list[np.ndarray]) -> int:
+def _batches_at_once(kind: Phase, steps_per_execution: int, batch: list[np.ndarray]) -> int:
     """Returns of how many batches the row numbers are placed at once: it takes as long as many small steps."""
     if kind == "predict" or steps_per_execution == 1:  # an execution is of a whole group, or compiled for one batch
         return steps_per_execution

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainer.callbacks import CallbackList
 from trainer.core import arguments, errors
-from trainer.core.types import Data
+from trainer.core.types import Data, Phase
 from trainer.data import HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf
@@ -74,7 +74,7 @@ def batch_reader(model: LoopModel, x: Any, y: Any, sample_weight: Any, class_wei
 
 
 def compile_ahead(
-    model: LoopModel, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[str],
+    model: LoopModel, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
     steps_per_epoch: int | None,
 ) -> None:
     """Compiles phases for the data that `Model.compile_ahead` describes."""
@@ -100,7 +100,7 @@ def compile_ahead(
                 loop.compile_ahead(model, kind, reader, passes, is_sample)
 
 
-def checked_phases(phases: Any) -> Sequence[str]:
+def checked_phases(phases: Any) -> Sequence[Phase]:
     """Returns the names of phases as a list, for a single name or several."""
     phases = (phases,) if isinstance(phases, str) else phases
     if not isinstance(phases, (tuple, list)):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.core.errors import describe, unknown_name
+from trainer.core.types import Data
 from trainer.data.sources.arrays import is_array_tree
 
 
@@ -69,7 +70,7 @@ def policy_of(data: Any) -> AutoShardPolicy:
     return data.auto_shard_policy if isinstance(data, DataWithOptions) else AutoShardPolicy.AUTO
 
 
-def with_options(data: Any, auto_shard_policy: AutoShardPolicy | str) -> DataWithOptions:
+def with_options(data: Data, auto_shard_policy: AutoShardPolicy | str) -> DataWithOptions:
     """Returns data to be shared by several processes in a given way.
 
     Args:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from trainer.core.errors import describe
+from trainer.core.types import ArrayTree
 from trainer.data.sources.arrays import (
     DataError,
     as_arrays,
@@ -28,7 +29,7 @@ Batch = Any
 """A tree of numpy arrays with equal first dimensions, the rows: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
 
 
-def unpack_x_y_sample_weight(batch: Batch) -> tuple[Any, Any, Any]:
+def unpack_x_y_sample_weight(batch: ArrayTree) -> tuple[Any, Any, Any]:
     """Returns `(x, y, sample_weight)` of a batch, None for what it lacks.
 
     Args:
@@ -49,7 +50,9 @@ def unpack_x_y_sample_weight(batch: Batch) -> tuple[Any, Any, Any]:
     return (*batch, None, None)[:3]
 
 
-def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Batch:
+def pack_x_y_sample_weight(
+    x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None
+) -> Batch:
     """Returns a batch of the given parts: the inverse of `unpack_x_y_sample_weight`.
 
     Returns:

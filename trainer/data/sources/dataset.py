@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from trainer.core.arguments import as_count
+from trainer.core.types import ArrayTree
 from trainer.data.sources.batches import Batch, as_batch
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
@@ -55,12 +56,12 @@ class Dataset:
 
     _arrays: HostArrays
     _row_order: Order
-    _row_maps: tuple[Callable, ...] = ()
+    _row_maps: tuple[Callable[..., Any], ...] = ()
     _batching: Batching | None = None
-    _batch_maps: tuple[Callable, ...] = ()
+    _batch_maps: tuple[Callable[..., Any], ...] = ()
 
     @classmethod
-    def from_arrays(cls, data: Any) -> Dataset:
+    def from_arrays(cls, data: ArrayTree) -> Dataset:
         """Returns a dataset whose elements are the rows of arrays.
 
         Args:
@@ -91,7 +92,7 @@ class Dataset:
         seed = as_count("seed", seed, 0)
         return self._reordered(lambda order: order.shuffle(seed))
 
-    def map(self, fn: Callable) -> Dataset:
+    def map(self, fn: Callable[..., Any]) -> Dataset:
         """Returns this dataset with `fn` applied to each element.
 
         Args:
@@ -296,7 +297,7 @@ class Dataset:
         return as_batch(batch)
 
 
-def _call(fn: Callable, element: Any) -> Any:
+def _call(fn: Callable[..., Any], element: Any) -> Any:
     return fn(*element) if isinstance(element, tuple) else fn(element)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.core.errors import describe
+from trainer.core.types import ArrayTree
 from trainer.data.sources.arrays import (
     as_arrays,
     canonical_dtype,
@@ -45,7 +46,7 @@ class HostArrays:
         self.nbytes = sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in leaves)
 
     @classmethod
-    def of(cls, data: Any) -> HostArrays:
+    def of(cls, data: ArrayTree) -> HostArrays:
         """Returns the arrays that a user passed, converted and checked here, once, and not when rows are gathered.
 
         Raises:
