@@ -1,7 +1,8 @@
 """One line of a terminal that is drawn over and over.
 
-Owns the control codes and the bar's looks. It keeps no thread, hides no cursor and redirects no output, so that an
-exception, or a callback that prints, leaves nothing to be put right.
+Owns the control codes and the bar's form. It keeps no thread, hides no cursor and redirects no output, so that an
+exception, or a callback that prints, leaves nothing to restore. rich's `Live` and `Progress` hide the cursor until they
+are stopped, and a `fit` that ends by an exception calls no hook that would stop them; so only rich's console is used.
 """
 
 from __future__ import annotations

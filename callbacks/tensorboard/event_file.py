@@ -1,18 +1,18 @@
 """Event files: what TensorBoard reads.
 
 Owns the form of an event: scalars, histograms, images and texts as TensorFlow 2 writes them, so that whatever reads
-Keras's files reads these. Knows nothing of training. Importing it needs tensorboardX, which writes the records.
+Keras's files reads these. Knows nothing of training. Importing it needs tensorboardX, which writes the records; Pillow
+encodes images.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
-import struct
 import time
 import weakref
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +40,6 @@ MAX_IMAGES = 3  # of one summary, TensorFlow's default
 FLUSH_SECS = 30.0
 
 _DT_FLOAT, _DT_DOUBLE, _DT_STRING = 1, 2, 7  # TensorFlow's numbers for dtypes
-_PNG_COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # by the number of channels: grey, RGB, RGBA
 
 # Two files of one second would have one name otherwise, and the later would replace the earlier.
 _file_numbers = itertools.count()
@@ -49,8 +48,8 @@ _file_numbers = itertools.count()
 class EventFile:
     """A new event file in a directory, which TensorBoard shows as one run.
 
-    Events reach the disk after `flush`, or `FLUSH_SECS` after the last time. An object that nobody refers to any more
-    closes its file, and so does the end of the program.
+    Events reach the disk after `flush`, or `FLUSH_SECS` after the last time. An object without references closes its
+    file, and so does the end of the program.
 
     Args:
       directory: the path of the directory, which is made if it does not exist.
@@ -81,7 +80,7 @@ class EventFile:
         self._add(tag, step, "scalars", TensorProto(dtype=_DT_FLOAT, tensor_shape=_shape(()), float_val=[value]))
 
     def add_histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        """Adds how the finite ones of some numbers are distributed over `BUCKETS` intervals of equal width."""
+        """Adds how the finite values among some numbers are distributed over `BUCKETS` intervals of equal width."""
         buckets = histogram_buckets(values)
         self._add(tag, step, "histograms", TensorProto(
             dtype=_DT_DOUBLE, tensor_shape=_shape(buckets.shape), tensor_content=buckets.astype("<f8").tobytes()))
@@ -154,18 +153,12 @@ def png(pixels: np.ndarray) -> bytes:
 
     Args:
       pixels: uint8, of shape (height, width, channels), with 1, 3 or 4 channels: grey, RGB or RGBA.
-
-    Source: https://www.w3.org/TR/png-3/
     """
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    from PIL import Image  # for `write_images` alone
 
-    height, width, channels = pixels.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, _PNG_COLOR_TYPES[channels], 0, 0, 0)
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each row begins with the number of its filter: none
-    rows[:, 1:] = pixels.reshape(height, -1)
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows.tobytes()))
-            + chunk(b"IEND", b""))
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def _shape(shape: tuple[int, ...]) -> Any:
