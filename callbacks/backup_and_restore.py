@@ -104,7 +104,7 @@ class BackupAndRestore(Callback):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._stop_listening()
-        if self._is_preempted:  # after the last boundary; without its end saved, the next start would begin anew
+        if self._is_preempted:  # after the last boundary; without its end saved, the next start would begin again
             self._save_and_exit()
         self._point.wait()
         if self.delete_checkpoint:
@@ -117,7 +117,7 @@ class BackupAndRestore(Callback):
     def _is_due(self, point: Any) -> bool:
         if point.kind == "epoch" and not self.delete_checkpoint and (
                 self.model.stop_training or point.epoch >= (self.params or {}).get("epochs", math.inf)):
-            return True  # the end, for which whoever follows the run waits
+            return True  # the end, for which a `SidecarEvaluator` of the run waits
         if self.save_freq == "epoch":
             return point.kind == "epoch"
         if isinstance(self.save_freq, int):

@@ -134,7 +134,7 @@ class CallbackList(Callback):
         return min(steps, default=None)
 
     def check_monitors(self, available: Iterable[str]) -> None:
-        """Lets the callbacks that monitor a log refuse one that will not exist.
+        """Lets the callbacks that monitor a log reject a log that will not exist.
 
         Those behind a callback whose `on_epoch_end` may add any log (see `adds_logs`) are left to check the first logs.
 

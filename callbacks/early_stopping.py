@@ -19,7 +19,7 @@ class EarlyStopping(MonitorCallback):
       patience: how many epochs without an improvement end the training. The first epoch never does.
       verbose: 1 prints what the callback does, 0 does not.
       mode: "min", "max" or "auto" (see `MonitorCallback`).
-      baseline: the value that has to be beaten too: only an epoch better than this and than all before it ends a wait.
+      baseline: a value to improve on too: only an epoch better than this and than all before it ends a wait.
       restore_best_weights: whether `fit` ends with the weights of the best epoch, baseline or not, instead of the last.
       start_from_epoch: the first epoch, from 0, that is looked at.
 

@@ -14,7 +14,7 @@ class History(Callback):
     """Records the logs of every epoch; every `fit` has one and returns it.
 
     Where there is no other callback, the logs of an epoch are fetched when the next epoch ends or training does, or
-    somebody reads `history`: the device has the next epoch's steps by then.
+    `history` is read: the device has the next epoch's steps by then.
 
     Attributes:
       history: for each log, the list of its values as python floats. A log that not every epoch has (a validation with
@@ -34,7 +34,7 @@ class History(Callback):
     """
 
     state_attributes = ("history", "epoch")
-    reads_late = False  # whether nobody can look into `history` while it is an epoch behind
+    reads_late = False  # whether `history` cannot be read while it is an epoch behind
 
     def __init__(self):
         self.history = {}

@@ -17,7 +17,7 @@ from trainer.core.types import Verbose
 class LearningRateScheduler(Callback):
     """Sets the learning rate before every epoch, and puts it as `learning_rate` into the epoch's logs.
 
-    Of several named optimizers each one's is set, and put into the logs as `learning_rate_generator` and so on.
+    Of several named optimizers each is set, and put into the logs as `learning_rate_generator` and so on.
 
     Args:
       schedule: called as `schedule(epoch, learning_rate)`, or as `schedule(epoch)` if it takes one argument, with the

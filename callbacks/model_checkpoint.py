@@ -43,7 +43,7 @@ class ModelCheckpoint(MonitorCallback):
       mode: "min", "max" or "auto" (see `MonitorCallback`).
       save_freq: "epoch" saves after each epoch; an integer after so many batches, counted over the epochs. Executions
         end at these batches; all others stay fused.
-      initial_value_threshold: the value that the first save has to beat, with `save_best_only`.
+      initial_value_threshold: the value that the first save must improve on, with `save_best_only`.
       max_to_keep: how many of the files that this callback wrote to keep: the best, by the monitored value, or the
         newest if no log has the monitor. What would not be kept is not written. None keeps all.
 
@@ -260,6 +260,6 @@ def _delete(path: str) -> None:
         else:
             os.remove(path)
     except FileNotFoundError:
-        pass  # somebody else was faster, or the run that was resumed
+        pass  # deleted already, such as by the run that was resumed
     except OSError as error:
         warnings.warn(f"`ModelCheckpoint` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)

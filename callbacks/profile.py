@@ -31,7 +31,7 @@ class Profile(TrainBatchCallback):
     Args:
       log_dir: the directory to write to; made if it does not exist.
       steps: the numbers of the first and the last train batch, counted from 1 over the epochs of this `fit`; a run that
-        resumes counts anew.
+        resumes counts from 1 again.
 
     Raises:
       ValueError: if `steps` are not two such numbers.

@@ -14,8 +14,8 @@ from trainer.core.types import Verbose
 class ReduceLROnPlateau(MonitorCallback):
     """Multiplies the learning rate by a factor once a log has not improved for some epochs.
 
-    Puts `learning_rate`, as it was during the epoch, into the epoch's logs. Of several named optimizers each one's is
-    multiplied, and put into the logs as `learning_rate_generator` and so on.
+    Puts `learning_rate`, as it was during the epoch, into the epoch's logs. Of several named optimizers each
+    learning rate is multiplied, and put into the logs as `learning_rate_generator` and so on.
 
     Args:
       monitor: the name of the log.

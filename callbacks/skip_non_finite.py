@@ -12,7 +12,7 @@ from trainer.core import arguments
 class SkipNonFinite(LateLogsCallback):
     """Leaves out the updates of batches whose gradients have a NaN or an infinite number in them.
 
-    Parameters, the optimizer's state and the model state then stay as they were, on all replicas alike, and only the
+    Parameters, the optimizer's state and the model state then stay as they were, on all replicas, and only the
     step number goes on. The log "skipped_steps" counts these updates in an epoch, and "skipped_in_a_row" has the most
     in a row, also of those before the epoch. The losses and metrics of such batches are in the epoch's like others.
 

@@ -105,7 +105,7 @@ class ValidateEvery(TrainBatchCallback):
         if self.minutes is not None and jax.process_count() > 1:
             raise ValueError("`ValidateEvery(minutes=...)` cannot be used in a run of several processes: all of them "
                              "must validate after the same batch, and their clocks differ. Use `steps`.")
-        # A loop of one's own need not tell whether it can validate.
+        # A custom training loop need not tell whether it can validate.
         if self.validation_data is None and not getattr(run_of(self.model), "has_validation_data", True):
             raise ValueError("`ValidateEvery` has nothing to validate on. Pass `validation_data`, to it or to `fit`.")
         self._reset()

@@ -1,4 +1,4 @@
-"""Logs whose values stay on the device until somebody reads one.
+"""Logs whose values stay on the device until one is read.
 
 Owns `LazyLogs`, a dict and a JAX pytree. It knows nothing of devices: what fetching means is the loop's business.
 """

@@ -68,9 +68,9 @@ class MonitorCallback(Callback):
         self.monitor_op: Any = None
 
     def check_monitor(self, available: Iterable[str]) -> None:
-        """Refuses a monitor that no log has. A loop calls it as soon as it knows the logs' names.
+        """Rejects a monitor that no log has. A loop calls it as soon as it knows the logs' names.
 
-        Where nobody has called it, the first logs are checked; they must then have the monitor, so a loop that does not
+        Where it was not called, the first logs are checked; they must then have the monitor, so a loop that does not
         validate in every epoch has to call it.
 
         Args:
@@ -91,7 +91,7 @@ class MonitorCallback(Callback):
         """Returns the monitored value, or None in an epoch that does not have it (one without a validation).
 
         Raises:
-          ValueError: if these are the first logs, nobody has called `check_monitor`, and the monitor is missing.
+          ValueError: if these are the first logs, `check_monitor` was not called, and the monitor is missing.
         """
         logs = logs or {}
         if not self._monitor_checked:
@@ -114,7 +114,7 @@ class MonitorCallback(Callback):
         self.monitor_op = directions[direction]
 
     def _known_direction(self, name: str) -> str | None:
-        # A model of somebody's own loop need not have metrics.
+        # The model of a custom training loop need not have metrics.
         direction = getattr(run_of(self.model), "metric_directions", {}).get(name)
         return "min" if direction is None and name.endswith("loss") else direction
 

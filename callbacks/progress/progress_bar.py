@@ -171,7 +171,7 @@ class ProgressBar(Callback):
         return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []
 
     def _timing(self) -> Mapping[str, float]:
-        timing = getattr(run_of(self._model), "timing", None)  # a loop of one's own may have none
+        timing = getattr(run_of(self._model), "timing", None)  # a custom training loop may have none
         return {} if timing is None else timing.report()
 
     def _compilation(self) -> list[str]:

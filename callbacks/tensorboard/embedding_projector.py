@@ -37,7 +37,7 @@ def metadata_by_embedding(embeddings: list[str], metadata: str | Mapping[str, st
 
 
 def write_embeddings(log_dir: str, embeddings: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes the vectors of embeddings, in place of earlier ones, and lists them for the projector.
+    """Writes the vectors of embeddings, in place of earlier vectors, and lists them for the projector.
 
     Args:
       log_dir: the directory that TensorBoard is given.

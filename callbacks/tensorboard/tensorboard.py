@@ -194,7 +194,7 @@ class TensorBoard(Callback):
         """Has the loop call this callback for every batch only as long as that is needed.
 
         Hooks of the instance count as overridden (see `CallbackList.wants`). These two are called by those that a
-        subclass is likely to override. All processes decide alike, because it decides how steps are fused.
+        subclass is likely to override. All processes decide the same, because it decides how steps are fused.
         """
         for hook in ("on_batch_begin", "on_batch_end"):
             self.__dict__.pop(hook, None)

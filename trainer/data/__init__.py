@@ -1,7 +1,7 @@
 """User data to host batches, to groups of batches, to groups placed ahead of their use.
 
 Owns everything between what a user passes as `x` and a stacked tree of numpy arrays. It must not know about devices or
-strategies: whoever calls `prefetch` brings the function that places a group.
+strategies: the caller of `prefetch` brings the function that places a group.
 """
 
 from trainer.data.adapt import adapt

@@ -25,9 +25,9 @@ _JOIN_TIMEOUT_SECS = 2.0
 
 
 class Demand:
-    """Whether somebody waits for a value that is being made, written by one thread and read by another.
+    """Whether a thread waits for a value that is being made, written by one thread and read by another.
 
-    It is a context manager: somebody waits while its block runs.
+    It is a context manager: a thread waits while its block runs.
 
     Args:
       patience_secs: how long they may wait before it is urgent.
@@ -44,11 +44,11 @@ class Demand:
         self._waits_since = None
 
     def is_there(self) -> bool:
-        """Returns whether somebody waits."""
+        """Returns whether a thread waits."""
         return self._waits_since is not None
 
     def is_urgent(self) -> bool:
-        """Returns whether somebody has waited for longer than their patience lasts."""
+        """Returns whether a thread has waited for longer than its patience lasts."""
         since = self._waits_since
         return since is not None and time.monotonic() - since > self._patience_secs
 

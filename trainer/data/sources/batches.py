@@ -120,7 +120,7 @@ def map_batch(function: Callable[[Batch], Batch], batch: Batch | Part) -> Batch 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
-    """The structure, shapes and dtypes of a run's first batch, which later ones must match.
+    """The structure, shapes and dtypes of a run's first batch, which later batches must match.
 
     Attributes:
       structure: the tree.

@@ -17,7 +17,7 @@ from trainer.data.sources.arrays import aligned_empty
 
 
 class BufferPool:
-    """Makes arrays, of the memory of earlier ones where these are gone.
+    """Makes arrays, of the memory of earlier arrays where these are gone.
 
     Example:
       >>> pool = BufferPool()
@@ -52,7 +52,7 @@ class BufferPool:
 
     def give_back(self, memory: np.ndarray) -> None:
         """Takes memory that nothing refers to any more."""
-        if self._free_bytes + memory.size > self.kept_bytes:  # most of it may be of sizes that nobody wants any more
+        if self._free_bytes + memory.size > self.kept_bytes:  # most of it may be of sizes that are no longer needed
             self._free.clear()
             self._free_bytes = 0
         if memory.size <= self.kept_bytes:

@@ -36,7 +36,7 @@ class Source(Protocol):
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether there is a single pass, and whoever reads on continues where the last reader stopped."""
+        """Whether there is a single pass, and a further reader continues where the last reader stopped."""
 
     @property
     def is_exact(self) -> bool:
@@ -99,7 +99,7 @@ class DatasetSource:
 
 
 class IterableSource:
-    """Batches of any iterable; an iterator is one-shot, anything else starts anew with each pass.
+    """Batches of any iterable; an iterator is one-shot, anything else starts again with each pass.
 
     Iterators that have `get_state` and `set_state`, as Grain's, continue where their state was taken.
 

@@ -89,7 +89,7 @@ def read_with_text(
         arrays = dict(file)
         if file.metadata.get(_CHECKSUM_KEY) != checksum(text, arrays):
             raise ValueError(f"{path!r} is damaged: its content does not have the checksum that it was saved with. "
-                             "Copy the file again, or save it anew.")
+                             "Copy the file again, or save it again.")
     return text, arrays
 
 

@@ -49,7 +49,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
     Args:
       path: the file, in a folder that exists. One that is there is replaced.
       arrays: arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
-      metadata: text to keep beside them.
+      metadata: text to keep with them.
 
     Raises:
       TypeError: if a name or a text of the metadata is not a string, or a value is not an array.
@@ -124,7 +124,7 @@ class ArraysFile(Mapping[str, np.ndarray]):
     """The arrays of an open safetensors file by name; `read_arrays` opens one.
 
     Attributes:
-      metadata: the text that was saved beside the arrays.
+      metadata: the text that was saved with the arrays.
       shapes: each array's shape and dtype by name, in the header's order.
     """
 

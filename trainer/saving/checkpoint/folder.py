@@ -66,7 +66,7 @@ class CheckpointFolder:
           Its path.
 
         Raises:
-          CheckpointError: if there are checkpoints, also ones that were renamed before, but none is whole.
+          CheckpointError: if there are checkpoints, renamed checkpoints included, but none is whole.
           NewerFormatError: if a newer version of the trainer has written the newest.
           PermissionError: if a file may not be read.
         """
@@ -115,7 +115,7 @@ class CheckpointFolder:
                     shutil.rmtree(path)
 
     def delete(self) -> None:
-        """Deletes all checkpoints, damaged ones and leftovers too, and the folder if that leaves it empty.
+        """Deletes all checkpoints, damaged checkpoints and leftovers too, and the folder if that leaves it empty.
 
         A folder that cannot be deleted, as one that a file system is mounted on, stays, and so does the working folder.
 
@@ -150,7 +150,7 @@ class CheckpointFolder:
                 warnings.warn(f"{damage} Taking {path!r} instead.", UserWarning, stacklevel=4)
             return path
         if found:
-            raise CheckpointError("\n".join([f"No checkpoint in {self.path!r} is whole. To start anew, move the folder "
+            raise CheckpointError("\n".join([f"No checkpoint in {self.path!r} is whole. To start over, move the folder "
                                              "away or delete it.", *damages]))
         return None
 

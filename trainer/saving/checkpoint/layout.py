@@ -30,7 +30,7 @@ def item_name(name: str) -> str:
 
 
 def is_in_state(spec: Spec) -> bool:
-    """Tells whether an array is saved by Orbax, which refuses those without elements: their description is enough."""
+    """Tells whether an array is saved by Orbax, which rejects arrays without elements: their description is enough."""
     return math.prod(spec[0]) > 0
 
 

@@ -1,4 +1,4 @@
-"""Saves checkpoints beside training: a folder appears complete under its name, or not at all.
+"""Saves checkpoints alongside training: a folder appears complete under its name, or not at all.
 
 Owns when things happen: what is done before `save` returns, in which order files reach the disk, and who hears of an
 error. Knows nothing of what a state or a document means.
@@ -45,7 +45,7 @@ class CheckpointWriter:
 
     Use it in a `with` statement, or call `close` in a `finally`: Python ends the thread pools that Orbax writes with
     before it waits for threads, so a save that is not waited for can fail when the process exits. Then a message says
-    so. A process that is killed leaves a hidden folder `.<name>.<hex>.tmp` beside the checkpoint's place.
+    so. A process that is killed leaves a hidden folder `.<name>.<hex>.tmp` next to the checkpoint's place.
 
     >>> with CheckpointWriter() as writer:
     ...     writer.save("step_3", {"up/bias": jnp.zeros(3)}, {"epoch": 1})
@@ -114,7 +114,7 @@ class CheckpointWriter:
                 self._error = _save_error(os.fspath(path), error)
                 if jax.process_index() == 0:
                     _remove(temporary)
-                if not threading.main_thread().is_alive():  # so that nobody will wait
+                if not threading.main_thread().is_alive():  # so that nothing will wait
                     print("The process ends without `close` of its CheckpointWriter:", file=sys.stderr)
                     traceback.print_exception(self._error)
                 return
