@@ -1,4 +1,4 @@
-"""The floating-point operations of a program, with what XLA's count leaves out: all but the first turn of a loop.
+"""The floating-point operations of a program, with what XLA's count leaves out: all but the first iteration of a loop.
 
 Owns the arithmetic of a traced program's loops of known length, such as those of recurrent layers, of layers that are
 scanned over, and of microbatches.
@@ -20,7 +20,7 @@ class Cost(NamedTuple):
 
     Attributes:
       flops: of all kinds.
-      repeated_flops: of all turns of loops of known length after the first ones.
+      repeated_flops: of all iterations of loops of known length after the first.
     """
 
     flops: float
@@ -37,7 +37,7 @@ def cost_of(traced: Any) -> Cost | None:
 
 
 def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:
-    """Returns the floating-point operations of all turns of a program's loops after the first ones.
+    """Returns the floating-point operations of all iterations of a program's loops after the first.
 
     Of each loop whose length is known (`jax.lax.scan`, and what is built on it): products and convolutions count two
     for each multiplication, all else one for each element that it yields.
@@ -53,16 +53,16 @@ def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:
       >>> repeated_flops(jax.jit(power).trace(jnp.eye(4)).jaxpr) == 9 * 2 * 4**3
       True
     """
-    return _flops(program, all_turns=True) - _flops(program, all_turns=False)
+    return _flops(program, all_iterations=True) - _flops(program, all_iterations=False)
 
 
-def _flops(program: ClosedJaxpr | Jaxpr, all_turns: bool) -> float:
-    """Returns the operations of a program, with all turns of each loop or with one."""
+def _flops(program: ClosedJaxpr | Jaxpr, all_iterations: bool) -> float:
+    """Returns the operations of a program, with all iterations of each loop or with a single iteration."""
     total = 0.0
     for equation in _plain(program).eqns:
         inner = list(_inner(equation))
-        turns = equation.params["length"] if all_turns and equation.primitive.name == _LOOP else 1
-        total += turns * sum(_flops(part, all_turns) for part in inner) if inner else (
+        iterations = equation.params["length"] if all_iterations and equation.primitive.name == _LOOP else 1
+        total += iterations * sum(_flops(part, all_iterations) for part in inner) if inner else (
             _operations_per_output(equation) * sum(
                 math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars))
     return total

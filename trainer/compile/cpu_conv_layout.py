@@ -23,7 +23,7 @@ def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
     after.
 
     Args:
-      function: compiled; a pure function of trees of arrays. It is traced when the returned one is called.
+      function: compiled; a pure function of trees of arrays. It is traced when the returned function is called.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Compiles. The only file that calls `jax.jit` or `shard_map`, and the only one that donates.
+"""Compiles. The only file that calls `jax.jit` or `shard_map`, and the only file that donates.
 
 Owns no knowledge of what it compiles: a phase of `fit`, a user's function for `strategy.run`, or an initialisation.
 """
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 
 def compiled(function: Callable[..., Any], out_shardings: Any = None, donate: Sequence[int] = ()) -> Any:
-    """Returns `function` compiled; inside another compiled function, one whose trace is shared by all its calls.
+    """Returns `function` compiled; inside another compiled function, all calls share its trace.
 
     Args:
       function: a pure function of arrays.
@@ -31,7 +31,8 @@ def compiled(function: Callable[..., Any], out_shardings: Any = None, donate: Se
 def on_each_device(
     function: Callable[..., Any], mesh: Mesh, axis: str, in_specs: Any, out_specs: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Returns a function, to be called in a compiled one, that runs `function` once for each place along a mesh axis.
+    """Returns a function, to be called in a compiled function, that runs `function` once for each place along a mesh
+    axis.
 
     Other axes of the mesh are left to the compiler.
 
@@ -70,7 +71,7 @@ def compile_lowered(lowered: Any) -> Any:
 
 
 def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:
-    """Begins to compile `function` in a thread, beside whatever the caller has to trace.
+    """Begins to compile `function` in a thread, while the caller traces.
 
     Args:
       function: a pure function of arrays.

@@ -19,7 +19,8 @@ def enable_compilation_cache(folder: str | os.PathLike | None = None) -> pathlib
     """Keeps every program that is compiled from now on in a folder, and takes it from there when it is there.
 
     Programs are found by their code, the devices and the versions of JAX and XLA, so a cache never gives an outdated
-    one; old entries are not deleted. Programs from the folder run as they are: nobody else may be able to write there.
+    one; old entries are not deleted. Programs from the folder run as they are: no other user may be able to write
+    there.
 
     Args:
       folder: where; made if it does not exist, for its owner alone. By default "trainer-jax" in the user's folder of

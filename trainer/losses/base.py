@@ -89,7 +89,7 @@ def weighted_sum(
 
     Args:
       values: one loss value per sample, `(n, ...)`.
-      reduction: see `reduce_values`; one that gives a scalar.
+      reduction: see `reduce_values`; it must give a scalar.
       sample_weight: see `broadcast_sample_weight`.
       mask: see `reduce_values`.
 
@@ -172,7 +172,7 @@ class Loss:
         raise NotImplementedError(f"{type(self).__name__} must define `call(self, y_true, y_pred)`.")
 
     def validate(self, y_true: Any, y_pred: Any) -> None:
-        """Raises where shapes or dtypes cannot work; a subclass of one's own need not define it.
+        """Raises where shapes or dtypes cannot work; a custom subclass need not define it.
 
         Args:
           y_true: labels, or a tree of them: anything with `shape` and `dtype`.

@@ -154,7 +154,7 @@ def _log_probabilities(y_pred: jax.Array, from_logits: bool, axis: int) -> jax.A
     if from_logits:
         return jax.nn.log_softmax(y_pred, axis=axis)
     total = jnp.sum(y_pred, axis=axis, keepdims=True)
-    # A row of zeros, such as a padded one, is no distribution: it stays as it is and is clipped like any other.
+    # A row of zeros, such as a padded row, is no distribution: it stays as it is and is clipped like any other.
     probabilities = y_pred / jnp.where(total == 0, 1.0, total)
     return jnp.log(jnp.clip(probabilities, EPSILON, 1.0 - EPSILON))
 

@@ -75,10 +75,10 @@ def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
 
 
 def as_loss(identifier: Any) -> Loss:
-    """Returns the `Loss` for a name, a function or a `Loss`, with the checks of its class where it has one.
+    """Returns the `Loss` for a name, a function or a `Loss`, with the checks of its class, if any.
 
     Args:
-      identifier: see `get`; None is refused. A user's function becomes a loss with the function's name.
+      identifier: see `get`; None is an error. A user's function becomes a loss with the function's name.
 
     Raises:
       ValueError: for an unknown name.

@@ -78,7 +78,7 @@ def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> jax.Array:
 
 
 def log_cosh(y_true: Any, y_pred: Any) -> jax.Array:
-    """Returns `mean(log(cosh(y_pred - y_true)), axis=-1)`: squared for small errors, absolute for large ones.
+    """Returns `mean(log(cosh(y_pred - y_true)), axis=-1)`: squared for small errors, absolute for large errors.
 
     >>> round(log_cosh([[0, 0]], [[0, 1000]]).item(), 3)
     499.653
@@ -155,7 +155,7 @@ class MeanSquaredLogarithmicError(BuiltinLoss):
 
 
 class Huber(BuiltinLoss):
-    """Squared errors up to `delta` and absolute ones from there; see `huber`, and `Loss` for the other arguments.
+    """Squared errors up to `delta` and absolute errors from there; see `huber`, and `Loss` for the other arguments.
 
     Raises:
       TypeError: if `delta` is not a number.

@@ -74,7 +74,7 @@ def matched_shapes(true_shape: Shape, pred_shape: Shape) -> tuple[Shape, Shape]:
     """Returns the shapes of labels and predictions once a last axis of size 1 is added or removed, as Keras does.
 
     Where ranks differ by one and the longer shape ends in 1, a shape of rank 1 gets that axis as well; otherwise
-    the longer one loses it. All other shapes stay as they are.
+    the longer shape loses it. All other shapes stay as they are.
 
     >>> matched_shapes((8,), (8, 1)), matched_shapes((8, 5), (8, 5, 1))
     (((8, 1), (8, 1)), ((8, 5), (8, 5)))

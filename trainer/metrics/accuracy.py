@@ -1,4 +1,4 @@
-"""How often predictions match labels: equal numbers, yes or no, the likeliest class, the k likeliest ones.
+"""How often predictions match labels: equal numbers, yes or no, the likeliest class, the k likeliest classes.
 
 Functions take arrays, labels first, and return float32 ones and zeros: one for each prediction, or one for each
 vector of class scores. Classes are their means.

@@ -71,7 +71,8 @@ class AUC(Metric):
       name: see `Metric`.
       dtype: see `Metric`.
       thresholds: numbers in [0, 1] to use instead; 0 and 1 are added.
-      multi_label: whether to take the area for each label, and then their mean; else all labels count as one.
+      multi_label: whether to take the area for each label, and then their mean; else all labels count as a single
+        label.
       num_labels: the number of labels, where `multi_label`; taken from the data where None.
       label_weights: a weight for each label: of its area where `multi_label`, else of its counts.
       from_logits: whether predictions are logits; else they are probabilities.

@@ -104,7 +104,7 @@ class Metric:
     add_weight = add_variable
 
     def validate(self, y_true: Any, y_pred: Any) -> None:
-        """Raises ValueError where shapes cannot work; a subclass of one's own need not define it.
+        """Raises ValueError where shapes cannot work; a custom subclass need not define it.
 
         Args:
           y_true: labels: anything with `shape` and `dtype`, such as `jax.ShapeDtypeStruct`.

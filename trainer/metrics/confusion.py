@@ -37,8 +37,8 @@ def as_thresholds(thresholds: float | Sequence[float]) -> list[float]:
     """Returns one threshold or several as a list.
 
     Raises:
-      TypeError: if one is not a number.
-      ValueError: if one is not in [0, 1].
+      TypeError: if a threshold is not a number.
+      ValueError: if a threshold is not in [0, 1].
     """
     several: list[Any] = [thresholds] if np.ndim(thresholds) == 0 else list(thresholds)  # type: ignore[arg-type]
     outside = [threshold for threshold in several

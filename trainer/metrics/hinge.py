@@ -31,7 +31,7 @@ class SquaredHinge(LossMetric):
 
 
 class CategoricalHinge(LossMetric):
-    """The mean of by how much the best wrong class comes within 1 of the right one, or exceeds it.
+    """The mean of by how much the best wrong class comes within 1 of the right class, or exceeds it.
 
     >>> float(CategoricalHinge()([[0, 1]], [[0.5, 1.0]]))
     0.5

@@ -9,7 +9,7 @@ from trainer.metrics.reduction import LossMetric
 
 
 class KLDivergence(LossMetric):
-    """The mean Kullback-Leibler divergence of predicted distributions from the labels' ones.
+    """The mean Kullback-Leibler divergence of predicted distributions from the labels' distributions.
 
     >>> round(float(KLDivergence()([[1, 0]], [[0.5, 0.5]])), 4)
     0.6931

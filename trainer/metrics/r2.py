@@ -19,7 +19,7 @@ class R2Score(Metric):
     Args:
       class_aggregation: how outputs become one number: "uniform_average", "variance_weighted_average", or None for
         one score per output.
-      num_regressors: the number of independent variables, for the adjusted score; 0 for the standard one, which is
+      num_regressors: the number of independent variables, for the adjusted score; 0 for the standard score, which is
         also given while there are too few samples to adjust. Rows of weight 0 are no samples (Keras counts them).
       name: see `Metric`.
       dtype: see `Metric`.

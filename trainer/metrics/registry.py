@@ -117,7 +117,7 @@ _BY_NAME: dict[str, type[Metric]] = {
     **{name.upper(): cls for name, cls in _SHORT_NAMES.items()},
 }
 
-# The names that stand for a binary, a categorical and a sparse metric: which one, the shapes tell.
+# The names that stand for a binary, a categorical and a sparse metric: the shapes decide which.
 _ACCURACIES = (BinaryAccuracy, CategoricalAccuracy, SparseCategoricalAccuracy)
 _CROSSENTROPIES = (BinaryCrossentropy, CategoricalCrossentropy, SparseCategoricalCrossentropy)
 _BY_SHAPES: dict[str, tuple[type[Metric], type[Metric], type[Metric]]] = {

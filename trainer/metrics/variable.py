@@ -21,7 +21,7 @@ INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.one
 
 
 class _Scope(threading.local):
-    # The values of variables by `id`, while this thread is in a scope: another thread sees the stored ones.
+    # The values of variables by `id`, while this thread is in a scope: another thread sees the stored values.
     values: dict[int, jax.Array] | None = None
 
 
@@ -97,7 +97,7 @@ class Variable:
         return self._value.dtype
 
     def assign(self, value: Any) -> jax.Array:
-        """Replaces the value and returns the new one, cast to the variable's dtype.
+        """Replaces the value and returns the new value, cast to the variable's dtype.
 
         Raises:
           ValueError: for a value of another shape.
@@ -113,11 +113,11 @@ class Variable:
         return array
 
     def assign_add(self, value: Any) -> jax.Array:
-        """Adds to the value and returns the new one; see `assign`."""
+        """Adds to the value and returns the new value; see `assign`."""
         return self.assign(self.value + jnp.asarray(value, self.dtype))
 
     def assign_sub(self, value: Any) -> jax.Array:
-        """Subtracts from the value and returns the new one; see `assign`."""
+        """Subtracts from the value and returns the new value; see `assign`."""
         return self.assign(self.value - jnp.asarray(value, self.dtype))
 
     def numpy(self) -> np.ndarray:

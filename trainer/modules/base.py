@@ -80,7 +80,7 @@ class FunctionalModule(abc.ABC):
             averages in training too, and leave them as they are. None if all parameters are trained.
 
         Returns:
-          `(outputs, model_state)`; when not training, the state is the one that was given.
+          `(outputs, model_state)`; when not training, the state is returned as it was given.
         """
 
     @abc.abstractmethod
@@ -110,7 +110,7 @@ def call_arguments(target: Any, inputs: Any, training: bool) -> tuple[tuple, dic
 
     A tuple or list is unpacked if `target` takes that many positional arguments, and a dict becomes keyword arguments
     if each of its keys is a parameter; otherwise `inputs` is the one argument. The flag that tells `target` whether it
-    is being trained is passed if its signature has one, unless an attribute of that name has decided it already.
+    is being trained is passed if its signature has a flag, unless an attribute of that name has decided it already.
 
     Args:
       target: a module or a function.

@@ -2,10 +2,10 @@
 
 Flax's layers without a `dtype` compute in the widest dtype that they meet. So one float32 array on the way makes all
 that follows float32: a constant table, the initial carry of a recurrent cell, the running averages of `nnx.BatchNorm`.
-Keras's layers cast what they are given; so do Flax's, once they are told a dtype.
+Keras's layers cast what they are given; so do Flax's, once they have a dtype.
 
-Owns which layers are told, and how Linen's are; `nnx_compute_dtype.py` tells NNX's. A recurrent cell needs more: its
-new carry gets the dtypes of the old one, as a loop requires. So an LSTM's memory stays float32. It must not know NNX.
+Owns which layers receive a dtype, and how Linen's do; `nnx_compute_dtype.py` has NNX's. A recurrent cell needs more: its
+new carry gets the dtypes of the old carry, as a loop requires. So an LSTM's memory stays float32. It must not know NNX.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def call_linen_layer(layer: nn.Module, call: Callable[..., Any], args: tuple, kw
     """Returns what a method of a bound Linen layer returns, where `dtype` takes the place of a `dtype` of None.
 
     Args:
-      layer: the bound layer, which Flax made for this call; it is told the dtype for good.
+      layer: the bound layer, which Flax made for this call; it keeps the dtype.
       call: the method, as an interceptor is given it.
       args: the method's arguments.
       kwargs: its keyword arguments.

@@ -172,7 +172,7 @@ def _rematerialised(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> A
 def _with_streams(streams: list[str], call: Callable[[list[str]], Any]) -> Any:
     """Returns `call(streams)`, after adding to `streams` whatever else the module asks for.
 
-    Flax tells which random streams a module uses only by asking for one that is missing.
+    Flax tells which random streams a module uses only by asking for a missing stream.
     """
     while True:
         try:

@@ -1,6 +1,6 @@
 """Several named modules as one: generator and discriminator, teacher and student.
 
-Owns the dicts by name around parameters and state. What one name holds is the business of its own adapter.
+Owns the dicts by name around parameters and state. What a name holds belongs to its own adapter.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Path = tuple[Any, ...]
 
 
 class _Variant(NamedTuple):
-    """What the layers of a private clone are told; `frozen` has the paths of the BatchNorm layers that are."""
+    """What the layers of a private clone receive; `frozen` has the paths of the BatchNorm layers that are."""
 
     training: bool
     batch_norm: str = "global"
@@ -40,7 +40,7 @@ class _Variant(NamedTuple):
 class NNXFunctional(FunctionalModule):
     """The functional form of an NNX module.
 
-    `nnx.Param` variables are the parameters. Keys and counts of random streams are made anew in each call, from the
+    `nnx.Param` variables are the parameters. Keys and counts of random streams are made again in each call, from the
     path of the stream, and belong to no state. `nnx.Intermediate` values are dropped. All else is state.
 
     Args:
@@ -148,7 +148,7 @@ class NNXFunctional(FunctionalModule):
         return self._graphdefs[variant]
 
     def _values(self, module: nnx.Module) -> tuple[dict, dict]:
-        """Returns `(params, model_state)` of a module that has this one's variables, and maybe more."""
+        """Returns `(params, model_state)` of a module that has the variables of this module, and maybe more."""
         variables = dict(nnx.to_flat_state(nnx.state(module)))
         params, model_state = ({_names(path): _value(variables[path]) for path in paths}
                                for paths in (self._param_paths, self._state_paths))

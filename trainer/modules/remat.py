@@ -40,7 +40,8 @@ from trainer.modules.batch_norm import STATISTICS_NAME
 
 Call = Callable[[], Any]
 Plan = dict[Hashable, "Plan | None"]
-"""What to do with the layers that a layer calls, by name: None to rematerialise one, else the plan for its layers."""
+"""What to do with the layers that a layer calls, by name: None to rematerialise a layer, else the plan for its
+layers."""
 
 _NUMBERS = itertools.count()
 
@@ -75,7 +76,7 @@ def call_layer(path: Hashable, call: Call, rematerialised: Call) -> Any:
     """Returns what a layer returns, by a plain call unless it is chosen for rematerialisation.
 
     Args:
-      path: a name that is unique among the layers of the one caller.
+      path: a name that is unique among the layers of the caller.
       call: calls the layer.
       rematerialised: calls it by `rematerialise`.
     """
@@ -237,7 +238,7 @@ class _Recorder:
             chosen = self._module.chosen(limit)
             return sum(layer.output_bytes for layer in chosen) + max((layer.inner_bytes for layer in chosen), default=0)
 
-        # From the largest: of equally good limits, the one that takes the fewest layers apart.
+        # From the largest: of equally good limits, that which takes the fewest layers apart.
         limit = min(sorted(self._module.limits(), reverse=True), key=bytes_at_peak)
         return {self._module_path: self._module.plan(limit)}
 

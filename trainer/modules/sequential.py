@@ -17,7 +17,7 @@ from trainer.modules.remat import call_function
 
 
 def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: Any, training: bool) -> Any:
-    """Returns what the last layer returns, where each is called on what the one before it returned.
+    """Returns what the last layer returns, where each is called on what the layer before it returned.
 
     Args:
       layers: bound Linen layers or NNX layers, and plain functions between them.
@@ -36,7 +36,7 @@ def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: Any, training: bo
 def linen_stack(layers: Sequence[Callable[..., Any]]) -> nn.Module:
     """Returns a Linen module that applies `layers` one after another.
 
-    Its parameters are named as in `nn.Sequential` ("layers_0"), or by a layer's own name if it has one.
+    Its parameters are named as in `nn.Sequential` ("layers_0"), or by a layer's own name, if any.
     """
     return _LinenStack(tuple(layers))
 

@@ -87,7 +87,7 @@ def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: i
     Args:
       rows: the layers.
       name: the model's name.
-      total: how many numbers the model holds: parameters, frozen ones included, and state.
+      total: how many numbers the model holds: parameters, also frozen parameters, and state.
       trainable: how many of these are trained.
       state_count: how many of these are state, such as running averages.
 

@@ -19,8 +19,8 @@ class Adagrad(Optimizer):
       initial_accumulator_value: what the sum starts from; at least 0.
       epsilon: what is added to the sum before taking its root; above 0.
       weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient; a larger one is scaled down.
-      clipvalue: the largest absolute value in a gradient; larger ones are cut.
+      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
+      clipvalue: the largest absolute value in a gradient; larger values are cut.
       global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
       name: a name to know the optimizer by.
 

@@ -21,8 +21,8 @@ class Adam(Optimizer):
       epsilon: what is added to the root before dividing by it; above 0.
       amsgrad: whether the mean of squares is replaced by its maximum over all updates.
       weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient; a larger one is scaled down.
-      clipvalue: the largest absolute value in a gradient; larger ones are cut.
+      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
+      clipvalue: the largest absolute value in a gradient; larger values are cut.
       global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
       name: a name to know the optimizer by.
 

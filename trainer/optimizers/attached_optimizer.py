@@ -34,7 +34,7 @@ class AttachedOptimizer:
         self._optimizer, self._read, self._write = optimizer, read, write
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A model makes this object anew each time it is asked for: what is set on it would be forgotten.
+        # A model makes a new object for each read: what is set on it would be forgotten.
         if not hasattr(type(self), name):
             raise AttributeError(f"The optimizer of a compiled model has no attribute {name!r} to set. Its rate is set "
                                  "by `model.optimizer.learning_rate = value`; for all else, call `compile` again with "
@@ -58,7 +58,7 @@ class AttachedOptimizer:
         if state is None:
             return self.optimizer.learning_rate
         count, rate = jax.device_get((state.count, state.learning_rate))
-        with jax.transfer_guard("allow"):  # somebody asks for it
+        with jax.transfer_guard("allow"):  # the user asks for it
             return LearningRate(self.optimizer.read_learning_rate(OptimizerState(count, rate, None)))
 
     @learning_rate.setter

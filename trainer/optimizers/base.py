@@ -39,7 +39,7 @@ class OptimizerState(NamedTuple):
 class Optimizer(ComparesByConfiguration):
     """Turns gradients into updates of parameters, at a learning rate that can be read and set.
 
-    An optimizer holds no arrays: `init` makes its state, `update` returns the next one. It compares by its
+    An optimizer holds no arrays: `init` makes its state, `update` returns the next state. It compares by its
     configuration, so it can be static metadata of a pytree: equal optimizers share compiled functions. Use a class
     with a Keras name, or `optimizers.get` for an optax transformation; construct this class directly for a
     transformation that takes the learning rate as an argument.
@@ -84,7 +84,7 @@ class Optimizer(ComparesByConfiguration):
         """Returns the state before the first update.
 
         Args:
-          params: any pytree of floating-point arrays, also an empty one.
+          params: any pytree of floating-point arrays, also an empty tree.
         """
         return OptimizerState(
             count=jnp.zeros((), jnp.int32),
@@ -115,7 +115,7 @@ class Optimizer(ComparesByConfiguration):
         """Returns `state` with another rate for the next update: a constant rate is replaced, a schedule is scaled.
 
         With a schedule, all its later values are multiplied by the same factor: `value` over its present value. Call
-        it between steps. The new scalar is placed like the old one, so that a compiled step accepts it as it is.
+        it between steps. The new scalar is placed like the old scalar, so that a compiled step accepts it as it is.
 
         Args:
           state: the present state.

@@ -1,4 +1,4 @@
-"""What every optimizer with a Keras name takes besides its own arguments: clipping and weight decay."""
+"""What every optimizer with a Keras name takes in addition to its own arguments: clipping and weight decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning rate as users meet it: what they may give for one, and the number they read back."""
+"""The learning rate as users meet it: what they may pass, and the number they read back."""
 
 from __future__ import annotations
 

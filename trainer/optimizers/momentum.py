@@ -21,8 +21,8 @@ class SGD(Optimizer):
       momentum: how much of the sum survives an update, in [0, 1]; 0 keeps none, and no state.
       nesterov: whether to step to where the momentum will have led, rather than to where it has.
       weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient; a larger one is scaled down.
-      clipvalue: the largest absolute value in a gradient; larger ones are cut.
+      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
+      clipvalue: the largest absolute value in a gradient; larger values are cut.
       global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
       name: a name to know the optimizer by.
 

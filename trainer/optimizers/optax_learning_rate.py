@@ -128,7 +128,7 @@ def _holds_injected_rate(stage: _Stage) -> bool:
 def _injected_rate(stage: _Stage) -> FoundRate | None:
     if "learning_rate" in stage.closure["numeric_hps"]:
         return FoundRate(float(stage.closure["numeric_hps"]["learning_rate"]), injected=True)
-    # A plain schedule acts as it would without the injection; a stateful one is no function of the count.
+    # A plain schedule acts as it would without the injection; a stateful schedule is no function of the count.
     schedule = getattr(stage.closure["sched_hps"]["learning_rate"], "schedule_fn", None)
     return None if schedule is None else FoundRate(schedule)
 

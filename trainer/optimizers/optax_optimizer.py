@@ -1,4 +1,4 @@
-"""Plain optax transformations as optimizers: their updates untouched, bit for bit, until somebody sets the rate."""
+"""Plain optax transformations as optimizers: their updates untouched, bit for bit, until the rate is set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.optimizers.optax_learning_rate import find_learning_rate
 def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
     """Returns the optimizer that applies `transformation`.
 
-    Its learning rate is the one that the transformation was built with, where that can be found. A rate held by
+    Its learning rate is that of the transformation, where it can be found. A rate held by
     `optax.inject_hyperparams` is set there. Any other acts by scaling the finished updates: by the rate over the one
     that the transformation was built with, or by the factor on top of its schedule. Where the rate is unknown it reads
     1.0, a factor on top of whatever the transformation does.

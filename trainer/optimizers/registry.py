@@ -25,9 +25,9 @@ def get(identifier: str | Optimizer | optax.GradientTransformation) -> Optimizer
     Args:
       identifier: a Keras name in any case, for that optimizer with its defaults; an optimizer, returned as it is; or
         an optax transformation, whose updates stay what they are, bit for bit, until a learning rate is set. Its rate
-        reads as the one that it was built with. Where that cannot be found it reads 1.0: a factor on top of whatever
+        reads as the rate that it was built with. Where that cannot be found it reads 1.0: a factor on top of whatever
         the transformation does. A rate under `optax.inject_hyperparams` is set in the transformation's own state.
-        One whose update needs further arguments, such as `optax.lbfgs()`, is refused at the first update.
+        A transformation that needs further arguments, such as `optax.lbfgs()`, raises at the first update.
 
     Raises:
       TypeError: if it is none of these.

@@ -129,7 +129,7 @@ class PolynomialDecay(LearningRateSchedule):
       decay_steps: the updates until the end rate; above 0.
       end_learning_rate: the rate from then on.
       power: the power; 1 gives a straight line.
-      cycle: whether to go on past the end: at each multiple of `decay_steps`, the decay stretches to the next one.
+      cycle: whether to go on past the end: at each multiple of `decay_steps`, the decay stretches to the next multiple.
       name: a name to know the schedule by.
 
     Raises:
@@ -162,7 +162,7 @@ class PolynomialDecay(LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CosineDecay(LearningRateSchedule):
-    """A straight line up to `warmup_target`, if there is one, then half a cosine down to a share of the peak.
+    """A straight line up to `warmup_target`, if given, then half a cosine down to a share of the peak.
 
     Args:
       initial_learning_rate: the rate of the first update; without a warm-up, the peak.

@@ -79,7 +79,7 @@ class UpdateRule(ComparesByConfiguration):
         return self.with_counts(state)
 
     def with_counts(self, state: OptimizerState) -> OptimizerState:
-        """Returns the state of a rule that may differ from this one in `skips_non_finite` as this one keeps it.
+        """Returns the state of a rule that may differ from this rule in `skips_non_finite`, as this rule keeps it.
 
         Counts of skipped updates begin, or are dropped; all else stays.
         """
@@ -97,7 +97,7 @@ class UpdateRule(ComparesByConfiguration):
         Args:
           grads: gradients of the trained parameters, as `trainable` gives them.
           state: what `init` or the last `update` returned. The next state has its structure, shapes and dtypes.
-          params: all parameters, the frozen ones included.
+          params: all parameters, also frozen parameters.
         """
         trainable = self.trainable(params)
         updates, new_state = self.optimizer.update(grads, state, trainable)
@@ -117,7 +117,7 @@ class UpdateRule(ComparesByConfiguration):
         return (new if self._is_frozen is None else _with(params, new)), new_state
 
     def averaged(self, state: OptimizerState, params: Any) -> Any:
-        """Returns `params` with the moving average in place of the trained ones, if there is one."""
+        """Returns `params` with the moving average in place of the trained parameters, if it is kept."""
         if self._ema_decay is None:
             return params
         average = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.average, self.trainable(params))

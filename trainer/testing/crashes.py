@@ -45,7 +45,7 @@ class Kill:
     """When to kill a training; exactly one of the first three is given.
 
     Attributes:
-      step: after so many train batches, before anything is saved of the last one.
+      step: after so many train batches, before anything is saved of the last batch.
       validation: likewise, after so many batches of validations.
       save: while a checkpoint is being written, that many after the first.
       delay_secs: for how long it has been written then.
@@ -54,7 +54,7 @@ class Kill:
 
     Raises:
       ValueError: if not one moment is given, or another signal.
-      TypeError: if a number is not one.
+      TypeError: if a number is of another type.
 
     Example:
       >>> Kill(step=7, process=1).process
@@ -90,7 +90,7 @@ class _KillAt(TrainBatchCallback):
     def on_test_begin(self, logs=None):
         self._validated, self._in_validation = self._validated + self._in_validation, 0
 
-    def next_sync_step(self, phase, batch):  # alike in the processes that are spared: all run the same executions
+    def next_sync_step(self, phase, batch):  # the same in processes that are spared: all run the same executions
         super().next_sync_step(phase, batch)
         at, before = (self._train, self._batches_before_epoch) if phase == "train" else (self._test, self._validated)
         last = None if at is None else at - before - 1
@@ -115,7 +115,7 @@ def kill_at(step: int | None = None) -> Callback:
     """Returns a callback that kills its own process with SIGKILL, which no code can catch.
 
     Args:
-      step: after how many train batches of this process, before anything is saved of the last one. Without it
+      step: after how many train batches of this process, before anything is saved of the last batch. Without it
         `assert_resumes_exactly` says when, and in which process; outside of it nothing happens.
 
     Example:

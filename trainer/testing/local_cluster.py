@@ -50,7 +50,7 @@ class LocalCluster:
     """Runs a function in each of several fresh processes that form a cluster on this machine.
 
     Each process has `TF_CONFIG` with its place in the cluster, and the working folder, import path and environment of
-    this one; JAX uses its CPU. What they print appears with a prefix. None is left when `run` returns.
+    this process; JAX uses its CPU. What they print appears with a prefix. None is left when `run` returns.
 
     Args:
       n: how many processes.
@@ -84,7 +84,7 @@ class LocalCluster:
           What each returned, in the order of the workers: also plain values. JAX arrays come back as NumPy's.
 
         Raises:
-          WorkerError: if a process fails; with the traceback of the one that failed first. The others are ended.
+          WorkerError: if a process fails; with the traceback of the process that failed first. The others are ended.
           TimeoutError: if they take too long. The message says what each was doing.
           TypeError: if an argument is not a plain value, or `function` no function.
           ValueError: if `function` is not one of a module, such as a lambda or one inside of another function.

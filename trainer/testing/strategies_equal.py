@@ -66,12 +66,13 @@ def assert_strategies_equal(
         time: everything random in it has a fixed seed.
       data: `(x, y)`, `(x, y, sample_weight)` or `x` alone, of arrays or trees of arrays, rows first. Inputs that are a
         tuple are written `(x,)` if nothing goes with them.
-      strategies: strategies, or functions without arguments that return one, such as the class `MirroredStrategy`.
+      strategies: strategies, or functions without arguments that return a strategy, such as the class
+        `MirroredStrategy`.
       batch_size: rows of a batch, 32 by default.
       epochs: how many epochs to train.
-      train: trains in place of `model.fit`, for loops of one's own: a function `(strategy, model, data)` that leaves
+      train: trains in place of `model.fit`, for custom training loops: a function `(strategy, model, data)` that leaves
         what it trained in the model, as by `model.state = state`, and returns logs by name, each a number or a list
-        with one for each epoch. It gets `data` as given; `batch_size` and `epochs` are not for it.
+        with a value for each epoch. It gets `data` as given; `batch_size` and `epochs` are not for it.
       evaluate: whether to compare what `evaluate` returns; by default if the model has a loss, or a `compute_loss` of
         its own.
       predict: the same for `predict`.
@@ -85,7 +86,7 @@ def assert_strategies_equal(
         name and epoch, predictions), and the largest difference in each. Also for weights that are not finite, which
         compare with nothing.
       ValueError: if there is no strategy; if a tolerance is negative; if `build` returns a model of another strategy's
-        scope, or one that it returned before; if `train` changes no weights.
+        scope, or a model that it returned before; if `train` changes no weights.
       TypeError: if an argument, or what a function returns, has a wrong type.
       RuntimeError: if `build` does not compile the model.
 
@@ -133,7 +134,7 @@ class _Result:
     """What a training gave.
 
     Attributes:
-      initial: weights before the first step; empty where nobody saw them.
+      initial: weights before the first step; empty if unknown.
       weights: weights after the last.
       outcome: logs and predictions.
       apart: names of the arrays of the state whose copies on several devices differ.
@@ -246,7 +247,7 @@ def _weights(model: Model) -> Numbers:
 
 
 def _names_of_copies_apart(model: Model) -> list[str]:
-    """Returns the names of arrays of which devices hold unequal bits of one part; compiled code assumes equal ones."""
+    """Returns the names of arrays of which devices hold unequal copies; compiled code assumes equal copies."""
     state = model.current_run.state
     trees = {"weight": state.params, "model state": state.model_state, "optimizer state": state.opt_state}
     arrays = {f"{kind} {path!r}": leaf for kind, tree in trees.items() for path, leaf in named_leaves(tree).items()}
