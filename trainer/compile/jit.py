@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from trainer.core.types import PyTree
+
 
 def compiled(function: Callable[..., Any], out_shardings: Any = None, donate: Sequence[int] = ()) -> Any:
     """Returns `function` compiled; inside another compiled function, all calls share its trace.
@@ -55,7 +57,7 @@ def on_each_device(
     return call
 
 
-def _shapes(tree: Any) -> Any:
+def _shapes(tree: PyTree) -> Any:
     # Bare, as a memory space would be a part of the type.
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
 
@@ -111,7 +113,7 @@ def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args
     return shapes, make
 
 
-def copy_buffers(tree: Any) -> Any:
+def copy_buffers(tree: PyTree) -> Any:
     """Returns a copy of a tree of arrays: no leaf shares a buffer with another, or with the original."""
     leaves, treedef = jax.tree.flatten(tree)
     return jax.tree.unflatten(treedef, _copy_to(tuple(leaf.sharding for leaf in leaves))(leaves))

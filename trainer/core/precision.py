@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.types import PyTree
 
 Apply = Callable[[Any, Any, Any], tuple[Any, Any]]
 """`(params, model_state, inputs) -> (outputs, new_model_state)`."""
@@ -64,7 +65,7 @@ class Policy:
                                  f"Received: {dtype}.")
             object.__setattr__(self, field, dtype)  # so that "float16" and jnp.float16 make equal policies
 
-    def cast_params(self, params: Any) -> Any:
+    def cast_params(self, params: PyTree) -> Any:
         """Returns new parameters as the policy stores them: floating leaves in `param_dtype`, others as they are.
 
         Leaves of a narrower dtype than `param_dtype` keep it: a layer's own `param_dtype` chose it.
@@ -110,7 +111,8 @@ def get(precision: str | Policy | None) -> Policy | None:
 
 
 def apply_with_policy(
-    policy: Policy | None, apply: Apply, params: Any, model_state: Any, inputs: Any, scale: jax.Array | None = None,
+    policy: Policy | None, apply: Apply, params: PyTree, model_state: PyTree, inputs: PyTree,
+    scale: jax.Array | None = None,
 ) -> tuple[Any, Any]:
     """Returns the outputs and the new model state of a module that computes as the policy says.
 
@@ -170,14 +172,14 @@ def _kept_finite(new: Any, old: Any) -> Any:
     return jnp.where(jnp.isfinite(new) | ~jnp.isfinite(old), new, old) if _is_floating(new) else new
 
 
-def _narrowed(tree: Any, dtype: Any) -> Any:
+def _narrowed(tree: PyTree, dtype: Any) -> Any:
     # Of equal width too: JAX would promote a float16 and a bfloat16 to float32.
     width = jnp.dtype(dtype).itemsize
     return jax.tree.map(
         lambda leaf: _cast(leaf, dtype) if _is_floating(leaf) and leaf.dtype.itemsize >= width else leaf, tree)
 
 
-def _cotangents_times(tree: Any, factor: jax.Array) -> Any:
+def _cotangents_times(tree: PyTree, factor: jax.Array) -> Any:
     """Returns `tree`; on the way back, the cotangents of its floating leaves are multiplied by `factor`."""
     # Leaf by leaf, so that no cotangents are made for what is not differentiated.
     return jax.tree.map(lambda leaf: _value(leaf, factor) if _is_floating(leaf) else leaf, tree)
@@ -295,7 +297,7 @@ def next_skipped_updates(skipped: SkippedUpdates, is_finite: jax.Array) -> Skipp
                           in_a_row=jnp.where(is_finite, 0, skipped.in_a_row + 1))
 
 
-def all_finite(tree: Any) -> jax.Array:
+def all_finite(tree: PyTree) -> jax.Array:
     """Returns whether no number in a tree of arrays is infinite or NaN, a boolean scalar.
 
     >>> bool(all_finite({"kernel": jnp.array([1.0, jnp.inf]), "count": jnp.array(3)}))

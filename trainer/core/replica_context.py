@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer.core.types import PyTree
+
 
 class ReduceOp(enum.Enum):
     """How values from several replicas are combined."""
@@ -85,7 +87,7 @@ class ReplicaContext:
             raise RuntimeError("`global_rows` is only known inside a step.")
         return self.rows * self.num_replicas_in_sync
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: Any = None) -> Any:
         """Returns the sum or the mean of `value`, a tree of arrays, over all replicas.
 
         Args:
@@ -100,14 +102,14 @@ class ReplicaContext:
         """Returns the context for a module inside of the step, which sees the rows that it computes together."""
         return self
 
-    def sum(self, value: Any) -> Any:
+    def sum(self, value: PyTree) -> Any:
         """Returns the sum of a tree of arrays over all replicas: for the step's own counts and statistics.
 
         It need not be carried out by the strategy's `cross_device_ops`, which are made for gradients.
         """
         return self.all_reduce(ReduceOp.SUM, value)
 
-    def all_gather(self, value: Any, axis: int = 0) -> Any:
+    def all_gather(self, value: PyTree, axis: int = 0) -> Any:
         """Returns `value`, a tree of arrays, of all replicas concatenated along `axis`."""
         return value
 
@@ -121,11 +123,11 @@ class ReplicaContext:
         """Returns what leaves the replica for `after`, a state that a step made of `before`."""
         return after
 
-    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: Any) -> Any:
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
         """Returns gradients reduced over the replicas, in the form that `update` takes; None: they are already."""
         return grads if reduce_op is None else self.all_reduce(reduce_op, grads)
 
-    def update(self, rule: Any, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
+    def update(self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree) -> tuple[Any, Any]:
         """Returns the parameters and the optimizer's state after an update with reduced gradients.
 
         Args:

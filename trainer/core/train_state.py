@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from trainer.core import errors
 from trainer.core.replica_context import ReduceOp, get_replica_context
+from trainer.core.types import PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -30,9 +31,9 @@ class TrainState:
     """
 
     step: jax.Array
-    params: Any
-    model_state: Any
-    opt_state: Any
+    params: PyTree
+    model_state: PyTree
+    opt_state: PyTree
     seed: jax.Array
     optimizer: Any = dataclasses.field(default=None, metadata={"static": True})
 
@@ -40,7 +41,7 @@ class TrainState:
         """Returns a copy with the given fields replaced."""
         return dataclasses.replace(self, **changes)
 
-    def trainable(self, tree: Any) -> Any:
+    def trainable(self, tree: PyTree) -> Any:
         """Returns the part of a tree like `params` that gradients are applied to: all that is not frozen."""
         if isinstance(self.optimizer, Mapping):
             return {name: rule.trainable(tree[name]) for name, rule in self.optimizer.items()}
@@ -92,9 +93,9 @@ class TrainState:
 
     def apply_gradients(
         self,
-        grads: Any = None,
+        grads: PyTree = None,
         *,
-        model_state: Any = None,
+        model_state: PyTree = None,
         reduce: ReduceOp | str | None = "mean",
         **named_grads: Any,
     ) -> TrainState:
@@ -153,7 +154,7 @@ class TrainState:
         return params, opt_state
 
 
-def initial_state(params: Any, model_state: Any, optimizer: Any, seed: jax.Array) -> TrainState:
+def initial_state(params: PyTree, model_state: PyTree, optimizer: Any, seed: jax.Array) -> TrainState:
     """Returns the state before the first step."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -165,7 +166,7 @@ def initial_state(params: Any, model_state: Any, optimizer: Any, seed: jax.Array
     )
 
 
-def initial_opt_state(optimizer: Any, params: Any) -> Any:
+def initial_opt_state(optimizer: Any, params: PyTree) -> Any:
     """Returns the optimizer's state for `params`; None without an optimizer."""
     if optimizer is None:
         return None

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from trainer.core import errors
+from trainer.core.types import PyTree
 
 SEPARATOR = "/"
 _ARGUMENTS = ("x", "y", "sample_weight")
@@ -44,7 +45,7 @@ def argument_names(batch: Any, is_leaf: Callable[[Any], bool] | None = None) -> 
     return [_ARGUMENTS[path[0].idx] + jax.tree_util.keystr(path[1:]) for path in paths]
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, Any]:
     """Returns the leaves of a tree by their names, in the tree's order.
 
     Raises:
@@ -63,7 +64,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return leaves
 
 
-def with_leaves(tree: Any, leaves: Mapping[str, Any]) -> Any:
+def with_leaves(tree: PyTree, leaves: Mapping[str, Any]) -> Any:
     """Returns the tree with other leaves, given by the names of those that it has.
 
     >>> with_leaves({"up": {"kernel": 1, "bias": 2}}, {"up/bias": 4, "up/kernel": 3})

@@ -35,6 +35,9 @@ ArrayLike: TypeAlias = jax.Array | np.ndarray | SupportsArray | float | Sequence
 ArrayTree: TypeAlias = ArrayLike | Sequence["ArrayTree"] | Mapping[str, "ArrayTree"]
 """An array, or a list, tuple or dict of arrays, at any depth."""
 
+PyTree: TypeAlias = Any
+"""A tree of arrays, such as parameters: any nesting of containers that `jax.tree` knows."""
+
 Data: TypeAlias = ArrayTree | Iterable[Any] | SupportsBatches
 """Arrays; or a `trainer.data.Dataset`, a generator, a Grain dataset, a `tf.data.Dataset`, a torch `DataLoader`, or
 anything else that yields batches `x`, `(x, y)` or `(x, y, sample_weight)`."""

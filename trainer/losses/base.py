@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from trainer.core.types import ArrayLike
 from trainer.losses.shapes import as_arguments, as_arrays, as_signed, check_arrays, check_same_shape, match_ranks
 
 #: Keras's epsilon: how near to 0 and 1 a probability may be, and what replaces a divisor of 0.
@@ -23,7 +25,7 @@ _WORD_STARTS = r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])"
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none", None)
 
 
-def broadcast_sample_weight(values: jax.Array, sample_weight: Any) -> jax.Array:
+def broadcast_sample_weight(values: jax.Array, sample_weight: ArrayLike | None) -> jax.Array:
     """Returns the weights in a shape that multiplies `values`, rows first.
 
     A last axis of size 1 is removed and missing last axes are added, so that `(n,)` and `(n, 1)` fit values of
@@ -58,7 +60,7 @@ def broadcast_sample_weight(values: jax.Array, sample_weight: Any) -> jax.Array:
 
 
 def reduce_values(
-    values: jax.Array, reduction: str | None, sample_weight: Any = None, mask: jax.Array | None = None
+    values: jax.Array, reduction: str | None, sample_weight: ArrayLike | None = None, mask: jax.Array | None = None
 ) -> jax.Array:
     """Returns `values`, weighted, as one number (or as they are for the reduction "none").
 
@@ -83,7 +85,7 @@ def reduce_values(
 
 
 def weighted_sum(
-    values: jax.Array, reduction: str | None, sample_weight: Any = None, mask: jax.Array | None = None
+    values: jax.Array, reduction: str | None, sample_weight: ArrayLike | None = None, mask: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | int | None]:
     """Returns the weighted sum of values and what a reduction divides it by, which parts of the data may add up first.
 
@@ -114,7 +116,7 @@ def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
     return jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
 
 
-def _weights(values: jax.Array, sample_weight: Any, mask: jax.Array | None) -> jax.Array | None:
+def _weights(values: jax.Array, sample_weight: ArrayLike | None, mask: jax.Array | None) -> jax.Array | None:
     weights = None if sample_weight is None else broadcast_sample_weight(values, sample_weight)
     if mask is None:
         return weights
@@ -146,7 +148,9 @@ class Loss:
     #: Whether `call` gets labels as floats, as in Keras; otherwise as they are, but integers as int32 or wider.
     casts_labels: ClassVar[bool] = True
 
-    def __init__(self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: Any = None):
+    def __init__(
+        self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: DTypeLike | None = None
+    ):
         if reduction not in REDUCTIONS:
             raise ValueError(f"Invalid value for argument `reduction`. Expected one of {REDUCTIONS}. "
                              f"Received: reduction={reduction!r}.")
@@ -167,11 +171,11 @@ class Loss:
         """Whether `y_pred` must lie in [0, 1]: logits would train, silently, to something else."""
         return False
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Returns one value per sample, rows first; to be defined by a subclass."""
         raise NotImplementedError(f"{type(self).__name__} must define `call(self, y_true, y_pred)`.")
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         """Raises where shapes or dtypes cannot work; a custom subclass need not define it.
 
         Args:
@@ -179,11 +183,11 @@ class Loss:
           y_pred: predictions, likewise.
         """
 
-    def mask(self, y_true: Any, y_pred: Any) -> jax.Array | None:
+    def mask(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
         """Returns a bool array of the shape of `values`, False for those that do not count; None if all do."""
         return None
 
-    def values(self, y_true: Any, y_pred: Any) -> jax.Array:
+    def values(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Returns the unreduced and unweighted loss.
 
         Args:
@@ -203,7 +207,7 @@ class Loss:
         self.validate(y_true, y_pred)
         return jnp.asarray(self.call(y_true, y_pred), self.dtype)
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> jax.Array:
+    def __call__(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> jax.Array:
         """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".
 
         Args:
@@ -214,8 +218,9 @@ class Loss:
         Raises:
           ValueError: for shapes that cannot be matched.
         """
-        y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
-        return reduce_values(self.values(y_true, y_pred), self.reduction, sample_weight, self.mask(y_true, y_pred))
+        labels, predictions = as_arrays(y_true), as_arrays(y_pred)
+        return reduce_values(
+            self.values(labels, predictions), self.reduction, sample_weight, self.mask(labels, predictions))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make an equal loss; `dtype` only where it was given."""
@@ -228,7 +233,7 @@ class Loss:
         return cls(**config)
 
 
-def values_per_row(function: Callable[..., Any], y_true: Any, y_pred: Any, **arguments: Any) -> jax.Array:
+def values_per_row(function: Callable[..., Any], y_true: ArrayLike, y_pred: ArrayLike, **arguments: Any) -> jax.Array:
     """Returns a function's values with rows first, also if it returns the mean over the rows, one scalar.
 
     Such a function is given each row as a batch of its own: only then can rows be weighted, left out, and split over
@@ -270,12 +275,12 @@ class FunctionLoss(Loss):
         function: Callable[[Any, Any], Any],
         reduction: str | None = "sum_over_batch_size",
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__(name or getattr(function, "__name__", type(function).__name__), reduction, dtype)
         self.function = function
 
-    def call(self, y_true: Any, y_pred: Any) -> jax.Array:
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         return self.function(*as_arguments(y_true, y_pred))
 
     def get_config(self) -> dict[str, Any]:
@@ -300,7 +305,9 @@ class BuiltinLoss(Loss):
     #: Whether the features of a row are one vector, such as a distribution, and not independent numbers.
     needs_vectors: ClassVar[bool] = False
 
-    def __init__(self, reduction: str | None = "sum_over_batch_size", name: str | None = None, dtype: Any = None):
+    def __init__(
+        self, reduction: str | None = "sum_over_batch_size", name: str | None = None, dtype: DTypeLike | None = None
+    ):
         super().__init__(name or self.function.__name__, reduction, dtype)
 
     @property
@@ -308,12 +315,12 @@ class BuiltinLoss(Loss):
         """The function's further arguments."""
         return {parameter: getattr(self, parameter) for parameter in self.parameters}
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_arrays(y_true, y_pred)
         check_same_shape(y_true, y_pred)
         self.check_rank(y_pred)
 
-    def check_rank(self, y_pred: Any) -> None:
+    def check_rank(self, y_pred: jax.Array) -> None:
         """Raises ValueError where the predictions have no axis of rows, or none of features that the loss needs."""
         expected = "(batch, ..., features)" if self.needs_vectors else "(batch, ...)"
         if len(y_pred.shape) < 1 + self.needs_vectors:

@@ -6,16 +6,15 @@ wider; they raise ValueError where the shapes of labels and predictions differ b
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
+from trainer.core.types import ArrayLike
 from trainer.losses.base import BuiltinLoss
 from trainer.losses.shapes import as_float_pair
 
 
-def hinge(y_true: Any, y_pred: Any) -> jax.Array:
+def hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `mean(max(1 - y_true * y_pred, 0), axis=-1)`.
 
     Args:
@@ -28,7 +27,7 @@ def hinge(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(_margin_errors(y_true, y_pred), axis=-1)
 
 
-def squared_hinge(y_true: Any, y_pred: Any) -> jax.Array:
+def squared_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`.
 
     Args:
@@ -41,7 +40,7 @@ def squared_hinge(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(jnp.square(_margin_errors(y_true, y_pred)), axis=-1)
 
 
-def categorical_hinge(y_true: Any, y_pred: Any) -> jax.Array:
+def categorical_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `max(1 + highest score of the other classes - score of the true class, 0)`.
 
     Args:
@@ -57,7 +56,7 @@ def categorical_hinge(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.maximum(others - score + 1.0, 0.0)
 
 
-def _margin_errors(y_true: Any, y_pred: Any) -> jax.Array:
+def _margin_errors(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     y_true, y_pred = as_float_pair(y_true, y_pred)
     is_binary = jnp.all((y_true == 0) | (y_true == 1))
     signs = jnp.where(is_binary, 2.0 * y_true - 1.0, y_true)

@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
 from trainer.core import arguments
+from trainer.core.types import ArrayLike
 from trainer.losses.base import EPSILON, BuiltinLoss
 from trainer.losses.shapes import (
     as_float,
@@ -25,7 +27,7 @@ from trainer.losses.shapes import (
 
 
 def binary_crossentropy(
-    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+    y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
     """Returns the mean over `axis` of the crossentropy of each yes-or-no label.
 
@@ -56,7 +58,7 @@ def binary_crossentropy(
 
 
 def categorical_crossentropy(
-    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+    y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
     """Returns the crossentropy of one-hot labels, or of other distributions, and predictions.
 
@@ -114,7 +116,7 @@ def sparse_categorical_crossentropy(
     return values if ignore_class is None else jnp.where(labels == ignore_class, 0.0, values)
 
 
-def kl_divergence(y_true: Any, y_pred: Any) -> jax.Array:
+def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `sum(y_true * log(y_true / y_pred), axis=-1)`, with both clipped to [1e-7, 1].
 
     Args:
@@ -133,7 +135,7 @@ def kl_divergence(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.sum(y_true * jnp.log(y_true / y_pred), axis=-1)
 
 
-def poisson(y_true: Any, y_pred: Any) -> jax.Array:
+def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `mean(y_pred - y_true * log(y_pred + 1e-7), axis=-1)`.
 
     Args:
@@ -172,7 +174,7 @@ class Crossentropy(BuiltinLoss):
       TypeError: if `from_logits` is neither True nor False.
     """
 
-    def __init__(self, from_logits: bool, reduction: str | None, name: str | None, dtype: Any):
+    def __init__(self, from_logits: bool, reduction: str | None, name: str | None, dtype: DTypeLike | None):
         super().__init__(reduction, name, dtype)
         arguments.require_bool(from_logits=from_logits)
         self.from_logits = from_logits
@@ -199,14 +201,14 @@ class DenseCrossentropy(Crossentropy):
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__(from_logits, reduction, name, dtype)
         arguments.require_share(label_smoothing=label_smoothing)
         self.label_smoothing = label_smoothing
         self.axis = axis
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_arrays(y_true, y_pred)
         check_same_shape(y_true, y_pred, "For labels that are class indices use SparseCategoricalCrossentropy; "
                                          "otherwise give one label for each output.")
@@ -237,7 +239,7 @@ class CategoricalCrossentropy(DenseCrossentropy):
     function = staticmethod(categorical_crossentropy)
     needs_vectors = True
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         super().validate(y_true, y_pred)
         if y_pred.shape[normalize_axis_index(self.axis, len(y_pred.shape))] == 1:
             raise ValueError(f"`y_pred` must have more than one class on axis {self.axis}. Received: y_pred.shape="
@@ -268,13 +270,13 @@ class SparseCategoricalCrossentropy(Crossentropy):
         reduction: str | None = "sum_over_batch_size",
         axis: int = -1,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__(from_logits, reduction, name, dtype)
         self.ignore_class = ignore_class
         self.axis = axis
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_arrays(y_true, y_pred)
         self.check_rank(y_pred)
         check_class_indices(y_true, y_pred, self.axis)
@@ -283,7 +285,7 @@ class SparseCategoricalCrossentropy(Crossentropy):
                              f"{tuple(y_true.shape)} of dtype {y_true.dtype}, y_pred.shape={tuple(y_pred.shape)}. "
                              f"Give `y_true.astype(\"int32\")`.")
 
-    def mask(self, y_true: Any, y_pred: Any) -> jax.Array | None:
+    def mask(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array | None:
         if self.ignore_class is None:
             return None
         return class_indices(y_true, y_pred, self.axis) != self.ignore_class

@@ -7,17 +7,17 @@ where the shapes of labels and predictions differ by more than a last axis of si
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.types import ArrayLike
 from trainer.losses.base import EPSILON, BuiltinLoss
 from trainer.losses.shapes import as_float_pair
 
 
-def mean_squared_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_squared_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `mean((y_true - y_pred)**2, axis=-1)`.
 
     >>> mean_squared_error([[0, 1]], [[1, 3]]).tolist()
@@ -27,7 +27,7 @@ def mean_squared_error(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(jnp.square(y_pred - y_true), axis=-1)
 
 
-def mean_absolute_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_absolute_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `mean(abs(y_true - y_pred), axis=-1)`.
 
     >>> mean_absolute_error([[0, 1]], [[1, 3]]).tolist()
@@ -37,7 +37,7 @@ def mean_absolute_error(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(jnp.abs(y_pred - y_true), axis=-1)
 
 
-def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_absolute_percentage_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `100 * mean(abs(y_true - y_pred) / max(abs(y_true), 1e-7), axis=-1)`.
 
     >>> mean_absolute_percentage_error([[2, 4]], [[1, 4]]).tolist()
@@ -47,7 +47,7 @@ def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> jax.Array:
     return 100.0 * jnp.mean(jnp.abs(y_pred - y_true) / jnp.maximum(jnp.abs(y_true), EPSILON), axis=-1)
 
 
-def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> jax.Array:
+def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `mean((log(1 + y_true) - log(1 + y_pred))**2, axis=-1)`, with numbers below 1e-7 replaced by it.
 
     >>> round(mean_squared_logarithmic_error([[0, 1]], [[1, 1]]).item(), 4)
@@ -59,7 +59,7 @@ def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(jnp.square(log_pred - log_true), axis=-1)
 
 
-def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> jax.Array:
+def huber(y_true: ArrayLike, y_pred: ArrayLike, delta: float = 1.0) -> jax.Array:
     """Returns the mean over the last axis of `error**2 / 2` up to `delta`, and linear from there.
 
     Args:
@@ -77,7 +77,7 @@ def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> jax.Array:
     return jnp.mean(jnp.where(error <= delta, 0.5 * jnp.square(error), delta * (error - 0.5 * delta)), axis=-1)
 
 
-def log_cosh(y_true: Any, y_pred: Any) -> jax.Array:
+def log_cosh(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns `mean(log(cosh(y_pred - y_true)), axis=-1)`: squared for small errors, absolute for large errors.
 
     >>> round(log_cosh([[0, 0]], [[0, 1000]]).item(), 3)
@@ -89,7 +89,7 @@ def log_cosh(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.mean(jnp.logaddexp(error, -error) - jnp.log(2.0), axis=-1)
 
 
-def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
+def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
     """Returns minus the cosine of the angle between labels and predictions: -1 where they point the same way.
 
     Args:
@@ -173,7 +173,7 @@ class Huber(BuiltinLoss):
         delta: float = 1.0,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = "huber_loss",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__(reduction, name, dtype)
         arguments.require_positive(delta=delta)
@@ -206,7 +206,7 @@ class CosineSimilarity(BuiltinLoss):
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__(reduction, name, dtype)
         self.axis = axis

@@ -10,14 +10,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
 from trainer.core.errors import wrong_type
+from trainer.core.types import ArrayLike
 
 Shape = tuple[int, ...]
 
 
-def as_arrays(values: Any, dtype: Any = None) -> Any:
+def as_arrays(values: Any, dtype: DTypeLike | None = None) -> Any:
     """Returns `values` with arrays as leaves: an array, a (nested) list of plain numbers, or a tree of arrays.
 
     Args:
@@ -57,7 +59,7 @@ def as_signed(values: Any) -> Any:
     return jax.tree.map(signed, values)
 
 
-def as_arguments(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+def as_arguments(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[Any, Any]:
     """Returns labels and predictions as a user's function of both gets them: signed, and their ranks matched.
 
     Args:
@@ -94,14 +96,14 @@ def match_ranks(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Ar
     return y_true.reshape(true_shape), y_pred.reshape(pred_shape)
 
 
-def check_arrays(y_true: Any, y_pred: Any) -> None:
+def check_arrays(y_true: ArrayLike, y_pred: ArrayLike) -> None:
     """Raises TypeError unless both have a shape and a dtype."""
     for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
         if not (hasattr(value, "shape") and hasattr(value, "dtype")):
             raise wrong_type(argument, value, "an array")
 
 
-def check_same_shape(y_true: Any, y_pred: Any, fix: str = "Give one label for each output.") -> None:
+def check_same_shape(y_true: jax.Array, y_pred: jax.Array, fix: str = "Give one label for each output.") -> None:
     """Raises ValueError unless labels and predictions have one shape, after the rule of `matched_shapes`.
 
     Args:
@@ -115,7 +117,7 @@ def check_same_shape(y_true: Any, y_pred: Any, fix: str = "Give one label for ea
                          f"{tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}. {fix}")
 
 
-def as_float_pair(y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+def as_float_pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Returns labels and predictions as arrays of one shape and of the predictions' float dtype.
 
     Raises:
@@ -127,7 +129,7 @@ def as_float_pair(y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
     return match_ranks(y_true, y_pred)
 
 
-def check_class_indices(y_true: Any, y_pred: Any, axis: int) -> None:
+def check_class_indices(y_true: jax.Array, y_pred: jax.Array, axis: int) -> None:
     """Raises ValueError unless `y_true` has the shape of `y_pred` without its class axis, or with size 1 there."""
     pred_shape, true_shape = tuple(y_pred.shape), tuple(y_true.shape)
     class_axis = normalize_axis_index(axis, len(pred_shape))
@@ -141,7 +143,7 @@ def check_class_indices(y_true: Any, y_pred: Any, axis: int) -> None:
                      f"Received: y_true.shape={true_shape}. {fix}")
 
 
-def class_indices(y_true: Any, y_pred: Any, axis: int) -> jax.Array:
+def class_indices(y_true: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
     """Returns `y_true` as int32 class indices, in the shape of `y_pred` without its class axis.
 
     Raises:

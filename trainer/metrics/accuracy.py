@@ -10,13 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.types import ArrayLike
 from trainer.losses.shapes import check_class_indices, check_same_shape, class_indices, match_ranks
 from trainer.metrics.reduction import MeanMetricWrapper
 
 
-def accuracy(y_true: Any, y_pred: Any) -> jax.Array:
+def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """Returns whether predictions equal labels, one by one.
 
     >>> accuracy([[1], [2]], [[1], [3]]).tolist()
@@ -26,7 +28,7 @@ def accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     return jnp.equal(y_true, y_pred).astype(jnp.float32)
 
 
-def binary_accuracy(y_true: Any, y_pred: Any, threshold: float = 0.5) -> jax.Array:
+def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5) -> jax.Array:
     """Returns whether `y_pred > threshold` is what the label says, one by one.
 
     >>> binary_accuracy([[1], [1]], [[0.9], [0.5]]).tolist()
@@ -108,10 +110,10 @@ class Accuracy(MeanMetricWrapper):
 
     direction = "max"
 
-    def __init__(self, name: str | None = "accuracy", dtype: Any = None):
+    def __init__(self, name: str | None = "accuracy", dtype: DTypeLike | None = None):
         super().__init__(accuracy, name, dtype)
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_same_shape(y_true, y_pred)
 
 
@@ -124,11 +126,11 @@ class BinaryAccuracy(MeanMetricWrapper):
 
     direction = "max"
 
-    def __init__(self, name: str | None = "binary_accuracy", dtype: Any = None, threshold: float = 0.5):
+    def __init__(self, name: str | None = "binary_accuracy", dtype: DTypeLike | None = None, threshold: float = 0.5):
         super().__init__(binary_accuracy, name, dtype, threshold=threshold)
         self.threshold = threshold
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_same_shape(y_true, y_pred)
 
 
@@ -137,7 +139,7 @@ class OneHotAccuracy(MeanMetricWrapper):
 
     direction = "max"
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_same_shape(y_true, y_pred, "For labels that are class indices use the metric's sparse form; otherwise "
                                          "give one label for each class.")
         if len(y_pred.shape) < 2:
@@ -152,7 +154,7 @@ class CategoricalAccuracy(OneHotAccuracy):
     0.5
     """
 
-    def __init__(self, name: str | None = "categorical_accuracy", dtype: Any = None):
+    def __init__(self, name: str | None = "categorical_accuracy", dtype: DTypeLike | None = None):
         super().__init__(categorical_accuracy, name, dtype)
 
 
@@ -167,7 +169,7 @@ class TopKCategoricalAccuracy(OneHotAccuracy):
     1.0
     """
 
-    def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: Any = None):
+    def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: DTypeLike | None = None):
         arguments.check_count("k", k)
         super().__init__(top_k_categorical_accuracy, name, dtype, k=k)
         self.k = k
@@ -179,7 +181,7 @@ class IndexAccuracy(MeanMetricWrapper):
     direction = "max"
     matches_arguments = False  # a last axis of size 1 is that of classes
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         if not y_pred.shape:
             raise ValueError(f"`y_pred` must have shape (batch, ..., classes) for the metric {self.name!r}. "
                              f"Received: y_pred.shape=(). Add the missing axes.")
@@ -193,7 +195,7 @@ class SparseCategoricalAccuracy(IndexAccuracy):
     0.5
     """
 
-    def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: Any = None):
+    def __init__(self, name: str | None = "sparse_categorical_accuracy", dtype: DTypeLike | None = None):
         super().__init__(sparse_categorical_accuracy, name, dtype)
 
 
@@ -218,7 +220,7 @@ class SparseTopKCategoricalAccuracy(IndexAccuracy):
         self,
         k: int = 5,
         name: str | None = "sparse_top_k_categorical_accuracy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_sorted_ids: bool = False,
     ):
         arguments.check_count("k", k)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer.core.types import ArrayLike
 from trainer.losses.base import broadcast_sample_weight
 from trainer.losses.shapes import as_float_pair
 
@@ -21,7 +22,7 @@ def divide_no_nan(numerator: Any, denominator: Any) -> jax.Array:
     return jnp.where(is_zero, 0.0, numerator / jnp.where(is_zero, 1, denominator))
 
 
-def full_weights(values: jax.Array, sample_weight: Any) -> jax.Array:
+def full_weights(values: jax.Array, sample_weight: ArrayLike | None) -> jax.Array:
     """Returns the weights in the shape of `values`: ones where `sample_weight` is None.
 
     Args:
@@ -32,7 +33,7 @@ def full_weights(values: jax.Array, sample_weight: Any) -> jax.Array:
     return jnp.broadcast_to(weights, values.shape)
 
 
-def as_table_pair(owner: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.Array]:
+def as_table_pair(owner: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Returns labels and predictions as floats of shape `(n, outputs)`.
 
     Args:
@@ -48,7 +49,7 @@ def as_table_pair(owner: str, y_true: Any, y_pred: Any) -> tuple[jax.Array, jax.
     return y_true, y_pred
 
 
-def check_table(owner: str, y_true: Any, y_pred: Any) -> None:
+def check_table(owner: str, y_true: jax.Array, y_pred: jax.Array) -> None:
     """Raises ValueError unless labels and predictions both have rank 2."""
     if len(y_true.shape) != 2 or len(y_pred.shape) != 2:
         raise ValueError(f"{owner} expects 2D inputs with shape (batch_size, output_dim). Received: y_true.shape="

@@ -9,7 +9,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from trainer.core.types import ArrayLike
 from trainer.losses.shapes import check_same_shape, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -96,7 +98,7 @@ class AUC(Metric):
         curve: str | AUCCurve = "ROC",
         summation_method: str | AUCSummationMethod = "interpolation",
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         thresholds: Sequence[float] | None = None,
         multi_label: bool = False,
         num_labels: int | None = None,
@@ -131,7 +133,7 @@ class AUC(Metric):
         for count in COUNTS:
             setattr(self, count, self.add_variable((self.num_thresholds, *labels), name=count))
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_same_shape(y_true, y_pred)
         if self.multi_label and len(y_pred.shape) != 2:
             raise ValueError(f"`y_pred` must have rank 2 when `multi_label=True`. Found rank {len(y_pred.shape)}. "
@@ -146,12 +148,12 @@ class AUC(Metric):
             raise ValueError(f"`label_weights` must hold one weight for each of {labels} labels. Received: weights of "
                              f"shape {np.shape(self.label_weights)}, y_pred.shape={tuple(y_pred.shape)}.")
 
-    def build(self, y_true: Any, y_pred: Any) -> None:
+    def build(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         if not self._variables:
             self.validate(y_true, y_pred)
             self._add_counts((y_pred.shape[1],))
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds a batch.
 
         Args:

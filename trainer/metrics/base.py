@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.metrics.variable import Variable, as_arrays, temporary_values
 
@@ -60,7 +61,7 @@ class Metric:
     #: Whether `merge_variables` adds: then accumulators of replicas, or of parts of the data, may be summed.
     additive: ClassVar[bool] = True
 
-    def __init__(self, dtype: Any = None, name: str | None = None):
+    def __init__(self, dtype: DTypeLike | None = None, name: str | None = None):
         self.name = name or snake_case(type(self).__name__)
         self._dtype = "float32" if dtype is None else jnp.dtype(dtype).name
         self._variables: list[Variable] = []
@@ -84,7 +85,7 @@ class Metric:
         self,
         shape: Sequence[int] = (),
         initializer: str | Callable[..., Any] = "zeros",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         name: str | None = None,
     ) -> Variable:
         """Makes a variable of this metric.
@@ -103,7 +104,7 @@ class Metric:
 
     add_weight = add_variable
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         """Raises ValueError where shapes cannot work; a custom subclass need not define it.
 
         Args:
@@ -111,7 +112,7 @@ class Metric:
           y_pred: predictions, likewise.
         """
 
-    def build(self, y_true: Any, y_pred: Any) -> None:
+    def build(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         """Makes the variables whose shapes depend on the data; does nothing where they are made.
 
         Args:

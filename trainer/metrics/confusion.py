@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core import arguments
+from trainer.core.types import ArrayLike
 from trainer.losses.shapes import check_same_shape, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -115,7 +117,7 @@ class ConfusionMetric(Metric):
         top_k: int | None = None,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__(dtype, name)
         if top_k is not None:
@@ -130,7 +132,7 @@ class ConfusionMetric(Metric):
         for count in self.counts:
             setattr(self, count, self.add_variable((len(self.thresholds),), name=count))
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         if self.class_id is not None and len(y_pred.shape) < 2:
             raise ValueError(f"When class_id is provided, y_pred must be a 2D array with shape (num_samples, "
                              f"num_classes), found shape: {tuple(y_pred.shape)}")
@@ -145,7 +147,7 @@ class ConfusionMetric(Metric):
             raise ValueError(f"`top_k` must be at most the number of classes, {classes}. Received: "
                              f"top_k={self.top_k}, y_pred.shape={tuple(y_pred.shape)}.")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds a batch.
 
         Args:
@@ -201,7 +203,7 @@ class CountMetric(ConfusionMetric):
     """
 
     def __init__(
-        self, thresholds: float | Sequence[float] | None = None, name: str | None = None, dtype: Any = None
+        self, thresholds: float | Sequence[float] | None = None, name: str | None = None, dtype: DTypeLike | None = None
     ):
         super().__init__(thresholds, name=name, dtype=dtype)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from trainer.core.types import ArrayLike
 from trainer.losses.shapes import as_float_pair, check_same_shape
 from trainer.metrics.arrays import divide_no_nan
 from trainer.metrics.reduction import MeanMetricWrapper
 
 
-def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
+def pearson_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
     """Returns the covariance over `axis` divided by both standard deviations; 0 where one of them is 0.
 
     Raises:
@@ -27,7 +27,7 @@ def pearson_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
     return divide_no_nan(covariance, jnp.std(true_errors, axis=axis) * jnp.std(pred_errors, axis=axis))
 
 
-def concordance_correlation(y_true: Any, y_pred: Any, axis: int = -1) -> jax.Array:
+def concordance_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> jax.Array:
     """Returns how near predictions are to the labels themselves, where Pearson's is to any line; 0 for constants.
 
     Raises:
@@ -50,7 +50,7 @@ class Correlation(MeanMetricWrapper):
 
     direction = "max"
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_same_shape(y_true, y_pred)
 
 
@@ -61,7 +61,7 @@ class PearsonCorrelation(Correlation):
     1.0
     """
 
-    def __init__(self, name: str | None = "pearson_correlation", dtype: Any = None, axis: int = -1):
+    def __init__(self, name: str | None = "pearson_correlation", dtype: DTypeLike | None = None, axis: int = -1):
         super().__init__(pearson_correlation, name, dtype, axis=axis)
         self.axis = axis
 
@@ -73,6 +73,6 @@ class ConcordanceCorrelation(Correlation):
     0.6667
     """
 
-    def __init__(self, name: str | None = "concordance_correlation", dtype: Any = None, axis: int = -1):
+    def __init__(self, name: str | None = "concordance_correlation", dtype: DTypeLike | None = None, axis: int = -1):
         super().__init__(concordance_correlation, name, dtype, axis=axis)
         self.axis = axis

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from trainer.core.types import ArrayLike
 from trainer.metrics.arrays import as_table_pair, check_table, divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 
@@ -42,7 +42,7 @@ class FBetaScore(Metric):
         beta: float = 1.0,
         threshold: float | None = None,
         name: str | None = "fbeta_score",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         if average not in AVERAGES:
             raise ValueError(f"Invalid `average` argument value. Expected one of: {AVERAGES}. "
@@ -58,10 +58,10 @@ class FBetaScore(Metric):
         self.beta = beta
         self.threshold = threshold
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_table(type(self).__name__, y_true, y_pred)
 
-    def build(self, y_true: Any, y_pred: Any) -> None:
+    def build(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         if not self._variables:
             self.validate(y_true, y_pred)
             shape = () if self.average == "micro" else (y_pred.shape[1],)
@@ -70,7 +70,7 @@ class FBetaScore(Metric):
             self.false_negatives = self.add_variable(shape, name="false_negatives")
             self.intermediate_weights = self.add_variable(shape, name="intermediate_weights")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds a batch.
 
         Args:
@@ -118,6 +118,6 @@ class F1Score(FBetaScore):
         average: str | None = None,
         threshold: float | None = None,
         name: str | None = "f1_score",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__(average, 1.0, threshold, name, dtype)

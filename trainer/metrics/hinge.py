@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from jax.typing import DTypeLike
 
 from trainer import losses
 from trainer.metrics.reduction import LossMetric
@@ -15,7 +15,7 @@ class Hinge(LossMetric):
     0.75
     """
 
-    def __init__(self, name: str | None = "hinge", dtype: Any = None):
+    def __init__(self, name: str | None = "hinge", dtype: DTypeLike | None = None):
         super().__init__(losses.Hinge(), name, dtype)
 
 
@@ -26,7 +26,7 @@ class SquaredHinge(LossMetric):
     1.125
     """
 
-    def __init__(self, name: str | None = "squared_hinge", dtype: Any = None):
+    def __init__(self, name: str | None = "squared_hinge", dtype: DTypeLike | None = None):
         super().__init__(losses.SquaredHinge(), name, dtype)
 
 
@@ -37,5 +37,5 @@ class CategoricalHinge(LossMetric):
     0.5
     """
 
-    def __init__(self, name: str | None = "categorical_hinge", dtype: Any = None):
+    def __init__(self, name: str | None = "categorical_hinge", dtype: DTypeLike | None = None):
         super().__init__(losses.CategoricalHinge(), name, dtype)

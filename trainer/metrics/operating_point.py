@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from trainer.metrics.confusion import COUNTS, ConfusionMetric, evenly_spaced_thresholds
 
@@ -29,7 +28,8 @@ class OperatingPointMetric(ConfusionMetric):
     direction = "max"
 
     def __init__(
-        self, argument: str, value: float, num_thresholds: int, class_id: int | None, name: str | None, dtype: Any
+        self, argument: str, value: float, num_thresholds: int, class_id: int | None, name: str | None,
+        dtype: DTypeLike | None,
     ):
         if not 0 <= value <= 1:
             raise ValueError(f"Argument `{argument}` must be in the range [0, 1]. Received: {argument}={value}")
@@ -72,7 +72,7 @@ class SensitivityAtSpecificity(OperatingPointMetric):
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__("specificity", specificity, num_thresholds, class_id, name, dtype)
 
@@ -93,7 +93,7 @@ class SpecificityAtSensitivity(OperatingPointMetric):
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__("sensitivity", sensitivity, num_thresholds, class_id, name, dtype)
 
@@ -114,7 +114,7 @@ class PrecisionAtRecall(OperatingPointMetric):
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__("recall", recall, num_thresholds, class_id, name, dtype)
 
@@ -135,7 +135,7 @@ class RecallAtPrecision(OperatingPointMetric):
         num_thresholds: int = 200,
         class_id: int | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         super().__init__("precision", precision, num_thresholds, class_id, name, dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from jax.typing import DTypeLike
 
 from trainer import losses
 from trainer.metrics.reduction import LossMetric
@@ -15,7 +15,7 @@ class KLDivergence(LossMetric):
     0.6931
     """
 
-    def __init__(self, name: str | None = "kl_divergence", dtype: Any = None):
+    def __init__(self, name: str | None = "kl_divergence", dtype: DTypeLike | None = None):
         super().__init__(losses.KLDivergence(), name, dtype)
 
 
@@ -26,7 +26,7 @@ class Poisson(LossMetric):
     1.5
     """
 
-    def __init__(self, name: str | None = "poisson", dtype: Any = None):
+    def __init__(self, name: str | None = "poisson", dtype: DTypeLike | None = None):
         super().__init__(losses.Poisson(), name, dtype)
 
 
@@ -46,7 +46,7 @@ class BinaryCrossentropy(LossMetric):
     def __init__(
         self,
         name: str | None = "binary_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_logits: bool = False,
         label_smoothing: float = 0,
     ):
@@ -73,7 +73,7 @@ class CategoricalCrossentropy(LossMetric):
     def __init__(
         self,
         name: str | None = "categorical_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_logits: bool = False,
         label_smoothing: float = 0,
         axis: int = -1,
@@ -102,7 +102,7 @@ class SparseCategoricalCrossentropy(LossMetric):
     def __init__(
         self,
         name: str | None = "sparse_categorical_crossentropy",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         from_logits: bool = False,
         ignore_class: int | None = None,
         axis: int = -1,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from trainer.core.types import ArrayLike
 from trainer.metrics.arrays import as_table_pair, check_table, divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 
@@ -40,7 +40,7 @@ class R2Score(Metric):
         class_aggregation: str | None = "uniform_average",
         num_regressors: int = 0,
         name: str | None = "r2_score",
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         if class_aggregation not in AGGREGATIONS:
             raise ValueError(f"Invalid value for argument `class_aggregation`. Expected one of {AGGREGATIONS}. "
@@ -53,10 +53,10 @@ class R2Score(Metric):
         self.num_regressors = num_regressors
         self.num_samples = self.add_variable(name="num_samples")
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_table("R2Score", y_true, y_pred)
 
-    def build(self, y_true: Any, y_pred: Any) -> None:
+    def build(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         if len(self._variables) == 1:
             self.validate(y_true, y_pred)
             outputs = (y_pred.shape[1],)
@@ -65,7 +65,7 @@ class R2Score(Metric):
             self.total_mse = self.add_variable(outputs, name="residual")
             self.count = self.add_variable(outputs, name="count")
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds a batch.
 
         Args:

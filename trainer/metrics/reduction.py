@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from trainer.core.types import ArrayLike
 from trainer.losses import Loss
 from trainer.losses.base import values_per_row
 from trainer.losses.shapes import as_arguments, as_arrays, as_float
@@ -28,11 +30,11 @@ class Sum(Metric):
     4.0
     """
 
-    def __init__(self, name: str | None = "sum", dtype: Any = None):
+    def __init__(self, name: str | None = "sum", dtype: DTypeLike | None = None):
         super().__init__(dtype, name)
         self.total = self.add_variable(name="total")
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+    def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds values.
 
         Args:
@@ -57,12 +59,12 @@ class WeightedMean(Metric):
     once for each row.
     """
 
-    def __init__(self, name: str | None = None, dtype: Any = None):
+    def __init__(self, name: str | None = None, dtype: DTypeLike | None = None):
         super().__init__(dtype, name)
         self.total = self.add_variable(name="total")
         self.count = self.add_variable(name="count")
 
-    def add_values(self, values: Any, sample_weight: Any) -> None:
+    def add_values(self, values: ArrayLike, sample_weight: ArrayLike | None) -> None:
         """Adds values.
 
         Args:
@@ -90,10 +92,10 @@ class Mean(WeightedMean):
     2.0
     """
 
-    def __init__(self, name: str | None = "mean", dtype: Any = None):
+    def __init__(self, name: str | None = "mean", dtype: DTypeLike | None = None):
         super().__init__(name, dtype)
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+    def update_state(self, values: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds values; see `WeightedMean.add_values`."""
         self.add_values(values, sample_weight)
 
@@ -120,7 +122,7 @@ class MeanMetricWrapper(WeightedMean):
     #: Whether labels and predictions are brought to matching ranks and signed integers before the function gets them.
     matches_arguments: ClassVar[bool] = True
 
-    def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: Any = None, **kwargs: Any):
+    def __init__(self, fn: Callable[..., Any], name: str | None = None, dtype: DTypeLike | None = None, **kwargs: Any):
         super().__init__(name, dtype)
         self._function = fn
         self.fn_kwargs = kwargs
@@ -130,7 +132,7 @@ class MeanMetricWrapper(WeightedMean):
         """The function as it is called: with labels and predictions as they come."""
         return functools.partial(_call_matched, self._function) if self.matches_arguments else self._function
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds the function's values.
 
         Args:
@@ -141,10 +143,10 @@ class MeanMetricWrapper(WeightedMean):
         Raises:
           ValueError: where shapes cannot match, or the function's values do not have the rows first.
         """
-        y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
-        self.validate(y_true, y_pred)
-        values = values_per_row(self.fn, y_true, y_pred, **self.fn_kwargs)
-        rows = jax.tree.leaves(y_pred)[0].shape[:1]
+        labels, predictions = as_arrays(y_true), as_arrays(y_pred)
+        self.validate(labels, predictions)
+        values = values_per_row(self.fn, labels, predictions, **self.fn_kwargs)
+        rows = jax.tree.leaves(predictions)[0].shape[:1]
         if values.shape[:1] != rows:
             # The mean of a batch cannot leave out rows of weight 0, nor be split among replicas.
             raise ValueError(f"The function of the metric {self.name!r} must return values of shape (rows, ...) with "
@@ -157,7 +159,7 @@ class MeanMetricWrapper(WeightedMean):
         return {**config, "fn": self._function} if "fn" in config else config
 
 
-def _call_matched(function: Callable[..., Any], y_true: Any, y_pred: Any, **arguments: Any) -> Any:
+def _call_matched(function: Callable[..., Any], y_true: ArrayLike, y_pred: ArrayLike, **arguments: Any) -> Any:
     return function(*as_arguments(y_true, y_pred), **arguments)
 
 
@@ -176,14 +178,14 @@ class LossMetric(WeightedMean):
 
     direction = "min"
 
-    def __init__(self, loss: Loss, name: str | None = None, dtype: Any = None):
+    def __init__(self, loss: Loss, name: str | None = None, dtype: DTypeLike | None = None):
         super().__init__(name or loss.name, dtype)
         self.loss = loss
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         self.loss.validate(y_true, y_pred)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Adds the loss of each sample.
 
         Args:
@@ -194,9 +196,9 @@ class LossMetric(WeightedMean):
         Raises:
           ValueError: where shapes cannot match.
         """
-        y_true, y_pred = as_arrays(y_true), as_arrays(y_pred)
-        values = self.loss.values(y_true, y_pred)
-        mask = self.loss.mask(y_true, y_pred)
+        labels, predictions = as_arrays(y_true), as_arrays(y_pred)
+        values = self.loss.values(labels, predictions)
+        mask = self.loss.mask(labels, predictions)
         if mask is not None:
             sample_weight = full_weights(values, sample_weight) * mask
         self.add_values(values, sample_weight)

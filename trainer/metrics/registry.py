@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import jax
+
 from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses import Loss, as_loss
 from trainer.losses.base import FunctionLoss
@@ -161,7 +163,9 @@ def get(identifier: Any) -> Metric:
     return LossMetric(loss)
 
 
-def resolve(identifier: Any, y_true: Any, y_pred: Any, loss: Any = None) -> Metric:
+def resolve(
+    identifier: Any, y_true: Any, y_pred: Any, loss: Any = None
+) -> Metric:
     """Returns the metric that `identifier` names, chosen, checked and built for labels and predictions.
 
     As in Keras, "accuracy" and "acc" are binary for predictions of one number, sparse where labels lack the axis of
@@ -208,7 +212,8 @@ def _check_takes_labels(metric: Metric) -> None:
 
 
 def _choose_by_shapes(
-    choices: tuple[type[Metric], type[Metric], type[Metric]], y_true: Any, y_pred: Any
+    choices: tuple[type[Metric], type[Metric], type[Metric]],
+    y_true: jax.Array | jax.ShapeDtypeStruct, y_pred: jax.Array | jax.ShapeDtypeStruct,
 ) -> type[Metric]:
     binary, categorical, sparse = choices
     if len(y_pred.shape) < 2 or y_pred.shape[-1] == 1:

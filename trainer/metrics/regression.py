@@ -5,10 +5,9 @@ Each takes labels and predictions of one shape `(n, ..., features)`; the numbers
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from trainer import losses
 from trainer.losses.shapes import check_same_shape
@@ -22,7 +21,7 @@ class MeanSquaredError(LossMetric):
     2.5
     """
 
-    def __init__(self, name: str | None = "mean_squared_error", dtype: Any = None):
+    def __init__(self, name: str | None = "mean_squared_error", dtype: DTypeLike | None = None):
         super().__init__(losses.MeanSquaredError(), name, dtype)
 
 
@@ -33,7 +32,7 @@ class RootMeanSquaredError(MeanSquaredError):
     3.0
     """
 
-    def __init__(self, name: str | None = "root_mean_squared_error", dtype: Any = None):
+    def __init__(self, name: str | None = "root_mean_squared_error", dtype: DTypeLike | None = None):
         super().__init__(name, dtype)
 
     def result(self) -> jax.Array:
@@ -47,7 +46,7 @@ class MeanAbsoluteError(LossMetric):
     1.5
     """
 
-    def __init__(self, name: str | None = "mean_absolute_error", dtype: Any = None):
+    def __init__(self, name: str | None = "mean_absolute_error", dtype: DTypeLike | None = None):
         super().__init__(losses.MeanAbsoluteError(), name, dtype)
 
 
@@ -58,7 +57,7 @@ class MeanAbsolutePercentageError(LossMetric):
     25.0
     """
 
-    def __init__(self, name: str | None = "mean_absolute_percentage_error", dtype: Any = None):
+    def __init__(self, name: str | None = "mean_absolute_percentage_error", dtype: DTypeLike | None = None):
         super().__init__(losses.MeanAbsolutePercentageError(), name, dtype)
 
 
@@ -69,7 +68,7 @@ class MeanSquaredLogarithmicError(LossMetric):
     0.2402
     """
 
-    def __init__(self, name: str | None = "mean_squared_logarithmic_error", dtype: Any = None):
+    def __init__(self, name: str | None = "mean_squared_logarithmic_error", dtype: DTypeLike | None = None):
         super().__init__(losses.MeanSquaredLogarithmicError(), name, dtype)
 
 
@@ -80,7 +79,7 @@ class LogCoshError(LossMetric):
     499.653
     """
 
-    def __init__(self, name: str | None = "logcosh", dtype: Any = None):
+    def __init__(self, name: str | None = "logcosh", dtype: DTypeLike | None = None):
         super().__init__(losses.LogCosh(), name, dtype)
 
 
@@ -98,9 +97,9 @@ class CosineSimilarity(MeanMetricWrapper):
 
     direction = "max"
 
-    def __init__(self, name: str | None = "cosine_similarity", dtype: Any = None, axis: int = -1):
+    def __init__(self, name: str | None = "cosine_similarity", dtype: DTypeLike | None = None, axis: int = -1):
         super().__init__(_cosine, name, dtype, axis=axis)
         self.axis = axis
 
-    def validate(self, y_true: Any, y_pred: Any) -> None:
+    def validate(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         check_same_shape(y_true, y_pred)

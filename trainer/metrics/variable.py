@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from trainer.core.errors import unknown_name, wrong_type
 
@@ -62,7 +63,7 @@ class Variable:
         self,
         shape: Sequence[int] = (),
         initializer: str | Callable[..., Any] = "zeros",
-        dtype: Any = "float32",
+        dtype: DTypeLike | None = "float32",
         name: str = "variable",
     ):
         if isinstance(initializer, str):
@@ -124,7 +125,7 @@ class Variable:
         """Returns the value as a NumPy array."""
         return np.asarray(self.value)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.value, dtype=dtype, copy=copy)
 
     def __jax_array__(self) -> jax.Array:

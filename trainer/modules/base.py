@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from trainer.core.types import PyTree
 from trainer.modules.summary import LayerRow
 
 MakeKey = Callable[[str], jax.Array]
@@ -47,7 +48,7 @@ class FunctionalModule(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def init(self, key: jax.Array, inputs: Any, initial_values: Any = None) -> tuple[dict, dict, Any]:
+    def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """Returns new parameters, new state and the outputs for `inputs`; pure, and can be compiled.
 
         Args:
@@ -60,7 +61,7 @@ class FunctionalModule(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
+    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """Returns the outputs and the new state.
@@ -84,7 +85,7 @@ class FunctionalModule(abc.ABC):
         """
 
     @abc.abstractmethod
-    def summary_rows(self, inputs: Any) -> list[LayerRow]:
+    def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
         """Returns a row per layer, in the order of the calls, without computing or allocating anything.
 
         Args:
@@ -105,7 +106,7 @@ def key_for(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
-def call_arguments(target: Any, inputs: Any, training: bool) -> tuple[tuple, dict[str, Any]]:
+def call_arguments(target: Any, inputs: PyTree, training: bool) -> tuple[tuple, dict[str, Any]]:
     """Returns the positional and the keyword arguments with which to call `target` on a batch.
 
     A tuple or list is unpacked if `target` takes that many positional arguments, and a dict becomes keyword arguments

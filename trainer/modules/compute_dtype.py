@@ -4,8 +4,9 @@ Flax's layers without a `dtype` compute in the widest dtype that they meet. So o
 that follows float32: a constant table, the initial carry of a recurrent cell, the running averages of `nnx.BatchNorm`.
 Keras's layers cast what they are given; so do Flax's, once they have a dtype.
 
-Owns which layers receive a dtype, and how Linen's do; `nnx_compute_dtype.py` has NNX's. A recurrent cell needs more: its
-new carry gets the dtypes of the old carry, as a loop requires. So an LSTM's memory stays float32. It must not know NNX.
+Owns which layers receive a dtype, and how Linen's do; `nnx_compute_dtype.py` has NNX's. A recurrent cell needs more:
+its new carry gets the dtypes of the old carry, as a loop requires. So an LSTM's memory stays float32. It must not know
+NNX.
 """
 
 from __future__ import annotations

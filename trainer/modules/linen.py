@@ -19,6 +19,7 @@ from flax.core import DenyList, unfreeze
 from flax.errors import InvalidRngError
 
 from trainer.core.tree_paths import SEPARATOR, named_leaves
+from trainer.core.types import PyTree
 from trainer.modules.base import FLAGS, FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import (
     call_linen_batch_norm,
@@ -55,7 +56,7 @@ class LinenFunctional(FunctionalModule):
         self._streams_of_init: list[str] = []
         self._rematerialisation = Rematerialisation()
 
-    def init(self, key: jax.Array, inputs: Any, initial_values: Any = None) -> tuple[dict, dict, Any]:
+    def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class; `initial_values` is not used, as Linen modules hold no values."""
         params, collections, outputs = self._create(key, inputs)
         # The abstract step also finds the random streams, before a step is traced for good.
@@ -64,7 +65,7 @@ class LinenFunctional(FunctionalModule):
         model_state = {name: values for name, values in collections.items() if _spec(values) == _spec(after_step[name])}
         return params, model_state, outputs
 
-    def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
+    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class."""
@@ -86,7 +87,7 @@ class LinenFunctional(FunctionalModule):
     def absorb(self, params: dict, model_state: dict) -> None:
         """Does nothing: a Linen module holds no values."""
 
-    def summary_rows(self, inputs: Any) -> list[LayerRow]:
+    def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
         """See the base class."""
         recorder = CallRecorder(inputs)
 
@@ -102,7 +103,7 @@ class LinenFunctional(FunctionalModule):
             params, collections, _ = jax.eval_shape(lambda batch: self._create(jax.random.key(0), batch), inputs)
         return recorder.rows(params, list(collections.values()))
 
-    def _create(self, key: jax.Array, inputs: Any) -> tuple[dict, dict, Any]:
+    def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
         create = nn.init_with_output(self._call(inputs, training=False), self._module,
                                      mutable=DenyList("intermediates"))
         with nn.intercept_methods(_interceptor(training=False, batch_norm="global")):
@@ -112,7 +113,7 @@ class LinenFunctional(FunctionalModule):
         collections = _plain(variables)
         return collections.pop("params", {}), collections, outputs
 
-    def _call(self, inputs: Any, training: bool) -> Callable[[nn.Module], Any]:
+    def _call(self, inputs: PyTree, training: bool) -> Callable[[nn.Module], Any]:
         args, kwargs = call_arguments(self._module, inputs, training)
         return lambda module: module(*args, **kwargs)
 
@@ -207,6 +208,6 @@ def _same_kind(*arrays: Any) -> bool:
                for kind in (jnp.integer, jnp.floating, jnp.complexfloating))
 
 
-def _spec(tree: Any) -> tuple[Any, list[Any]]:
+def _spec(tree: PyTree) -> tuple[Any, list[Any]]:
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]

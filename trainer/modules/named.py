@@ -12,6 +12,7 @@ import jax
 
 from trainer.core.errors import describe, unknown_name, wrong_type
 from trainer.core.tree_paths import SEPARATOR
+from trainer.core.types import PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, key_for
 from trainer.modules.summary import LayerRow
 
@@ -49,7 +50,7 @@ class NamedFunctional(FunctionalModule):
         return {name: part.initial_values for name, part in self.parts.items()}
 
     def init(self, key: jax.Array, inputs: Mapping[str, Any],
-             initial_values: Any = None) -> tuple[dict, dict, dict[str, Any]]:
+             initial_values: PyTree = None) -> tuple[dict, dict, dict[str, Any]]:
         """Returns parameters, state and outputs, each by name.
 
         Args:
@@ -67,7 +68,7 @@ class NamedFunctional(FunctionalModule):
         params, model_state, outputs = ({name: result[index] for name, result in results.items()} for index in range(3))
         return params, model_state, outputs
 
-    def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
+    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None, module: str | None = None) -> tuple[Any, dict]:
         """Returns one module's outputs, and the state of all modules.
@@ -113,7 +114,7 @@ class NamedFunctional(FunctionalModule):
         return [row._replace(path="/".join(filter(None, (name, row.path))))
                 for name, part in self.parts.items() for row in part.summary_rows(inputs[name])]
 
-    def _check_names(self, inputs: Any) -> None:
+    def _check_names(self, inputs: PyTree) -> None:
         if not isinstance(inputs, Mapping):
             raise TypeError(f"`inputs` must be a dict with a batch for each of: {', '.join(sorted(self.parts))}. "
                             f"Received: {describe(inputs)}. Override `sample_inputs` to make it from a batch.")

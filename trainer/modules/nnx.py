@@ -18,6 +18,7 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from trainer.core.tree_paths import SEPARATOR
+from trainer.core.types import PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
 from trainer.modules.batch_norm import is_layer_frozen
 from trainer.modules.nnx_batch_norm import nnx_batch_norm_paths, replace_nnx_batch_norms, set_nnx_policy
@@ -69,13 +70,13 @@ class NNXFunctional(FunctionalModule):
         """`(params, model_state)` with the arrays that the user's module holds now."""
         return self._values(self.module)
 
-    def init(self, key: jax.Array, inputs: Any, initial_values: Any = None) -> tuple[dict, dict, Any]:
+    def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class; parameters and state are copies of `initial_values`."""
         params, model_state = jax.tree.map(jnp.copy, self.initial_values if initial_values is None else initial_values)
         outputs, _ = self.apply(params, model_state, inputs, training=False, make_key=lambda name: key_for(key, name))
         return params, model_state, outputs
 
-    def apply(self, params: dict, model_state: dict, inputs: Any, *, training: bool, make_key: MakeKey,
+    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class; a stream's name is its path, such as "dropout/rngs"."""
@@ -103,7 +104,7 @@ class NNXFunctional(FunctionalModule):
         return (id(node) for _, node in nnx.iter_graph(self.module)
                 if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
 
-    def summary_rows(self, inputs: Any) -> list[LayerRow]:
+    def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
         """See the base class."""
         recorder = CallRecorder(inputs)
 

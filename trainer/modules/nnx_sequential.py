@@ -10,6 +10,7 @@ from typing import Any
 
 from flax import nnx
 
+from trainer.core.types import PyTree
 from trainer.modules.sequential import call_in_turn
 
 
@@ -22,5 +23,5 @@ class _NNXStack(nnx.Module):
     def __init__(self, layers: Sequence[Callable[..., Any]]):
         self.layers = nnx.List(layers)
 
-    def __call__(self, inputs: Any, training: bool) -> Any:
+    def __call__(self, inputs: PyTree, training: bool) -> Any:
         return call_in_turn(list(self.layers), inputs, training)

@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from trainer.core.types import PyTree
 from trainer.modules.base import MakeKey, key_for
 from trainer.modules.batch_norm import STATISTICS_NAME
 
@@ -54,7 +55,7 @@ class Rematerialisation:
     def __init__(self) -> None:
         self._plans: dict[Any, Plan] = {}
 
-    def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, inputs: Any) -> Any:
+    def run(self, apply: Callable[[MakeKey], Any], make_key: MakeKey, inputs: PyTree) -> Any:
         """Returns `apply(make_key)`, with the chosen layers rematerialised.
 
         Layers are chosen from an abstract run, once for each structure and shapes of the inputs.
@@ -115,7 +116,7 @@ def rematerialise(transform: Callable[..., Any], call: Callable[..., Any], *obje
                                           for index in range(structure.num_leaves)])
 
 
-def take_out(tree: Any, is_taken: Callable[[Any], bool]) -> tuple[list[Any], Callable[..., Any]]:
+def take_out(tree: PyTree, is_taken: Callable[[Any], bool]) -> tuple[list[Any], Callable[..., Any]]:
     """Returns the leaves of a tree that are to be taken, and the function that puts others in their places.
 
     >>> taken, put_back = take_out({"x": 1, "name": "mean"}, lambda leaf: isinstance(leaf, int))

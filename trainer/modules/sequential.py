@@ -11,12 +11,13 @@ from typing import Any
 
 from flax import linen as nn
 
+from trainer.core.types import PyTree
 from trainer.modules.base import call_arguments
 from trainer.modules.nnx_types import is_nnx_module
 from trainer.modules.remat import call_function
 
 
-def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: Any, training: bool) -> Any:
+def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: PyTree, training: bool) -> Any:
     """Returns what the last layer returns, where each is called on what the layer before it returned.
 
     Args:
@@ -48,5 +49,5 @@ class _LinenStack(nn.Module):
     preserve_adopted_names = True
 
     @nn.compact
-    def __call__(self, inputs: Any, training: bool) -> Any:
+    def __call__(self, inputs: PyTree, training: bool) -> Any:
         return call_in_turn(self.layers, inputs, training)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 from flax.traverse_util import flatten_dict
 
+from trainer.core.types import PyTree
+
 Path = tuple[str, ...]
 
 
@@ -40,7 +42,7 @@ class CallRecorder:
       inputs: one batch, whose number of rows is shown as None in shapes.
     """
 
-    def __init__(self, inputs: Any):
+    def __init__(self, inputs: PyTree):
         leaves = jax.tree.leaves(inputs)
         self._rows = leaves[0].shape[0] if leaves and leaves[0].ndim else None
         self._layers: dict[Path, tuple[str, str]] = {}
@@ -49,7 +51,7 @@ class CallRecorder:
         """Notes that a layer is being called."""
         self._layers.setdefault(path, (type_name, ""))
 
-    def end(self, path: Path, outputs: Any) -> None:
+    def end(self, path: Path, outputs: PyTree) -> None:
         """Notes what the call returned."""
         shapes = [leaf.shape for leaf in jax.tree.leaves(outputs)]
         batched = [(None, *shape[1:]) if shape[:1] == (self._rows,) else shape for shape in shapes]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from trainer.core.identity import ComparesByConfiguration
+from trainer.core.types import PyTree
 from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
 
 
@@ -80,7 +81,7 @@ class Optimizer(ComparesByConfiguration):
         self.schedule = learning_rate if callable(learning_rate) else None
         self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
 
-    def init(self, params: Any) -> OptimizerState:
+    def init(self, params: PyTree) -> OptimizerState:
         """Returns the state before the first update.
 
         Args:
@@ -92,7 +93,7 @@ class Optimizer(ComparesByConfiguration):
             inner=self.transformation.init(params),
         )
 
-    def update(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, OptimizerState]:
+    def update(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, OptimizerState]:
         """Returns the updates, to be added to `params` (`optax.apply_updates`), and the next state.
 
         Args:
@@ -103,7 +104,7 @@ class Optimizer(ComparesByConfiguration):
         updates, inner = self._transform(grads, state, params)
         return updates, OptimizerState(optax.safe_increment(state.count), state.learning_rate, inner)
 
-    def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
+    def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, Any]:
         rate = self.read_learning_rate(state)
         return self.transformation.update(grads, state.inner, params, learning_rate=rate)
 

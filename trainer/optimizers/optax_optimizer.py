@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.optax_learning_rate import find_learning_rate
 
@@ -38,7 +39,7 @@ class _ScaledOptimizer(Optimizer):
         super().__init__(transformation, learning_rate, "optax")
         self._base = self._initial
 
-    def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
+    def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, Any]:
         updates, inner = _update(self.transformation, grads, state.inner, params)
         factor = state.learning_rate / jnp.asarray(self._base, jnp.float32)  # exactly 1 until the rate is set
         return jax.tree.map(lambda update: (update * factor).astype(update.dtype), updates), inner
@@ -47,13 +48,13 @@ class _ScaledOptimizer(Optimizer):
 class _InjectedOptimizer(Optimizer):
     """A transformation that reads its rate from a state of `optax.inject_hyperparams`."""
 
-    def _transform(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, Any]:
+    def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, Any]:
         # The rate in the optimizer's state rules: every update hands it to the transformation's.
         inner = jax.tree.map(lambda node: _with_rate(node, state.learning_rate), state.inner, is_leaf=_holds_rate)
         return _update(self.transformation, grads, inner, params)
 
 
-def _update(transformation: optax.GradientTransformation, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
+def _update(transformation: optax.GradientTransformation, grads: PyTree, state: Any, params: PyTree) -> tuple[Any, Any]:
     try:
         return transformation.update(grads, state, params)
     except TypeError as error:

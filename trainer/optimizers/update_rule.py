@@ -15,6 +15,7 @@ import optax
 
 from trainer.core import precision
 from trainer.core.identity import ComparesByConfiguration
+from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
 
 
@@ -62,13 +63,13 @@ class UpdateRule(ComparesByConfiguration):
         self._scales_gradients = scales_gradients
         self.skips_non_finite = skips_non_finite
 
-    def trainable(self, tree: Any) -> Any:
+    def trainable(self, tree: PyTree) -> Any:
         """Returns the part of a tree of parameters, or of their gradients, that is trained."""
         if self._is_frozen is None:
             return tree
         return _without(tree, self._prefix, self._is_frozen)
 
-    def init(self, params: Any) -> OptimizerState:
+    def init(self, params: PyTree) -> OptimizerState:
         """Returns the state before the first update."""
         trainable = self.trainable(params)
         state = self.optimizer.init(trainable)
@@ -91,7 +92,7 @@ class UpdateRule(ComparesByConfiguration):
     def _skips(self) -> bool:
         return self._scales_gradients or self.skips_non_finite
 
-    def update(self, grads: Any, state: OptimizerState, params: Any) -> tuple[Any, OptimizerState]:
+    def update(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, OptimizerState]:
         """Returns the parameters and the state after an update.
 
         Args:
@@ -116,7 +117,7 @@ class UpdateRule(ComparesByConfiguration):
                 new_state = new_state._replace(loss_scale=precision.next_loss_scale(state.loss_scale, is_finite))
         return (new if self._is_frozen is None else _with(params, new)), new_state
 
-    def averaged(self, state: OptimizerState, params: Any) -> Any:
+    def averaged(self, state: OptimizerState, params: PyTree) -> Any:
         """Returns `params` with the moving average in place of the trained parameters, if it is kept."""
         if self._ema_decay is None:
             return params
@@ -128,7 +129,7 @@ def _as_average(leaf: jax.Array) -> jax.Array:
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _without(tree: Any, prefix: str, drops: Callable[[str], bool]) -> Any:
+def _without(tree: PyTree, prefix: str, drops: Callable[[str], bool]) -> Any:
     kept = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -140,7 +141,7 @@ def _without(tree: Any, prefix: str, drops: Callable[[str], bool]) -> Any:
     return kept
 
 
-def _with(tree: Any, part: Any) -> Any:
+def _with(tree: PyTree, part: Any) -> Any:
     """Returns nested dicts with the leaves of `part` in place of those of `tree`."""
     return {name: value if name not in part
             else _with(value, part[name]) if isinstance(value, Mapping) else part[name]

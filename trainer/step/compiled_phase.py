@@ -20,6 +20,7 @@ from trainer.compile.jit import compile_lowered, compiled, compiling
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.timing import Timing
+from trainer.core.types import PyTree
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
@@ -39,7 +40,7 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
 
 
-def _nbytes(tree: Any) -> int:
+def _nbytes(tree: PyTree) -> int:
     """Returns how many bytes the leaves of a tree of arrays or shapes take, at least one."""
     return max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)), 1)
 

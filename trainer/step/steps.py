@@ -18,6 +18,7 @@ from jax import lax
 from trainer.core import errors, replica_context, trace_purity
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute.replica.replicated_state import leave_replica
 from trainer.metrics import Metric, Sum
@@ -173,7 +174,7 @@ def predict_group(
     shapes = jax.eval_shape(lambda: one_batch(state, batch_at(data, 0), mask))
     outputs = jax.tree.map(lambda leaf: jnp.zeros((stack, *leaf.shape), leaf.dtype), shapes)
 
-    def body(index: Any, outputs: Any) -> Any:
+    def body(index: Any, outputs: PyTree) -> Any:
         batch_outputs = one_batch(state, batch_at(data, index), mask)
         return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, index, 0),
                             outputs, batch_outputs)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from trainer.core.types import PyTree
 from trainer.data import HostArrays
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned
 from trainer.data.sources.batches import ResumeToken
@@ -46,7 +47,7 @@ class PlacedGroup:
         return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def to_devices(tree: Any, shardings: Any) -> Any:
+def to_devices(tree: PyTree, shardings: Any) -> Any:
     """Returns the arrays of a tree placed on devices, of which each gets its part only.
 
     Of devices of several processes each process serves its own, from arrays that all of them have whole.
@@ -76,7 +77,7 @@ def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def replicas_to_devices(tree: Any, replicas: int, sharding: Sharding) -> Any:
+def replicas_to_devices(tree: PyTree, replicas: int, sharding: Sharding) -> Any:
     """Returns arrays `(replicas, ...)` on the devices of their replicas.
 
     Args:

@@ -17,6 +17,7 @@ from jax import lax
 from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReduceOp, ReplicaContext
+from trainer.core.types import PyTree
 from trainer.distribute.replica.bucketing import (
     BYTES_PER_PACK,
     joined_along,
@@ -241,7 +242,7 @@ class RingAllReduce(CrossDeviceOps, implementation=CommunicationImplementation.R
         return sums.reshape(-1)[:vector.size]
 
 
-def gather_shards(tree: Any, axes: Any, axis_name: str, packs: bool = False) -> Any:
+def gather_shards(tree: PyTree, axes: Any, axis_name: str, packs: bool = False) -> Any:
     """Returns whole arrays from each replica's part of them.
 
     The derivative is that of a sum: what reaches a part is its share of the sum of all replicas' gradients.
@@ -273,7 +274,7 @@ def gather_shards(tree: Any, axes: Any, axis_name: str, packs: bool = False) -> 
     return jax.tree.unflatten(treedef, gathered)
 
 
-def take_shards(tree: Any, axes: Any, axis_name: str, num_replicas: int) -> Any:
+def take_shards(tree: PyTree, axes: Any, axis_name: str, num_replicas: int) -> Any:
     """Returns this replica's part of arrays that it has whole.
 
     Args:
@@ -294,7 +295,7 @@ def take_shards(tree: Any, axes: Any, axis_name: str, num_replicas: int) -> Any:
 
 
 def reduce_to_shards(
-    reduce_op: ReduceOp | str, tree: Any, axes: Any, axis_name: str, num_replicas: int, packs: bool
+    reduce_op: ReduceOp | str, tree: PyTree, axes: Any, axis_name: str, num_replicas: int, packs: bool
 ) -> Any:
     """Returns this replica's part of the sum or the mean over replicas of a tree of arrays.
 
@@ -362,18 +363,18 @@ class MeshReplicaContext(ReplicaContext):
     def replica_id_in_sync_group(self) -> jax.Array:
         return lax.axis_index(self.axis_name)
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: CommunicationOptions | None = None) -> Any:
         return self.ops.all_reduce(
             reduce_op, value, self.axis_name, self.num_replicas_in_sync, self.packs, options)
 
-    def sum(self, value: Any) -> Any:
+    def sum(self, value: PyTree) -> Any:
         if self.num_replicas_in_sync == 1:
             return value
         leaves, treedef = jax.tree.flatten(value)
         sums = _sums([as_summable(leaf) for leaf in leaves], self.axis_name, self.packs)
         return jax.tree.unflatten(treedef, sums)
 
-    def all_gather(self, value: Any, axis: int = 0) -> Any:
+    def all_gather(self, value: PyTree, axis: int = 0) -> Any:
         if self.num_replicas_in_sync == 1:
             return value
         return jax.tree.map(lambda leaf: lax.all_gather(leaf, self.axis_name, axis=axis, tiled=True), value)
@@ -394,7 +395,7 @@ def _sum(array: jax.Array, axis_name: str) -> jax.Array:
         default=lambda array: lax.psum(array, axis_name))
 
 
-def _matched(tree: Any, axes: Any, num_replicas: int = 1) -> tuple[list[jax.Array], Any, list[int]]:
+def _matched(tree: PyTree, axes: Any, num_replicas: int = 1) -> tuple[list[jax.Array], Any, list[int]]:
     leaves, treedef = jax.tree.flatten(tree)
     along = [int(axis) for axis in jax.tree.leaves(axes)]
     if len(along) != len(leaves):

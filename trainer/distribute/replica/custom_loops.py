@@ -22,6 +22,7 @@ from trainer.core import errors, replica_context, trace_purity
 from trainer.core.identity import Identity
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica
 from trainer.distribute.replica.replicated_state import (
     StateStrategy,
@@ -41,7 +42,7 @@ def _is_argument(value: Any) -> bool:
 @dataclasses.dataclass
 class _Program:
     execute: Any
-    outputs: Any = None  # once traced: where each state in the results comes from, and the tree of the results
+    outputs: PyTree = None  # once traced: where each state in the results comes from, and the tree of the results
 
 
 class ReplicaRunner:
@@ -204,7 +205,7 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _spec(tree: Any) -> Any:
+def _spec(tree: PyTree) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from trainer.cluster import ProcessGroup, waiting
+from trainer.core.types import PyTree
 from trainer.data import DataError, Group, Reader, adapt, prefetch
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sharding.processes import Channel, Processes
@@ -160,7 +161,7 @@ class _Element(NamedTuple):
     rows: int
 
 
-def _split_rows(tree: Any, replicas: int, rows: int) -> Any:
+def _split_rows(tree: PyTree, replicas: int, rows: int) -> Any:
     """Returns arrays `(replicas, rows, ...)` of arrays `(1, up to replicas * rows, ...)`."""
     def split(leaf: np.ndarray) -> np.ndarray:
         return _padded(leaf, replicas * rows).reshape(replicas, rows, *leaf.shape[2:])

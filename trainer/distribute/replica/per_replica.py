@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core.replica_context import ReduceOp
+from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import is_split_over_processes, to_host
 
 
@@ -78,6 +79,6 @@ def is_per_replica(value: Any) -> bool:
     return isinstance(value, PerReplica)
 
 
-def map_values(function: Any, tree: Any) -> Any:
+def map_values(function: Any, tree: PyTree) -> Any:
     """Returns `function` of each leaf of a tree, in which a PerReplica is one leaf."""
     return jax.tree.map(function, tree, is_leaf=is_per_replica)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReduceOp
+from trainer.core.types import PyTree
 from trainer.distribute.replica.bucketing import BYTES_PER_PACK, over_packs_elementwise
 from trainer.distribute.replica.communication_options import (
     CommunicationImplementation,
@@ -77,7 +78,7 @@ class CrossDeviceOps(abc.ABC):
     def all_reduce(
         self,
         reduce_op: ReduceOp | str,
-        tree: Any,
+        tree: PyTree,
         axis_name: str,
         num_replicas: int,
         packs: bool = True,

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from trainer.core.identity import Identity
 from trainer.core.replica_context import ReduceOp
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.replica import collectives
 from trainer.distribute.replica.collectives import MeshReplicaContext
@@ -48,11 +49,11 @@ class ShardingRule(NamedTuple):
         dividing = [axis for axis, size in enumerate(leaf.shape) if size and size % self.num_replicas == 0]
         return max(dividing, key=lambda axis: leaf.shape[axis], default=WHOLE)
 
-    def axes(self, tree: Any) -> Any:
+    def axes(self, tree: PyTree) -> Any:
         """Returns the axis for each leaf of a tree."""
         return jax.tree.map(self.axis, tree)
 
-    def axes_at_rest(self, params: Any) -> Any:
+    def axes_at_rest(self, params: PyTree) -> Any:
         """Returns the axis for each parameter between steps."""
         return self.axes(params) if self.shards_params else jax.tree.map(lambda leaf: WHOLE, params)
 
@@ -91,7 +92,7 @@ class Closed:
 
 
 class _Update(NamedTuple):
-    grads: Any
+    grads: PyTree
     before: tuple[Any, ...]
     after: tuple[Any, ...]
 
@@ -113,19 +114,19 @@ class ShardedReplicaContext(MeshReplicaContext):
     def gather_params(self, state: TrainState) -> TrainState:
         return state.replace(params=self._gathered(state.params))
 
-    def _gathered(self, tree: Any) -> Any:
+    def _gathered(self, tree: PyTree) -> Any:
         leaves, treedef = jax.tree.flatten(tree, is_leaf=is_shard)
         axes = [leaf.axis if is_shard(leaf) else WHOLE for leaf in leaves]
         values = [leaf.value if is_shard(leaf) else leaf for leaf in leaves]
         return jax.tree.unflatten(treedef, collectives.gather_shards(values, axes, self.axis_name))
 
-    def _taken(self, tree: Any) -> Any:
+    def _taken(self, tree: PyTree) -> Any:
         leaves, treedef = jax.tree.flatten(tree)
         axes = [self._rule.axis(leaf) for leaf in leaves]
         parts = collectives.take_shards(leaves, axes, self.axis_name, self.num_replicas_in_sync)
         return jax.tree.unflatten(treedef, [_marked(leaf, axis) for leaf, axis in zip(parts, axes, strict=True)])
 
-    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: Any) -> Any:
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
         if reduce_op is None:
             return self._taken(grads)
         leaves, treedef = jax.tree.flatten(grads)
@@ -134,7 +135,7 @@ class ShardedReplicaContext(MeshReplicaContext):
             ReduceOp.of(reduce_op), leaves, axes, self.axis_name, self.num_replicas_in_sync, self.packs)
         return jax.tree.unflatten(treedef, [_marked(leaf, axis) for leaf, axis in zip(parts, axes, strict=True)])
 
-    def update(self, rule: Any, grads: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
+    def update(self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree) -> tuple[Any, Any]:
         whole_params, whole_opt_state = rule.update(self._gathered(grads), self._gathered(opt_state), params)
         result = whole_params, self._taken(whole_opt_state)
         self._updates.append(_Update(grads, _identities((params, opt_state)), _identities(result)))
@@ -167,7 +168,7 @@ def part(state: TrainState, name: str | None) -> tuple[Any, Any]:
     return (state.params, state.opt_state) if name is None else (state.params[name], state.opt_state[name])
 
 
-def marked(tree: Any, axes: Any) -> Any:
+def marked(tree: PyTree, axes: Any) -> Any:
     """Returns a tree in which each leaf that is split is a `Shard`."""
     return jax.tree.map(_marked, tree, axes)
 
@@ -176,12 +177,12 @@ def _marked(leaf: jax.Array, axis: int) -> Any:
     return leaf if axis == WHOLE else Shard(leaf, axis)
 
 
-def unmarked(tree: Any) -> Any:
+def unmarked(tree: PyTree) -> Any:
     """Returns a tree with plain arrays in place of its `Shard`s."""
     return jax.tree.map(lambda leaf: leaf.value if is_shard(leaf) else leaf, tree, is_leaf=is_shard)
 
 
-def specs_of(tree: Any) -> Any:
+def specs_of(tree: PyTree) -> Any:
     """Returns how each leaf is split, for a tree in which those that are split are `Shard`s."""
     return jax.tree.map(lambda leaf: spec_of(leaf.axis if is_shard(leaf) else WHOLE),
                         tree, is_leaf=is_shard)
@@ -192,6 +193,6 @@ def is_shard(leaf: Any) -> bool:
     return isinstance(leaf, Shard)
 
 
-def _identities(tree: Any) -> tuple[Any, ...]:
+def _identities(tree: PyTree) -> tuple[Any, ...]:
     """Returns the arrays of a tree, to be compared by identity: the updates in between are known by them."""
     return tuple(map(Identity, jax.tree.leaves(tree)))

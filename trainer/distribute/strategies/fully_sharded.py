@@ -13,6 +13,7 @@ from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
 from trainer.distribute.placement.devices import find_devices
 from trainer.distribute.replica.communication_options import CommunicationOptions, timeout_alone
 from trainer.distribute.replica.zero import (
@@ -108,7 +109,7 @@ class ShardedStrategy(Strategy):
         return scattered.replace(params={name: params for name, (params, _) in parts.items()},
                                  opt_state={name: opt_state for name, (_, opt_state) in parts.items()})
 
-    def _constrained(self, tree: Any, axes: Any) -> Any:
+    def _constrained(self, tree: PyTree, axes: Any) -> Any:
         return jax.lax.with_sharding_constraint(tree, self._shardings(axes))
 
 

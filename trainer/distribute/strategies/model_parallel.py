@@ -15,6 +15,7 @@ from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import SEPARATOR, named_leaves
+from trainer.core.types import PyTree
 from trainer.distribute.placement.devices import find_devices
 from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.replica.communication_options import CommunicationOptions, timeout_alone
@@ -81,7 +82,7 @@ class ModelParallelStrategy(Strategy):
             params=self._placed(state.params, specs),
             opt_state=opt_states.get(None, opt_states))
 
-    def _placed(self, tree: Any, specs: Mapping[str, PartitionSpec]) -> Any:
+    def _placed(self, tree: PyTree, specs: Mapping[str, PartitionSpec]) -> Any:
         shardings = [NamedSharding(self.mesh, spec) for spec in specs.values()]
         return jax.tree.unflatten(jax.tree.structure(tree), shardings)
 

@@ -21,6 +21,7 @@ from trainer.compile.jit import on_each_device
 from trainer.core.replica_context import ReduceOp, ReplicaContext, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
+from trainer.core.types import PyTree
 from trainer.data import Dataset, Group, HostArrays, ResidentBatches
 from trainer.data.sharding.processes import Processes
 from trainer.distribute.placement.device_cache import PlacedArrays
@@ -314,7 +315,7 @@ class Strategy:
         """
         return self._runner.run(fn, args, kwargs or {})
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: PyTree, axis: int | None = None) -> Any:
         """Returns the sum or the mean of per-replica values over the replicas.
 
         Args:
@@ -334,7 +335,7 @@ class Strategy:
 
         return map_values(reduced, value)
 
-    def gather(self, value: Any, axis: int = 0) -> Any:
+    def gather(self, value: PyTree, axis: int = 0) -> Any:
         """Returns per-replica values concatenated along an axis, on the host and without rows that pad.
 
         Over processes, all of them must call this, and all get the values of all replicas.
@@ -345,7 +346,7 @@ class Strategy:
 
         return map_values(gathered, value)
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
         """Returns the value of each replica of this process, on the host and without rows that pad, as a tuple."""
         leaves, structure = jax.tree.flatten(value, is_leaf=is_per_replica)
         count = len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
