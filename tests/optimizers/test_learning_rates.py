@@ -236,12 +236,6 @@ def test_setting_a_rate_traces_and_compiles_nothing(optimizer):
     assert step._cache_size() == 1
 
 
-def test_an_optimizer_is_static_metadata_by_identity():
-    first, second = optimizers.Adam(), optimizers.Adam()
-    assert first != second
-    assert {first: 1, second: 2}[first] == 1
-
-
 @pytest.mark.parametrize("optimizer", [
     optimizers.Adam(0.5), optimizers.SGD(halving), optimizers.get(optax.sgd(0.5)), optimizers.get(optax.sgd(halving)),
     optimizers.get(injected(learning_rate=0.5))])
