@@ -233,9 +233,9 @@ def test_an_address_of_localhost_that_the_machine_lacks_is_skipped(monkeypatch, 
 
 
 @pytest.mark.parametrize(("arguments", "error", "match"), [
-    ({"timeout_secs": 0}, ValueError, "`timeout_secs` must be positive. Received: 0"),
-    ({"timeout_secs": float("nan")}, ValueError, "`timeout_secs` must be positive. Received: nan"),
-    ({"say_every_secs": -1}, ValueError, "`say_every_secs` must be positive"),
+    ({"timeout_secs": 0}, ValueError, "`timeout_secs` must be a number above 0. Received: timeout_secs=0"),
+    ({"timeout_secs": float("nan")}, ValueError, "`timeout_secs` must be a number above 0. Received: timeout_secs=nan"),
+    ({"say_every_secs": -1}, ValueError, "`say_every_secs` must be a number above 0"),
     ({"description": ClusterDescription(("a:1", "b:1"), None, "evaluator")}, ClusterError, "'evaluator' does not meet"),
 ])
 def test_arguments_are_checked_first(arguments, error, match):

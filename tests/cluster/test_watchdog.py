@@ -233,7 +233,7 @@ def test_one_process_needs_no_watch_and_a_limit_is_positive():
     one.await_diagnosis()
     one.stop()
     assert threading.active_count() == before
-    with pytest.raises(ValueError, match=r"`timeout_secs` must be greater than 0\. Received: 0"):
+    with pytest.raises(ValueError, match=r"`timeout_secs` must be a number above 0\. Received: timeout_secs=0"):
         Watchdog(0)
     with pytest.raises(RuntimeError, match=r"needs `jax\.distributed\.initialize` before it"):
         Watchdog(1.0, process=(0, 2))

@@ -35,6 +35,7 @@ from trainer.cluster.liveness.diagnosis import Observer, Report, diagnose, ended
 from trainer.cluster.liveness.key_value_store import Store, coordinator_address, jax_store
 from trainer.cluster.liveness.peer_connections import PeerConnections
 from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, end_process
+from trainer.core.arguments import require
 
 _MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the diagnosis to get around
 _MISSED_HEARTBEATS = 4  # are enough where something is known to be wrong
@@ -77,8 +78,7 @@ class Watchdog:
     """
 
     def __init__(self, timeout_secs: float, client: Store | None = None, process: tuple[int, int] | None = None):
-        if not timeout_secs > 0:
-            raise ValueError(f"`timeout_secs` must be greater than 0. Received: {timeout_secs}.")
+        require({"timeout_secs": timeout_secs}, "a number above 0", lambda secs: secs > 0)
         self.timeout_secs = timeout_secs
         self._own_steps = 0  # of custom training loops
         self._timeout_secs = self._silence_secs = (1 - _MARGIN) * timeout_secs

@@ -33,6 +33,7 @@ from trainer.cluster.rendezvous import gather, join
 from trainer.cluster.rendezvous.messages import Hello
 from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import Wait
+from trainer.core.arguments import require
 
 JOB_ID_VARIABLE = "TRAINER_JOB_ID"
 
@@ -74,9 +75,7 @@ def agree(
     Example:
       >>> agree(ClusterDescription(("localhost:2222",), process_id=0), timeout_secs=60).close()
     """
-    for name, secs in (("timeout_secs", timeout_secs), ("say_every_secs", say_every_secs)):
-        if not secs > 0:
-            raise ValueError(f"`{name}` must be positive. Received: {secs!r}.")
+    require({"timeout_secs": timeout_secs, "say_every_secs": say_every_secs}, "a number above 0", lambda secs: secs > 0)
     if description.process_id is None:
         raise ClusterError(f"A process with the role {description.role!r} does not meet those that train.")
     hello = Hello(
