@@ -1,6 +1,6 @@
 """Callbacks: what happens at the points of a training, besides training.
 
-Owns the hooks (`Callback`), the calling of many as one (`CallbackList`), and the callbacks that need nothing but the
+Owns the hooks (`Callback`), the calling of many together (`CallbackList`), and the callbacks that need nothing but the
 model they are given. Imports nothing of the trainer: `Run` says what a callback may use of a model.
 """
 

@@ -26,7 +26,7 @@ class BackupAndRestore(Callback):
     """Saves a run as it goes, and lets the same command go on after an interruption as if there had been none.
 
     A checkpoint holds the weights, the optimizer, the position in the data, the metrics of the epoch so far, the
-    history and the state of every callback. When `fit` begins and there is one in the folder, the run goes on from the
+    history and the state of every callback. When `fit` begins and the folder has a checkpoint, the run goes on from the
     newest that is whole, to the bit where the data are arrays, a `Dataset` or Grain's; other data are read from their
     beginning up to there. Nothing is saved once `TerminateOnNaN` has found the loss to be no number, not even the end.
 

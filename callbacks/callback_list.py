@@ -1,4 +1,4 @@
-"""Calling a list of callbacks as one.
+"""Calling a list of callbacks as a single callback.
 
 Owns the order of calls, and the knowledge of which hooks are listened to.
 """
@@ -26,7 +26,8 @@ _BATCH_HOOKS = {
 
 
 class CallbackList(Callback):
-    """Several callbacks behind the interface of one: each hook calls that hook of all of them, in the list's order.
+    """Several callbacks behind the interface of a callback: each hook calls that hook of all of them, in the list's
+    order.
 
     Before an epoch's end and before one of them saves, all of them flush (see `Callback.flush`), wherever they stand.
 
@@ -41,8 +42,9 @@ class CallbackList(Callback):
       callbacks: the list, with what was appended.
 
     Raises:
-      TypeError: if something in `callbacks` is not a `Callback`, or one for the chief alone has a `next_sync_step`.
-      ValueError: if `runs_on` of one is neither "all" nor "chief".
+      TypeError: if something in `callbacks` is not a `Callback`, or a callback for the chief alone has a
+        `next_sync_step`.
+      ValueError: if the `runs_on` of a callback is neither "all" nor "chief".
 
     Example:
 
@@ -154,7 +156,7 @@ class CallbackList(Callback):
                 callback.check_monitor(available)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of all callbacks that keep one, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
+        """Returns the states of callbacks that keep a state, by class name ("EarlyStopping", "EarlyStopping_1"...)."""
         return {name: callback.state_dict() for name, callback in self._with_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ class CSVLogger(Callback):
     """Writes one row for each epoch: its number, from 0, and its logs, in the order of their names.
 
     The first epoch's logs decide the columns. If it had no validation, each column gets a "val_" twin. A value that an
-    epoch does not have is written as "NA". Rows are on disk when the epoch ends. Of several processes the first one
+    epoch does not have is written as "NA". Rows are on disk when the epoch ends. Of several processes the first
     writes.
 
     A run that resumes goes on with its file: rows of epochs that it will repeat are cut off, so that the file ends up

@@ -11,7 +11,7 @@ from trainer.callbacks.base.run_protocol import Run
 
 
 class History(Callback):
-    """Records the logs of every epoch; every `fit` has one and returns it.
+    """Records the logs of every epoch; every `fit` has a history and returns it.
 
     Where there is no other callback, the logs of an epoch are fetched when the next epoch ends or training does, or
     `history` is read: the device has the next epoch's steps by then.

@@ -21,7 +21,7 @@ class LearningRateScheduler(Callback):
 
     Args:
       schedule: called as `schedule(epoch, learning_rate)`, or as `schedule(epoch)` if it takes one argument, with the
-        number of the epoch, from 0, and the learning rate so far, a float; returns the new one, a float or an array
+        number of the epoch, from 0, and the learning rate so far, a float; returns the new rate, a float or an array
         of one floating-point number (so optax schedules of the epoch can be given as they are).
       verbose: 1 prints each learning rate that is set, 0 does not.
 
@@ -67,7 +67,7 @@ class LearningRateScheduler(Callback):
 
 
 def named_optimizers(model: Any) -> dict[str, Any]:
-    """Returns the optimizers of a model by name; one alone has the name ""."""
+    """Returns the optimizers of a model by name; a single optimizer has the name ""."""
     return dict(model.optimizer) if isinstance(model.optimizer, Mapping) else {"": model.optimizer}
 
 

@@ -26,7 +26,7 @@ from trainer.core.types import Phase, Verbose
 class ModelCheckpoint(MonitorCallback):
     """Saves the model, or its weights, after epochs or every so many batches.
 
-    Of several processes all call the model's methods; the first one makes folders and deletes files. What is written is
+    Of several processes all call the model's methods; the first makes folders and deletes files. What is written is
     in place before anything is deleted. Nothing is written once `TerminateOnNaN` has found the loss to be no number.
     `best`, the counts and the list of files resume with the run; as in Keras, they go on in another `fit` with the same
     instance.
@@ -37,7 +37,8 @@ class ModelCheckpoint(MonitorCallback):
       monitor: the name of the log that says which model is best; None for none.
       verbose: 1 prints what the callback does, 0 does not.
       save_best_only: whether to save only if the monitored value is better than any before. An epoch without it, such
-        as one without a validation, does not save. If no log ever has it, each save warns and is made all the same.
+        as an epoch without a validation, does not save. If no log ever has it, each save warns and is made all the
+        same.
       save_weights_only: True writes the weights, to a safetensors file. False writes the whole training state, to one
         file if `filepath` has a suffix, else to a folder.
       mode: "min", "max" or "auto" (see `MonitorCallback`).

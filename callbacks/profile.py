@@ -21,11 +21,11 @@ class Profile(TrainBatchCallback):
 
     Batches stay fused, within the profile as well: it is of the training as it is. Only before its first batch and
     after its last one executions are cut, and the device is waited for, so that the profile has these batches and no
-    others. The first batches of a `fit` compile: choose later ones. What lies between two epochs, such as a validation,
-    is in the profile if its batches are of both.
+    others. The first batches of a `fit` compile: choose later batches. What lies between two epochs, such as a
+    validation, is in the profile if its batches are of both.
 
     A profile that is not complete when `fit` ends, or when an exception ends it, is written then, at the latest when
-    the callback is used again. Of several processes only the first one records. If the profiler fails, for example
+    the callback is used again. Of several processes only the first records. If the profiler fails, for example
     because another profile is being recorded, there is a warning, and the training goes on.
 
     Args:

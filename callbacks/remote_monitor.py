@@ -20,7 +20,7 @@ class RemoteMonitor(Callback):
 
     A server that cannot be reached, does not answer within three seconds or answers with an error costs a warning and
     never the training. NaN and infinity, for which JSON has no numbers, are sent as null. Of several processes the
-    first one posts.
+    first process posts.
 
     Args:
       root: the server's address, with "http://" or "https://".

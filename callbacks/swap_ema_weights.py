@@ -17,7 +17,7 @@ class SwapEMAWeights(Callback):
 
     Args:
       swap_on_epoch: whether `get_weights` and `save_weights` give the averages from the end of an epoch until the next
-        one begins. Callbacks that stand behind this one, such as `ModelCheckpoint`, then save them.
+        one begins. Callbacks that stand behind this callback, such as `ModelCheckpoint`, then save them.
 
     Raises:
       ValueError: from `fit`, `evaluate` and `predict`, if no averages are kept.

@@ -26,10 +26,11 @@ def _for_other_loops(hook: Any) -> Any:
 class TerminateOnNaN(LateLogsCallback):
     """Ends `fit` after a batch whose loss is NaN or infinite, and names the weights that are not finite.
 
-    The loss of an execution is looked at once the next one has begun, so that the device need not wait: `fit` ends at
-    most one execution late. It is looked at sooner where the epoch ends or something is saved, before any callback acts
-    on that, in whatever order they are listed: `ModelCheckpoint` and `BackupAndRestore` save nothing from that batch
-    on, so that the last good file stays. Of batches that ran as one execution the message says which they are.
+    The loss of an execution is looked at once the next execution has begun, so that the device need not wait: `fit`
+    ends at most one execution late. It is looked at sooner where the epoch ends or something is saved, before any
+    callback acts on that, in whatever order they are listed: `ModelCheckpoint` and `BackupAndRestore` save nothing from
+    that batch on, so that the last good file stays. Of batches that ran as one execution the message says which they
+    are.
 
     Args:
       raise_error: False sets `model.stop_training`, so that `fit` ends as usual; True raises, so that `on_train_end` is
@@ -44,7 +45,7 @@ class TerminateOnNaN(LateLogsCallback):
     Traceback (most recent call last):
     RuntimeError: NaN or Inf loss encountered at batch 3. Loss value: nan. Terminating training immediately.
 
-    Source: Keras 3's callback of this name, which looks at every batch before the next one begins. There, without
+    Source: Keras 3's callback of this name, which looks at every batch before the next batch begins. There, without
     `raise_error`, the non-finite weights are saved at the end of the epoch.
     """
 

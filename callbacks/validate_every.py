@@ -35,9 +35,9 @@ class ValidateEvery(TrainBatchCallback):
     Attributes:
       history: "step", the numbers of the train batches, from 1, after which it was validated; and for each log of the
         validations, such as "val_loss", the list of its values. Emptied when `fit` begins.
-      last_logs: the logs of the last validation, with the prefix "val_"; empty before the first one.
+      last_logs: the logs of the last validation, with the prefix "val_"; empty before the first validation.
 
-    A run that resumes validates after the same batches as one that was never interrupted; with `minutes`, at about the
+    A run that resumes validates after the same batches as an uninterrupted run; with `minutes`, at about the
     same time of training.
 
     Raises:

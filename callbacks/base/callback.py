@@ -17,7 +17,7 @@ Logs: TypeAlias = dict[str, Any]
 
 
 def adds_logs(*keys: str) -> Callable[[Any], Any]:
-    """Marks an `on_epoch_end` as one that adds these keys, and no others, to the logs.
+    """Marks an `on_epoch_end` that adds these keys, and no others, to the logs.
 
     What a monitor can find in the logs is known before training only if it is known what the callbacks before it add;
     an `on_epoch_end` without this mark may add anything. The mark belongs to the function, so that a subclass that
@@ -59,7 +59,7 @@ class Callback:
 
     `evaluate` calls the `test` hooks, and `predict` the `predict` hooks. Epochs count from 0, and so do the batches of
     each epoch. `logs` is a dict, and never None, when a trainer calls a hook. Its values may still be on the device:
-    reading the first one waits for the device (see `LazyLogs`), so a hook that is called often should read seldom.
+    reading the first log waits for the device (see `LazyLogs`), so a hook that is called often should read seldom.
     Overriding a batch hook makes the loop call it for every batch, which costs time; a hook that need not see every
     batch is better put into `on_execution_end`.
 
@@ -68,10 +68,10 @@ class Callback:
       params: a dict with "verbose", "epochs" and "steps" (None if unknown).
       state_attributes: names of the attributes that a checkpoint must keep for a run to resume exactly (see
         `state_dict` for what they can be).
-      runs_on: where there are several processes, "all" if the hooks are called in each, or "chief" if in the first one
-        alone, as is right for what writes files or prints. All processes must be given the same callbacks, as they
-        decide which batches run at once. One for the chief cannot use what all processes have to do together:
-        `evaluate`, weights that are split over processes, `next_sync_step`.
+      runs_on: where there are several processes, "all" if the hooks are called in each, or "chief" if in the first
+        process alone, as is right for what writes files or prints. All processes must be given the same callbacks, as
+        they decide which batches run at once. A callback for the chief cannot use what all processes have to do
+        together: `evaluate`, weights that are split over processes, `next_sync_step`.
       saves: whether what is trained is saved by `on_epoch_end`, or by `on_execution_end` at a sync point, a batch that
         `next_sync_step` named. There neither is called if another callback finds the weights non-finite (see `flush`).
       stops_consistently: whether the callback sets `model.stop_training`, if it does, at the same batch in every
@@ -104,7 +104,7 @@ class Callback:
 
     @property
     def model(self) -> Run:
-        """The model of the run; None before the first one."""
+        """The model of the run; None before the first run."""
         return self._model
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Callback:
         """Called after a batch of `predict`, with its outputs as `logs["outputs"]`."""
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:
-        """Returns the number of the batch, `batch` or a later one, that the next execution must not go beyond.
+        """Returns the number of the batch, `batch` or a later batch, that the next execution must not go beyond.
 
         `on_execution_end` is then called right after that batch. None, the default, leaves it to the loop how many
         batches it runs at once.

@@ -11,12 +11,12 @@ from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 
 
 class LateLogsCallback(TrainBatchCallback):
-    """Base of the callbacks that read the logs of each execution of `fit` when the next one has begun.
+    """Base of the callbacks that read the logs of each execution of `fit` when the next execution has begun.
 
     The device then has work while the host waits for the logs. What was not read is read before any callback acts on
     the end of an epoch, and before the run or the model is saved (see `Callback.flush`).
 
-    A subclass overrides `_read_logs`. One that overrides `on_train_begin` or `flush` calls that of this class.
+    A subclass overrides `_read_logs`. A subclass that overrides `on_train_begin` or `flush` calls that of this class.
 
     Example:
 

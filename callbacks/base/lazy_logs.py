@@ -1,4 +1,4 @@
-"""Logs whose values stay on the device until one is read.
+"""Logs whose values stay on the device until a value is read.
 
 Owns `LazyLogs`, a dict and a JAX pytree. It knows nothing of devices: what fetching means is the loop's business.
 """
@@ -15,7 +15,7 @@ _PENDING = object()  # stands in the dict for a value that has not been fetched
 
 
 class LazyLogs(dict):
-    """A dict with known keys, whose values are fetched, all at once, when the first one is read.
+    """A dict with known keys, whose values are fetched, all at once, when the first value is read.
 
     Asking for keys (`in`, `len`, `keys()`, iteration) and assigning values fetch nothing. Values assigned before the
     fetch are kept, and keys deleted before it stay away. Copies, and the results of `|` and of `jax.tree.map`, are

@@ -88,7 +88,8 @@ class MonitorCallback(Callback):
         self._monitor_checked = True
 
     def get_monitor_value(self, logs: Mapping[str, Any] | None) -> Any:
-        """Returns the monitored value, or None in an epoch that does not have it (one without a validation).
+        """Returns the monitored value, or None in an epoch that does not have it (such as an epoch without a
+        validation).
 
         Raises:
           ValueError: if these are the first logs, `check_monitor` was not called, and the monitor is missing.

@@ -37,7 +37,7 @@ class Pace:
         return time.perf_counter() - self._begin
 
     def secs_per_step(self) -> float:
-        """Returns the mean duration of a step so far. At least one must have been taken."""
+        """Returns the mean duration of a step so far. At least one step must have been taken."""
         if self.step >= 2 * self._first_step:
             return (time.perf_counter() - self._first_end) / (self.step - self._first_step)
         return self.elapsed_secs() / self.step

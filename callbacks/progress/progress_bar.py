@@ -38,7 +38,7 @@ class ProgressBar(Callback):
     It listens to `on_execution_end` and to no batch hook.
 
     Args:
-      console: the rich console to draw the bar in; by default one for standard output.
+      console: the rich console to draw the bar in; by default a console for standard output.
 
     Example:
 

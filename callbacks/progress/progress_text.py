@@ -47,7 +47,7 @@ def timing_text(timing: Mapping[str, float]) -> str:
 
 
 def log_texts(logs: Mapping[str, Any]) -> list[str]:
-    """Returns each log as a name and a value: numbers with four decimals, tiny ones in scientific notation.
+    """Returns each log as a name and a value: numbers with four decimals, tiny numbers in scientific notation.
 
     >>> log_texts({"loss": 0.51234, "error": 1e-5, "note": "warm"})
     ['loss: 0.5123', 'error: 1.0000e-05', 'note: warm']

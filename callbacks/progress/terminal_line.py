@@ -36,7 +36,7 @@ class TerminalLine:
         self._console = console
 
     def draw(self, title: str, step: int, steps: int | None, texts: list[str], final: bool = False) -> None:
-        """Replaces the line by this one; a final one stays, and may be longer than the terminal is wide.
+        """Replaces the line by this text; a final line stays, and may be longer than the terminal is wide.
 
         Args:
           title: what comes first.

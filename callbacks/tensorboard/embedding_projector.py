@@ -15,7 +15,7 @@ CONFIG_NAME = "projector_config.pbtxt"  # where the projector looks
 
 
 def metadata_by_embedding(embeddings: list[str], metadata: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the metadata file of each embedding that has one.
+    """Returns the metadata file of each embedding that has such a file.
 
     Args:
       embeddings: the names of all embeddings.

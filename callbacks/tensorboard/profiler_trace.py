@@ -1,7 +1,7 @@
 """A trace of JAX's profiler over some train steps, as TensorBoard shows it.
 
-Owns the starting and stopping of the profiler, of which there is one in a process. When to do so is what callbacks
-decide.
+Owns the starting and stopping of the profiler, of which a process has a single instance. When to do so is what
+callbacks decide.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ProfilerTrace:
             self._step.__enter__()
 
     def end_step(self) -> None:
-        """Ends the step that was begun, if one was."""
+        """Ends the step that was begun, if any."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None

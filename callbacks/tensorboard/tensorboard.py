@@ -31,7 +31,7 @@ class TensorBoard(Callback):
     as one per class, gets a scalar for each: `epoch_recall_0`, `epoch_recall_1` and so on.
 
     A callback of another run, or of a run that resumes, adds to what is in `log_dir`. Of several processes only the
-    first one writes. With the defaults no step waits for this callback, and fused steps stay fused.
+    first process writes. With the defaults no step waits for this callback, and fused steps stay fused.
 
     Args:
       log_dir: the path of the directory to write to; made if it does not exist.
@@ -46,7 +46,8 @@ class TensorBoard(Callback):
         batch in this `fit`, counted from 1, for every batch whose number it divides; "batch" is 1. No more batches
         than that are then executed at once, and writing waits for the device.
       profile_batch: the number of the batch to profile, counted from 1 as above, or the first and the last as a pair
-        or as "first,last"; 0 profiles none. Up to the end of the last one's epoch, batches are executed one at a time.
+        or as "first,last"; 0 profiles none. Up to the end of the last batch's epoch, batches are executed one at a
+        time.
       embeddings_freq: after every so many epochs, write the vectors of all embeddings for TensorBoard's projector; 0
         writes none. An embedding is a two-dimensional parameter whose name is "embedding", as in Flax's `Embed`.
       embeddings_metadata: the path, relative to `log_dir`, of a file with a line for each entry of an embedding; or a
@@ -286,7 +287,7 @@ class TensorBoard(Callback):
     # --- reading the model -----------------------------------------------------------------------------------------
 
     def _optimizers(self) -> dict[str, Any]:
-        """Returns the optimizers by name: one has the name ""."""
+        """Returns the optimizers by name: a single optimizer has the name ""."""
         optimizer = self.model.optimizer
         if isinstance(optimizer, Mapping):
             return dict(optimizer)

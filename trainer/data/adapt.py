@@ -57,7 +57,7 @@ def adapt(
       seed: of the order.
       class_weight: a dict from integer label to the weight of the rows with that label in `y`.
       steps: how many batches of arrays make an epoch, if the caller was told.
-      processes: those that read the data, as the strategy has them; by default this one alone.
+      processes: those that read the data, as the strategy has them; by default this process alone.
 
     Raises:
       ValueError: data that cannot be used, or arguments that do not go together.

@@ -64,7 +64,7 @@ def prefetch(
       place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, with the
         caller's context variables, default device and `jax_enable_x64`. Where the consumer waits for the group, it runs
         in the consumer's thread, so that the next groups come sooner.
-      depth: how many placed groups are ready at most, besides the one in use.
+      depth: how many placed groups are ready at most, in addition to the group in use.
       demand: is told when the consumer waits.
 
     Raises:

@@ -44,7 +44,7 @@ class Reader:
 
     Without `steps_per_epoch`, epoch e is pass e of the source. With it, the batches of all passes form one stream, and
     epoch e is batches `[e * steps_per_epoch, (e + 1) * steps_per_epoch)` of that. A one-shot source has no passes: each
-    epoch continues where the last one stopped.
+    epoch continues where the last epoch stopped.
 
     A reader opens iterators and keeps them open from one epoch to the next: close it, or use it as a context manager.
 
@@ -150,7 +150,7 @@ class Reader:
         return self._read_stream(epoch, start, is_urgent)
 
     def peek(self) -> Batch:
-        """Returns the first batch of epoch 0, or of a one-shot source the next one, as a copy and without losing it.
+        """Returns the first batch of epoch 0, or of a one-shot source the next batch, as a copy and without losing it.
 
         Raises:
           ValueError, RuntimeError: as `read`.
@@ -203,7 +203,7 @@ class Reader:
         Args:
           epoch: the batch's epoch.
           batch: its number there.
-          resume_token: that of the group that holds the batch before it, where it has one.
+          resume_token: that of the group that holds the batch before it, if any.
         """
         stream = self._stream
         # The state of an iterator that another thread is reading may be that of half a batch. Without a token,
@@ -421,7 +421,7 @@ class Reader:
 
 
 def _named(error: Exception, number: int) -> Exception:
-    """Returns an error that names the batch at which another one was raised."""
+    """Returns an error that names the batch at which another error was raised."""
     if isinstance(error, DataError):
         return DataError(f"The data cannot be used at batch {number}: {error}")
     return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}")

@@ -1,4 +1,4 @@
-"""A stream of batches: pass after pass of a source, and where in it one stands.
+"""A stream of batches: pass after pass of a source, and the present position in it.
 
 Owns how passes follow each other and how a batch is looked at without losing it. It must not look into batches.
 """
@@ -29,8 +29,8 @@ class Stream:
 
     Attributes:
       pass_index: see above.
-      position: how many batches come before the next one.
-      is_ahead: whether the source does not stand before the next one.
+      position: how many batches come before the next batch.
+      is_ahead: whether the source does not stand before the next batch.
       next_token: where it would, if it is known.
     """
 
@@ -46,7 +46,7 @@ class Stream:
         self._pushed_back = END
 
     def next(self) -> Any:
-        """Returns the next batch, as the source yields it; `END` after the last one."""
+        """Returns the next batch, as the source yields it; `END` after the last batch."""
         batch, self._pushed_back = self._pushed_back, END
         self.is_ahead, self.next_token = False, None
         if batch is END:
@@ -56,7 +56,7 @@ class Stream:
         return batch
 
     def push_back(self, batch: Batch | Part, resume_token: ResumeToken | None) -> None:
-        """Lets the batch that came last be the next one again, at the place that it has."""
+        """Lets the batch that came last be the next batch again, at the place that it has."""
         self._pushed_back, self.is_ahead, self.next_token = batch, True, resume_token
         self.position -= 1
 

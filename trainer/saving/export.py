@@ -287,7 +287,7 @@ def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _device_for(path: str, platforms: Sequence[str]) -> jax.Device:
-    """Returns the first device of JAX's platform here, or else of one that the program can run on."""
+    """Returns the first device of JAX's platform here, or else of a platform that the program can run on."""
     if jax.export.default_export_platform() in platforms:
         return jax.local_devices()[0]
     for platform in platforms:

@@ -1,4 +1,4 @@
-"""How batches are shared by several processes: the policies of `tf.data`, and how one is attached to data."""
+"""How batches are shared by several processes: the policies of `tf.data`, and how a policy is attached to data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def with_options(data: Data, auto_shard_policy: AutoShardPolicy | str) -> DataWi
       auto_shard_policy: an `AutoShardPolicy`, or its name.
 
     Raises:
-      ValueError: if there is no such policy, if `data` has one already, or if it is arrays, which have no use for one.
+      ValueError: if there is no such policy, if `data` has a policy already, or if it is arrays, which have no use for
+        a policy.
 
     Example:
       >>> batches = with_options(iter([[1.0], [2.0]]), AutoShardPolicy.OFF)

@@ -168,7 +168,7 @@ def _batches_and_elements(dataset: Any) -> tuple[Any, Callable[[RowsOfBatches], 
 
 
 def _names_of_steps(dataset: Any) -> list[str]:
-    """Returns the kinds of a dataset's last steps, the last one first."""
+    """Returns the kinds of a dataset's last steps, the last step first."""
     names: list[str] = []
     while len(names) < 3 and dataset is not None:
         names.append(type(dataset).__name__)

@@ -59,7 +59,7 @@ class JoinedSource:
         return self._joined(self._source.read(pass_index, start), self._channel.open())
 
     def state(self) -> dict[str, Any] | None:
-        """Returns the states of all processes' iterators; None if one has none, or one that is no plain data."""
+        """Returns the states of all processes' iterators; None if one has no state, or none that is plain data."""
         own = self._source.state()
         states = self._states.all(own if _is_plain(own) else None)
         if own is None or None in states:

@@ -40,7 +40,7 @@ class Processes:
     """The processes that read data for one another.
 
     Attributes:
-      index: which of them this one is.
+      index: which of them this process is.
       count: how many there are.
       shares: of how many equal parts of a batch each has the rows: one for each of its replicas.
       group: exchanges their messages. Channels are made from it in the same order in all processes.
@@ -98,7 +98,7 @@ class Channel:
 
     @contextlib.contextmanager
     def reports_errors(self) -> Iterator[None]:
-        """Lets the other processes, which wait for this one's next message, know of an error in the block."""
+        """Lets the other processes, which wait for the next message of this process, know of an error in the block."""
         try:
             yield
         except Exception as error:

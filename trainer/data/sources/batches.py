@@ -87,7 +87,7 @@ def as_batch(element: Any) -> Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The rows of a batch that this process has, where each of several has some: those of the first one come first.
+    """The rows of a batch that this process has, where each of several has some: those of the first process come first.
 
     Attributes:
       data: these rows; there may be none.
@@ -176,7 +176,7 @@ class BatchSpec:
 
 
 class BatchConverter:
-    """Turns the elements of a pipeline into batches, quickly for those that are like the one before."""
+    """Turns the elements of a pipeline into batches, quickly for those that are like the element before."""
 
     def __init__(self) -> None:
         self._spec: BatchSpec | None = None
@@ -211,15 +211,15 @@ class Group:
 
     Attributes:
       data: the tree of a batch, with leaves of shape `(capacity, rows, ...)` that share no memory with the user's
-        arrays, where several processes have some rows each those of this one; or, where it was asked for, the numbers
-        of the rows, int32 of shape `(capacity, rows)`. What comes after the first `count` batches is undefined: the
-        capacity gives groups of any count one shape.
+        arrays, where several processes have some rows each those of this process; or, where it was asked for, the
+        numbers of the rows, int32 of shape `(capacity, rows)`. What comes after the first `count` batches is undefined:
+        the capacity gives groups of any count one shape.
       count: how many batches.
       rows: how many rows each has.
       first: the number of the first batch in its epoch, from 0.
       resume_token: a place at the first batch or before it from which the epoch can be continued, if that was asked
         for.
-      counts: how many rows of each batch each process has, as in `Part`; None if this one has all of them.
+      counts: how many rows of each batch each process has, as in `Part`; None if this process has all of them.
     """
 
     data: Any
@@ -231,7 +231,7 @@ class Group:
 
 
 class GroupBuffer:
-    """Stacks batches as they come, each copied at once, because a pipeline may write the next one into its memory.
+    """Stacks batches as they come, each copied at once, because a pipeline may write the next batch into its memory.
 
     Args:
       capacity: how many batches fit.
@@ -251,7 +251,7 @@ class GroupBuffer:
         return self.count == self._capacity
 
     def add_if_alike(self, batch: Any) -> bool:
-        """Copies `batch` to the end of the batches here, if it is one and has their structure, shapes and dtypes.
+        """Copies `batch` to the end of the batches here, if it is a batch and has their structure, shapes and dtypes.
 
         Returns:
           Whether it was added; not to an empty or a full buffer.

@@ -42,7 +42,7 @@ class Dataset:
 
     Batches are owned copies, in the dtypes that JAX would give them (64 bits become 32 unless `jax_enable_x64` is set).
     Do not write to the arrays once the dataset is in use: `fit` may hold a copy of them on the devices as long as the
-    dataset, or one that was made from it, or the arrays exist.
+    dataset, or a dataset that was made from it, or the arrays exist.
 
     Example:
       >>> dataset = Dataset.from_arrays((np.arange(5.0), np.arange(5))).batch(2)
@@ -80,7 +80,7 @@ class Dataset:
         return cls(arrays, Order(arrays.rows))
 
     def shuffle(self, seed: int = 0) -> Dataset:
-        """Returns this dataset with its elements in an order drawn uniformly, another one in each pass.
+        """Returns this dataset with its elements in an order drawn uniformly, another order in each pass.
 
         The order is a function of the seed and the number of the pass alone; each repetition of `repeat` is a pass.
         There is no buffer: every permutation is as likely as any other.

@@ -1,4 +1,4 @@
-"""The arrays in memory that a dataset's rows come from, as one object that can be recognised again.
+"""The arrays in memory that a dataset's rows come from, as an object that can be recognised again.
 
 Owns their identity, and the one place where users' arrays are converted and checked: everything derived from one
 dataset shares the object, so what was made from the arrays once, such as a copy on the devices, is found again. It must

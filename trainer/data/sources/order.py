@@ -93,7 +93,7 @@ class Order:
 
     Attributes:
       base_length: how many elements there are before the first step.
-      steps: the changes of order, the first one first.
+      steps: the changes of order, the first change first.
     """
 
     base_length: Count
@@ -101,7 +101,7 @@ class Order:
 
     @property
     def length(self) -> Count:
-        """How many elements a pass has; `math.inf` for an endless one."""
+        """How many elements a pass has; `math.inf` for an endless order."""
         return self.steps[-1].length if self.steps else self.base_length
 
     def shuffle(self, seed: int) -> Order:
@@ -111,7 +111,7 @@ class Order:
         return self._then(Shuffle(self.length, seed))
 
     def repeat(self, times: int | None) -> Order:
-        """Returns this order, repeated; an endless one is returned as it is."""
+        """Returns this order, repeated; an endless order is returned as it is."""
         return self._then(Repeat(self.length, times)) if is_finite(self.length) else self
 
     def take(self, count: int) -> Order:

@@ -1,4 +1,4 @@
-"""Sources: whatever yields batches, behind one small protocol.
+"""Sources: all that yields batches, behind one small protocol.
 
 Owns how batches are drawn from a `Dataset`, an iterable, an indexed object and a one-shot iterator. It must not group
 batches or know of epochs.
@@ -54,7 +54,7 @@ class Source(Protocol):
         """Returns a generator of one pass, leaving out the first `start` batches.
 
         It yields whatever the user's pipeline does, of which `as_batch` makes a batch; or, where several processes read
-        some rows of each batch, this one's, as a `Part`. Arrays may share memory with the pipeline: copy what must
+        its own rows of each batch, as a `Part`. Arrays may share memory with the pipeline: copy what must
         outlive the next batch.
         """
 
@@ -168,7 +168,7 @@ class IndexedSource:
     """Batches of an object with `__getitem__`, such as a `keras.utils.PyDataset`.
 
     Args:
-      items: gives batch i for `items[i]`; its `on_epoch_end()`, if there is one, is called after each whole pass.
+      items: gives batch i for `items[i]`; its `on_epoch_end()`, if any, is called after each whole pass.
       num_batches: batches in a pass, or `math.inf`.
       shuffle: draw the batches in another order in each pass; an endless pass stays in order.
       seed: of the order.

@@ -1,4 +1,4 @@
-"""Opens safetensors files, and says what is there instead of one.
+"""Opens safetensors files, and says what else a path is.
 
 Owns the errors about paths that cannot be read, and the checksum of files that hold a text besides their arrays. What
 either is for is their reader's business.
@@ -46,7 +46,7 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
     Raises:
       FileNotFoundError: if there is no such file; names in the folder that look like it are listed.
       IsADirectoryError: if it is a folder.
-      ValueError: if it is not a safetensors file, or a damaged one.
+      ValueError: if it is not a safetensors file, or is damaged.
     """
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path!r} is a folder. Expected: {expected}. {instead_of_folder}")

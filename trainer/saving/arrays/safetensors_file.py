@@ -47,7 +47,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
     that was there before is as it was. Arrays are fetched from their devices one at a time.
 
     Args:
-      path: the file, in a folder that exists. One that is there is replaced.
+      path: the file, in a folder that exists. An existing file is replaced.
       arrays: arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
       metadata: text to keep with them.
 
@@ -121,7 +121,7 @@ def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
 
 
 class ArraysFile(Mapping[str, np.ndarray]):
-    """The arrays of an open safetensors file by name; `read_arrays` opens one.
+    """The arrays of an open safetensors file by name; `read_arrays` opens it.
 
     Attributes:
       metadata: the text that was saved with the arrays.
@@ -215,7 +215,7 @@ class MatchReport:
         """Checks that everything selected can be loaded.
 
         Args:
-          partial: whether arrays may be missing from the file or from the model, as long as one matches.
+          partial: whether arrays may be missing from the file or from the model, as long as an array matches.
 
         Raises:
           ValueError: if an array is missing or unexpected and `partial` is false, if shapes or kinds of dtype differ,

@@ -17,7 +17,7 @@ def from_first(function: Callable[[], str]) -> str:
     """Returns, on every process, what `function` returns on process 0, which alone calls it.
 
     Raises:
-      CheckpointError: on the others, if it raised an exception on process 0, which raises that one.
+      CheckpointError: on the others, if it raised an exception on process 0, which raises that exception.
 
     >>> from_first(lambda: "step_3")
     'step_3'
@@ -41,14 +41,14 @@ def from_first(function: Callable[[], str]) -> str:
 
 
 def raise_together(error: Exception | None) -> None:
-    """Waits for all processes, and raises on each of them if one has an error.
+    """Waits for all processes, and raises on each of them if a process has an error.
 
     Args:
       error: this process's own; None if it has none.
 
     Raises:
-      Exception: `error` itself, where there is one.
-      CheckpointError: if there is none, but another process has one.
+      Exception: `error` itself, if any.
+      CheckpointError: if there is none, but another process has an error.
 
     >>> raise_together(None)
     """

@@ -23,7 +23,7 @@ from trainer.saving.checkpoint.manifest import CheckpointError, check_manifest
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is known to be whole; `open_checkpoint` returns one.
+    """A checkpoint that is known to be whole; `open_checkpoint` returns it.
 
     Attributes:
       path: its folder.
@@ -71,7 +71,8 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
 
     Args:
       path: the checkpoint's folder.
-      verify: whether to check the files, which reads each of them once. False is for one that has just been checked.
+      verify: whether to check the files, which reads each of them once. False is for a checkpoint that has just been
+        checked.
 
     Raises:
       FileNotFoundError: if there is no such folder.

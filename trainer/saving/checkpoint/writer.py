@@ -67,7 +67,7 @@ class CheckpointWriter:
     ) -> None:
         """Begins to save a checkpoint. On return, arrays and document may be changed, deleted or donated.
 
-        Waits for the save before this one, also another writer's. Arrays in host memory, as all are on CPUs, are
+        Waits for the save before this save, also another writer's. Arrays in host memory, as all are on CPUs, are
         copied first: there is one more of each until the save is done.
 
         Args:
