@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from trainer.core import arguments
 from trainer.core.types import ArrayLike
 from trainer.metrics.arrays import as_table_pair, check_table, divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -27,7 +28,8 @@ class FBetaScore(Metric):
       dtype: see `Metric`.
 
     Raises:
-      ValueError: for other arguments, and in updates for data that is not `(n, classes)`.
+      ValueError: for other values, and in updates for data that is not `(n, classes)`.
+      TypeError: if `beta` or `threshold` is no number.
 
     >>> metric = FBetaScore(beta=2.0, threshold=0.5)
     >>> [round(score, 4) for score in metric([[1, 1], [1, 0]], [[0.2, 0.6], [0.7, 0.9]]).tolist()]
@@ -47,12 +49,9 @@ class FBetaScore(Metric):
         if average not in AVERAGES:
             raise ValueError(f"Invalid `average` argument value. Expected one of: {AVERAGES}. "
                              f"Received: average={average!r}.")
-        if not isinstance(beta, float) or beta <= 0.0:
-            raise ValueError(f"Invalid `beta` argument value. It should be a Python float > 0. "
-                             f"Received: beta={beta!r}.")
-        if threshold is not None and not (isinstance(threshold, float) and 0.0 < threshold <= 1.0):
-            raise ValueError(f"Invalid `threshold` argument value. It should be a Python float with "
-                             f"0 < threshold <= 1. Received: threshold={threshold!r}.")
+        arguments.require_positive(beta=beta)
+        if threshold is not None:
+            arguments.require({"threshold": threshold}, "a number in (0, 1]", lambda share: 0 < share <= 1)
         super().__init__(dtype, name)
         self.average = average
         self.beta = beta
