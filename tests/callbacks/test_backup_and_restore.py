@@ -84,6 +84,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, undisturbed, at, save_
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path / "backup", save_freq)), *undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [3, 16])
 def test_a_run_goes_on_with_other_executions(tmp_path, undisturbed, steps):
     interrupted(tmp_path, Interrupt(1, 4), save_freq=3)
@@ -91,6 +92,7 @@ def test_a_run_goes_on_with_other_executions(tmp_path, undisturbed, steps):
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path, 5)), *undisturbed)
 
 
+@pytest.mark.slow
 def test_an_interrupted_validation_begins_anew(tmp_path, undisturbed):
     interrupted(tmp_path, Interrupt(1, 1, "test"), save_freq=datetime.timedelta(microseconds=1))
     model = make_model()
@@ -113,6 +115,7 @@ def test_a_run_that_was_interrupted_twice_goes_on(tmp_path, undisturbed):
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path, 2)), *undisturbed)
 
 
+@pytest.mark.slow
 def test_a_finished_training_deletes_its_checkpoints_unless_told_otherwise(tmp_path, undisturbed):
     fit(make_model(), cb.BackupAndRestore(tmp_path / "deleted", 2))
     assert not (tmp_path / "deleted").exists()
@@ -147,6 +150,7 @@ def test_a_run_that_was_stopped_stays_stopped(tmp_path):
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path), Stops()), expected, expected_history)
 
 
+@pytest.mark.slow
 def test_the_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, undisturbed):
     interrupted(tmp_path, Interrupt(1, 5))
     newest = max(tmp_path.glob("[a-z]*_*"), key=lambda path: int(path.name.rpartition("_")[2]))
@@ -169,6 +173,7 @@ def test_without_a_whole_checkpoint_there_is_no_silent_restart(tmp_path):
 # --- other data, models and callbacks ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "named"), [
     ({"data": (X[:40], Y[:40])}, r"batches of an epoch \(received 5, then 7\), rows \(received 40, then 52\)"),
     ({"data": (X + 1, Y)}, "training data .* differ in first batch"),
@@ -279,6 +284,7 @@ def test_grain_continues_by_its_state(tmp_path, capfd):
         fit(make_model(), cb.BackupAndRestore(tmp_path), data=(pipeline(rows=48, first=52),), batch_size=None)
 
 
+@pytest.mark.slow
 def test_a_generator_with_other_batches_goes_on_with_a_warning(tmp_path):
     interrupted(tmp_path, Interrupt(0, 4), batch_size=None, **PIPELINES["generator"]())
     other = ((x + 1, y) for x, y in batches())

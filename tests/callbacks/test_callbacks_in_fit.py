@@ -33,6 +33,7 @@ def make_model(optimizer="sgd"):
     return model
 
 
+@pytest.mark.slow
 def test_early_stopping_restores_the_best_weights():
     x, y, _ = classification(32)
     seen = []
@@ -92,6 +93,7 @@ def events(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_the_device_has_the_next_epoch_before_logs_are_fetched(events):
     x, y, _ = classification(8)
     model = make_model()
@@ -243,6 +245,7 @@ def test_predict_ends_with_the_batch_at_which_a_callback_stops_it():
     assert stops.seen == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_executions_end_where_a_callback_looks_and_nothing_else_changes():
     class Looks(trainer.callbacks.Callback):
         def __init__(self, batches):

@@ -407,6 +407,7 @@ def test_the_callback_switches_it_on_without_compile_and_training_goes_on_with_t
     assert all(np.isfinite(leaf).all() for leaf in [*model.get_weights(), *without_step(held)])
 
 
+@pytest.mark.slow
 def test_the_callback_compiles_nothing_anew_in_a_second_fit():
     model = normed_model()
     first, second = (fit(model, *data_with(0.0), SkipNonFinite()).timing["compile"] for _ in range(2))

@@ -69,6 +69,7 @@ def fit(model, *callbacks, rows=64, **options):
 # In a fit
 
 
+@pytest.mark.slow
 def test_a_profile_is_where_tensorboard_looks_and_the_next_fit_writes_another(tmp_path, model):
     profile = Profile(tmp_path, steps=(3, 6))
     fit(model, profile)

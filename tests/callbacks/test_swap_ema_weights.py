@@ -99,6 +99,7 @@ def test_a_model_without_averages_is_refused_before_training():
     assert int(model.state.step) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_callbacks_behind_it_see_averages_and_neither_those_before_it_nor_the_training_do(swap_on_epoch):
     before, behind = Recorder(), Recorder()

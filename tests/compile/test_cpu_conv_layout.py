@@ -88,6 +88,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_other_layouts_are_rewritten_wherever_they_are(name):
     x = jax.random.normal(jax.random.key(0), (2, 4, 6, 5))

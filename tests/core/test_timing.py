@@ -83,6 +83,7 @@ def test_what_was_compiled_before_costs_nothing_again():
     assert model.fit(x, y, batch_size=8, verbose=0).timing["compile"] < 0.05
 
 
+@pytest.mark.slow
 def test_an_evaluation_by_a_callback_leaves_the_clock_of_fit_alone():
     x, y, _ = classification(32)
     inner = []

@@ -81,6 +81,7 @@ def small_memory(monkeypatch):
     monkeypatch.setattr(strategy, "memory_bytes", lambda device: nbytes / 2 / placement.DATA_FRACTION)
 
 
+@pytest.mark.slow
 def test_data_that_one_device_cannot_hold_is_split_over_all(small_memory):
     split, streamed = mirrored(4), mirrored(4)
     arrays = HostArrays(classification(ROWS)[:2])
@@ -110,6 +111,7 @@ def placements(monkeypatch):
     return placed
 
 
+@pytest.mark.slow
 def test_what_is_read_once_is_not_placed(monkeypatch):
     x, y, _ = classification(ROWS)
     model = compiled_mlp(2)
@@ -289,6 +291,7 @@ def test_the_devices_keep_few_numbers_of_batches():
     assert phase_input._batches_at_once("train", 256, [np.zeros((2**14, 6), np.float32)]) == 256
 
 
+@pytest.mark.slow
 def test_gathering_from_whole_copies_needs_no_collective():
     x, y, _ = classification(ROWS)
     under = mirrored(4)

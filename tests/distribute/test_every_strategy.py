@@ -185,6 +185,7 @@ def copies_of(array):
     return [np.asarray(shard.data) for shard in array.addressable_shards]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nccl", "fully_sharded"])
 def test_running_averages_of_each_replicas_rows_become_their_mean_in_a_loop_of_ones_own_as_in_fit(name):
     case = Case("batch_norm", "loop", "linen", is_even=True)

@@ -95,6 +95,7 @@ def in_short(found):
     return [(each.kind, each.shape, each.times) for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 8, 32])
 def test_the_backends_all_reduce_is_one_of_all_bytes_of_the_gradients(algorithms, number):
     found = algorithms[number]["nccl"]

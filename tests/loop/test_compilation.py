@@ -105,6 +105,7 @@ def test_many_small_steps_are_fused_by_default_few_larger_ones_and_no_large_ones
     assert steps_fused_for(module, (rows, 1024)) == steps
 
 
+@pytest.mark.slow
 def test_convolutions_of_fused_steps_have_the_layout_that_is_fast_on_cpus():
     with mirrored(2).scope():
         model = trainer.Model(trainer.models.CNN(10, features=(4, 4), hidden=8, classifier_activation=None))
@@ -115,6 +116,7 @@ def test_convolutions_of_fused_steps_have_the_layout_that_is_fast_on_cpus():
     assert set(re.findall(r"dim_labels=(\S+?),? ", program)) == {"b01f_01io->b01f"}
 
 
+@pytest.mark.slow
 def test_no_log_is_fetched_unless_somebody_reads_it(monkeypatch):
     fetched = []
     real = CompiledPhase.begin_results

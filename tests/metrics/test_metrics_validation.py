@@ -98,6 +98,7 @@ def test_shapes_that_cannot_work_are_refused_before_and_in_updates(metric, true_
         metric.update_state(np.zeros(true_shape, "int32"), np.zeros(pred_shape, "float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "true_shape", "pred_shape"), [
     (metrics.Precision(class_id=-3, top_k=3), (8, 3), (8, 3)),
     (metrics.Recall(class_id=2, top_k=1), (8, 3), (8, 3, 1)),

@@ -54,6 +54,7 @@ def test_an_epoch_of_few_steps_is_compiled_ahead_too(sample):
     assert not compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_fit_after_it_compiles_nothing_and_trains_alike(way):
     arguments, fit = WAYS[way]
@@ -98,6 +99,7 @@ def test_the_validation_of_a_later_fit_compiles_ahead_too():
     assert not compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [
     lambda: Dataset.from_arrays((x, y)).batch(32),
     lambda: Dataset.from_arrays((x[:16], y[:16])).batch(8).map(lambda x, y: (x, y)),

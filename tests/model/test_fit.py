@@ -317,6 +317,7 @@ def test_a_state_that_was_read_stays_valid_while_training_goes_on():
     np.testing.assert_array_equal(model.get_weights()[1], kernel)
 
 
+@pytest.mark.slow
 def test_weights_can_be_read_and_set():
     x, y, _ = classification(16)
     one, other = compiled(LinenMLP(batch_norm=True)), compiled(LinenMLP(batch_norm=True), replicas=4)

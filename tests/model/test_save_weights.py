@@ -79,6 +79,7 @@ def test_parameters_and_state_of_one_nnx_layer_stand_together(path):
     assert sorted(names) == ["norm/bias", "norm/mean", "norm/scale", "norm/var"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [LinenMLP(batch_norm=True), NNXMLP(batch_norm=True), NNXMLP()],
                          ids=["linen", "nnx", "stateless"])
 def test_weights_come_back_bit_for_bit_and_predict_the_same(path, module):

@@ -130,6 +130,7 @@ def test_the_strategy_need_not_be_that_of_the_training(run, training):
                                                            for name, value in run.evaluated[14].items()}}]
 
 
+@pytest.mark.slow
 def test_an_nnx_training_that_was_stopped_is_evaluated_and_has_ended(tmp_path, monkeypatch):
     trained = new_model(module=NNXMLP(batch_norm=True))
     stop = cb.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(trained, "stop_training", True))
@@ -285,6 +286,7 @@ def test_the_end_is_seen_where_the_last_batch_was_saved_before_it(model, trainin
     assert steps(sidecar.start()) == [21] and sidecar.has_evaluated_end and not training.acts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, 1])
 def test_the_end_of_a_training_is_saved_however_often_it_saves_else(tmp_path, model, stop):
     def end(epoch, logs):

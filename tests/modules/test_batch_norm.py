@@ -143,6 +143,7 @@ def test_one_device_computes_what_flax_computes(make):
     assert_close(new_state, dict(updates))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda: nn.BatchNorm(axis=1), lambda: nnx.BatchNorm(3, axis=1, rngs=nnx.Rngs(0)), lambda: nn.BatchNorm(axis=(1, 3)),
 ])

@@ -130,6 +130,7 @@ def test_rematerialised_layers_compute_in_the_dtype_too(name):
                           built(name)[1]) == {F16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linen LSTMCell", "nnx LSTMCell", "nnx batch norm", "linen table", "nnx table"])
 def test_results_are_those_of_float32_up_to_the_precision_of_the_dtype(name):
     received, expected = (jax.jit(lambda params, policy=policy: run(name, params, policy, True))(built(name)[1])

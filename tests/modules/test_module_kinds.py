@@ -66,6 +66,7 @@ class NNXOddities(nnx.Module):
         return self.second(self.first(x * self.table))
 
 
+@pytest.mark.slow
 def test_nnx_variables_of_all_kinds_are_found_and_written_back():
     module = NNXOddities(nnx.Rngs(0))
     functional = as_functional(module)

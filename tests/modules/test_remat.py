@@ -337,6 +337,7 @@ def test_nothing_is_rematerialised_unless_asked_for_in_training(make, options):
     assert chosen_layers(as_functional(make()), **options) == (0, 0)
 
 
+@pytest.mark.slow
 def test_modules_of_a_dict_are_rematerialised():
     functional = as_functional({"linen": LinenPile(3), "nnx": NNXPile(2)})
     inputs = {"linen": X, "nnx": X}

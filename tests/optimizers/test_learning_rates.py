@@ -126,6 +126,7 @@ def test_every_stage_in_the_tables_is_optaxs():
         assert hasattr(optax, maker) or hasattr(optax.transforms, maker), maker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transformation", named(FOUND | {
     name: unknown for name, unknown in UNKNOWN.items()
     if name not in ("the rate of a line search", "a scale for each element")}))

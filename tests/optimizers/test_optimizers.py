@@ -70,6 +70,7 @@ def test_an_argument_that_is_not_supported_is_not_accepted(argument):
         optimizers.Adam(**{argument: 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
 def test_the_state_keeps_its_structure_and_dtypes_in_a_loop_over_mixed_dtypes(name, options):
     optimizer = getattr(optimizers, name)(learning_rate=0.1, **options)

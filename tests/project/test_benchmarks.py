@@ -42,6 +42,7 @@ def test_the_rows_of_every_case_make_whole_batches(cases):
         assert rows % batch_size == 0, name
 
 
+@pytest.mark.slow
 def test_a_worker_runs_epochs_on_demand():
     orders = "choose\nrun\n"
     done = subprocess.run([sys.executable, "worker.py", "small_mlp", "by hand", "2"], cwd=FOLDER, input=orders,
@@ -90,6 +91,7 @@ def test_rounds_are_shared_by_sets_of_processes_and_who_fails_once_has_no_other(
     assert notes == {"broken": "failed: it is broken"}
 
 
+@pytest.mark.slow
 def test_a_worker_of_the_scaling_benchmark_stays_on_its_core():
     core = max(os.sched_getaffinity(0))
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}

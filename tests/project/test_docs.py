@@ -167,6 +167,7 @@ def test_every_synchronous_strategy_is_in_the_table():
     assert set(TABLE) == set(STRATEGIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_places_and_sends_what_the_table_says(name, capsys):
     _, sent, memory = TABLE[name]

@@ -5,9 +5,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import project_files
 
 
+@pytest.mark.slow
 def test_the_digits_demo_reaches_its_accuracy_and_writes_its_curves(tmp_path):
     script = project_files.ROOT / "examples" / "digits.py"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}

@@ -99,6 +99,7 @@ def test_training_a_linen_model_does_not_import_nnx():
     assert "flax.nnx" not in heavy_modules_after(FIT_OF_A_LINEN_MODEL)
 
 
+@pytest.mark.slow
 def test_running_a_function_on_replicas_without_nnx_objects_does_not_import_nnx():
     assert "flax.nnx" not in heavy_modules_after(
         "import jax.numpy as jnp, trainer\n"

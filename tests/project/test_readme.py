@@ -42,6 +42,7 @@ def test_the_custom_step_is_the_one_that_trains():
         assert abs(new - old) == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_loop_of_ones_own_trains():
     names = run(BLOCKS[3])
     assert names["loss"] < 0.5

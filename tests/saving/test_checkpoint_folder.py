@@ -101,6 +101,7 @@ def test_a_changed_byte_in_any_file_is_noticed(path):
     assert checked > 20
 
 
+@pytest.mark.slow
 def test_every_single_bit_of_a_manifest_matters(path):
     shutil.rmtree(path / "state")
     write_manifest(path)

@@ -217,6 +217,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPLIT)
 def test_under_every_strategy_the_program_is_for_one_device(tmp_path, name):
     x = np.random.default_rng(0).normal(size=(10, 16)).astype(np.float32)

@@ -167,6 +167,7 @@ def test_a_decay_is_at_least_zero_and_below_one(decay, error):
 # --- frozen parameters -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_frozen_parameters_stay_and_have_no_optimizer_state(replicas):
     model = model_of(optimizer="adam", freeze=["encoder"], replicas=replicas)
@@ -240,6 +241,7 @@ def test_parts_of_one_model_have_optimizers_of_their_own():
     assert not np.array_equal(params_of(model)["encoder/kernel"], before["encoder/kernel"])
 
 
+@pytest.mark.slow
 def test_equal_optimizers_by_name_give_the_numbers_of_one():
     one = model_of(optimizer=optax.sgd(0.1, momentum=0.9))
     several = model_of(optimizer={"encoder": optax.sgd(0.1, momentum=0.9), "head": optax.sgd(0.1, momentum=0.9)},
@@ -287,6 +289,7 @@ def test_remat_is_a_boolean(remat):
         trainer.Model(Wide()).compile("sgd", "mse", remat=remat)
 
 
+@pytest.mark.slow
 def test_all_options_work_together():
     options = {"precision": "mixed_bfloat16", "remat": True, "ema_decay": 0.9, "freeze": "encoder/bias",
                "microbatches": 2, "optimizer": {"encoder": "adam", "head": "sgd"}}

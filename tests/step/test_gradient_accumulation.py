@@ -68,6 +68,7 @@ class Regularised(trainer.Model):
         return {**super().compute_metrics(x, y, y_pred, sample_weight), "size": size}
 
 
+@pytest.mark.slow
 def test_an_overridden_loss_and_overridden_metrics_give_the_numbers_of_the_whole_batch():
     def fit(**options):
         return trained(lambda seed: Regularised(LinenMLP(), seed=seed), **options)
@@ -102,6 +103,7 @@ def test_the_running_mean_of_batch_norm_is_that_of_the_whole_batch():
         assert (parts["var"] < whole["var"] + 1e-6).all() and not np.allclose(parts["var"], whole["var"])
 
 
+@pytest.mark.slow
 def test_batch_norm_of_a_microbatch_is_that_of_replicas_with_these_rows():
     """Two parts of one replica see what two batches would: rows 0-3 and rows 4-7."""
     x, y, _ = classification(8)
@@ -147,6 +149,7 @@ def test_each_microbatch_draws_masks_of_its_own():
     assert any(0 < mean < 1 for mean in means)
 
 
+@pytest.mark.slow
 def test_less_memory_is_needed_for_activations():
     class Wide(nn.Module):
         @nn.compact

@@ -59,6 +59,7 @@ def log_failure(one_device, replicas, **options):
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_evaluated_and_asked_for_predictions_under_each_strategy():
     calls = []
 
