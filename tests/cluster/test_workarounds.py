@@ -24,7 +24,9 @@ time.sleep(60)
 """
 
 SUMS = """
-import time
+import json, os, time
+cores = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {cores[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]})  # a process on a core each
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from trainer.cluster import join_cluster
@@ -83,11 +85,12 @@ def test_jax_still_aborts_a_process_that_has_lost_process_0():
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="each process needs a core")
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="compares times, so it needs the machine for itself")
 def test_sums_over_processes_are_still_slower_where_threads_do_not_wait_their_turn():
     ratios = []
-    for _ in range(4):
+    for _ in range(8):
         ratios.append(secs_of_a_sum("0") / secs_of_a_sum("1"))
-        if ratios[-1] > 1.5:
+        if ratios[-1] > 1.3:
             return
     pytest.fail(f"`threads_that_wait_their_turn` may not be needed any more: {ratios}")
 
