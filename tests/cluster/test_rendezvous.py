@@ -16,7 +16,6 @@ from tests.support.rendezvous_cluster import (
     free_port,
     hello_of,
     is_free,
-    members_in_threads,
     port_of,
     until,
 )
@@ -25,12 +24,6 @@ from trainer.cluster.liveness import listen
 from trainer.cluster.rendezvous import gather
 from trainer.cluster.rendezvous.messages import Hello
 from trainer.cluster.rendezvous.rendezvous import agree
-
-
-@pytest.fixture
-def start(monkeypatch):
-    with members_in_threads(monkeypatch) as start_member:
-        yield start_member
 
 
 def test_all_return_when_all_are_there_and_alike(start):

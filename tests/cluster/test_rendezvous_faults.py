@@ -19,7 +19,6 @@ from tests.support.rendezvous_cluster import (
     free_port,
     hello_of,
     is_free,
-    members_in_threads,
     port_of,
     until,
 )
@@ -27,13 +26,6 @@ from trainer.cluster.description.cluster_description import ClusterTimeout
 from trainer.cluster.rendezvous import gather, join
 from trainer.cluster.rendezvous.messages import MAGIC, MAX_BYTES, encode, printable
 from trainer.cluster.rendezvous.rendezvous import agree
-
-
-@pytest.fixture
-def start(monkeypatch):
-    with members_in_threads(monkeypatch) as start_member:
-        yield start_member
-
 
 STRANGERS = {
     "a web client": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -16,7 +16,7 @@ from flax import nnx
 
 import trainer
 from tests.loop.test_compilation import count_compilations
-from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from tests.support.networks import NNXMLP, LinenMLP, classification, custom_step, logits_loss, mirrored
 from trainer import distribute
 from trainer.core.train_state import TrainState
 from trainer.distribute import ReduceOp, get_replica_context
@@ -36,17 +36,7 @@ def train_by_hand(replicas, rows, epochs=2):
         model.compile(optax.sgd(0.1, momentum=0.9), logits_loss())
         model.build(np.zeros((1, 6), np.float32))
 
-    def step(state, inputs):
-        x, y = inputs
-
-        def loss_fn(params):
-            logits, model_state = model.apply(params, state, x, training=True)
-            return model.compute_loss(x, y, logits, None), model_state
-
-        (loss, model_state), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        return state.apply_gradients(grads, model_state=model_state), loss
-
-    state, losses = model.state, []
+    state, losses, step = model.state, [], custom_step(model)
     for _ in range(epochs):
         for inputs in strategy.experimental_distribute_dataset(batches(rows)):
             state, loss = strategy.run(step, args=(state, inputs))

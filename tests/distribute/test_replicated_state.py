@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import trainer
-from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
+from tests.support.networks import NNXMLP, LinenMLP, classification, custom_step, logits_loss, mirrored
 
 REPLICAS = 3  # no power of two: the mean of three equal numbers may differ from them in the last bit
 
@@ -22,27 +22,13 @@ def built(seed=1, module=None, optimizer=None, **options):
     return model
 
 
-def step_of(model):
-    def step(state, inputs):
-        x, y = inputs
-
-        def loss_fn(params):
-            logits, model_state = model.apply(params, state, x, training=True)
-            return model.compute_loss(x, y, logits, None), model_state
-
-        (loss, model_state), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        return state.apply_gradients(grads, model_state=model_state), loss
-
-    return step
-
-
 def by_fit(model, x, y):
     model.fit(x, y, batch_size=6, epochs=2, verbose=0)
 
 
 def by_run(model, x, y):
     dataset = trainer.data.Dataset.from_arrays((x, y)).batch(6)
-    state, step = model.state, step_of(model)
+    state, step = model.state, custom_step(model)
     for inputs in model.strategy.experimental_distribute_dataset(dataset):
         state, _ = model.strategy.run(step, args=(state, inputs))
     model.state = state

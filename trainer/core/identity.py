@@ -44,7 +44,7 @@ def configuration_key(value: Any) -> Any:
 
 
 def _key(value: Any, parents: frozenset[int]) -> Any:
-    if value is None or (isinstance(value, (bool, int, str, bytes)) and type(value).__module__ == "builtins"):
+    if value is None or type(value) in (bool, int, str, bytes):
         return type(value), value
     if type(value) in (float, complex):
         return type(value), repr(value)  # tells 0.0 from -0.0, and a NaN is equal to itself

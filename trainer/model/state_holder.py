@@ -74,7 +74,7 @@ class StateHolder:
         """Makes the weights from inputs as `Model.sample_inputs` returns them."""
         with self.building(inputs):
             pass
-        self._require()
+        _ = self.current  # waits for them
 
     @contextlib.contextmanager
     def building(self, inputs: Any) -> Iterator[TrainState]:
@@ -137,12 +137,17 @@ class StateHolder:
     @property
     def state_or_shapes(self) -> TrainState:
         """The state for reading only, or its shapes while it is being made: enough to trace and to compile a step."""
-        return self._require() if self._making is None else self._making[0]
+        return self.current if self._making is None else self._making[0]
 
     @property
     def current(self) -> TrainState:
         """The state, for reading only: the next train step may reuse its buffers."""
-        return self._require()
+        trace_purity.check_may_read("the state of a model",
+                                    "Pass `model.state` as an argument of `run`, and use that in the function.")
+        state = self._finished()
+        if state is None:
+            raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
+        return state
 
     @property
     def shown(self) -> TrainState:
@@ -151,13 +156,13 @@ class StateHolder:
 
     def lend(self) -> TrainState:
         """Returns the state; its arrays stay valid, as the next train step works on a copy."""
-        state = self._require()
+        state = self.current
         self._is_lent = True
         return state
 
     def take(self) -> TrainState:
         """Returns the state in buffers that nothing else holds, so that a step may donate them."""
-        state = self._require()
+        state = self.current
         if are_floats_debugged():
             return copy_buffers(state)  # the step may raise when it has run
         if self._is_lent:
@@ -188,7 +193,7 @@ class StateHolder:
             raise TypeError("`state` was assigned in a function that is being compiled, where a state is no value yet. "
                             "Return the new state from the step, and assign it outside: "
                             "`model.state = strategy.run(step, ...)`.")
-        present = self._require()
+        present = self.current
         structure: jax.tree_util.PyTreeDef = jax.tree.structure(present)
         if structure != jax.tree.structure(state):
             raise ValueError("`state` has another structure than the model's state. Change the present one with "
@@ -207,7 +212,7 @@ class StateHolder:
 
     def adopt_averages(self) -> None:
         """Makes the moving averages that `ema_decay` keeps the weights."""
-        self.assign(self._strategy.on_devices(self._require()).averaged())
+        self.assign(self._strategy.on_devices(self.current).averaged())
 
     def attached_optimizer(self) -> AttachedOptimizer | dict[str, AttachedOptimizer] | None:
         """Returns the optimizer with its learning rate in this state; a dict of them for named modules."""
@@ -234,7 +239,7 @@ class StateHolder:
             return opt_state if name is None or opt_state is None else opt_state[name]
 
         def write(opt_state: Any) -> None:
-            state = self._require()
+            state = self.current
             self.keep(state.replace(opt_state=opt_state if name is None else {**state.opt_state, name: opt_state}))
 
         return AttachedOptimizer(optimizer, read, write)
@@ -246,11 +251,3 @@ class StateHolder:
             with self._run.timing.measure("compile"):
                 self._made = wait()
         return self._made
-
-    def _require(self) -> TrainState:
-        trace_purity.check_may_read("the state of a model",
-                                    "Pass `model.state` as an argument of `run`, and use that in the function.")
-        state = self._finished()
-        if state is None:
-            raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
-        return state

@@ -16,7 +16,7 @@ import numpy as np
 from trainer.core import arguments
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
-from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
 from trainer.loop.run_context import RunContext
@@ -34,9 +34,9 @@ from trainer.saving.arrays.safetensors_file import MatchReport
 Path = str | os.PathLike[str]
 
 
-def _inputs_of(sample: ArrayTree) -> Any:
-    """Returns some rows of `x` as the module takes them."""
-    return unpack_x_y_sample_weight(first_rows(as_batch(pack_x_y_sample_weight(sample))))[0]
+def _some_rows(sample: ArrayTree) -> Batch:
+    """Returns a batch of so many rows of a sample of `x` as a model is initialised on."""
+    return first_rows(as_batch(pack_x_y_sample_weight(sample)))
 
 
 class StatefulModel(OverridableSteps):
@@ -85,7 +85,7 @@ class StatefulModel(OverridableSteps):
         Raises:
           ValueError: if `sample` holds no rows (a shape, for example), or the module cannot take such inputs.
         """
-        self._state_holder.build(self.sample_inputs(first_rows(as_batch(pack_x_y_sample_weight(sample)))))
+        self._state_holder.build(self.sample_inputs(_some_rows(sample)))
 
     @property
     def built(self) -> bool:
@@ -120,7 +120,7 @@ class StatefulModel(OverridableSteps):
         if sample is None:
             raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
                              "rows of inputs; nothing is allocated for it but its own rows.")
-        return self._state_holder.shapes(self.sample_inputs(first_rows(as_batch(pack_x_y_sample_weight(sample)))))
+        return self._state_holder.shapes(self.sample_inputs(_some_rows(sample)))
 
     def summary(self, print_fn: Callable[[str], Any] = print) -> None:
         """Prints a table of the layers, their output shapes and weights.
@@ -281,7 +281,7 @@ class StatefulModel(OverridableSteps):
         if sample is None and type(self).sample_inputs is not OverridableSteps.sample_inputs:
             raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "
                              "Pass `sample`, some rows of `x` as `predict` takes them.")
-        inputs = self._state_holder.inputs if sample is None else _inputs_of(sample)
+        inputs = self._state_holder.inputs if sample is None else unpack_x_y_sample_weight(_some_rows(sample))[0]
         # All on the devices: what a device computes with is not in the host's memory spaces.
         averaged = self.strategy.on_devices(state).averaged()
         export.save(path, self.predict_step, averaged, inputs, batch_size, platforms)
