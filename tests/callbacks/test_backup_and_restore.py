@@ -190,7 +190,7 @@ def test_other_data_are_refused(tmp_path, changes, named):
 def test_another_model_is_refused(tmp_path):
     interrupted(tmp_path, Interrupt(0, 5))
     with pytest.raises(ValueError, match=r"state/opt_state"):
-        fit(make_model(optimizer="sgd"), cb.BackupAndRestore(tmp_path))
+        fit(make_model(optimizer=trainer.optimizers.Adam(0.02, amsgrad=True)), cb.BackupAndRestore(tmp_path))
 
 
 def test_other_callbacks_are_refused(tmp_path):

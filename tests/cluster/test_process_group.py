@@ -226,7 +226,10 @@ def test_a_worker_that_differs_in_anything_but_shapes_is_refused():
     assert chief == other
     expected = {
         "learning rate": "The model for `fit` of worker 1 is not that of worker 0. values of the optimizer state: ",
-        "schedule": program, "clipping": program, "loss": program, "weights": "values of the parameters: ",
+        "schedule": program, "clipping": program,
+        "loss": "loss: CategoricalCrossentropy(from_logits=True) in worker 0, CategoricalCrossentropy("
+                "from_logits=True, label_smoothing=0.1) in worker 1",
+        "weights": "values of the parameters: ",
         "batch": "batch: 2 arrays, 56 values (", "rows": "rows of the data: 48 in worker 0, 47 in worker 1",
         "order": "The training of worker 1 is not that of worker 0. first batch: ",
         "validation": "validation_freq: 1 in worker 0, 2 in worker 1",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
 
+import trainer
 from tests.callbacks.test_backup_and_restore import (
     BATCH_SIZE,
     Interrupt,
@@ -151,6 +155,60 @@ def test_what_differs_from_the_run_is_refused(tmp_path, make, arguments, message
     with pytest.raises(ValueError, match=message):
         fit(make_model(**make), cb.BackupAndRestore(tmp_path), **arguments)
     assert any(tmp_path.iterdir()), "the checkpoint stays"
+
+
+def small_model(optimizer=None, loss="mse", metrics=("mae",)):
+    model = trainer.Model(nn.Dense(1), seed=3)
+    model.compile(optimizer or trainer.optimizers.Adam(0.02), loss, metrics=list(metrics))
+    return model
+
+
+def small_fit(folder, model, epochs=1, dtype=np.float32, as_generator=False):
+    x, y = X.astype(dtype), Y[:, None].astype(np.float32)
+    data = (itertools.repeat((x[:8], y[:8])),) if as_generator else (x, y)
+    return model.fit(*data, batch_size=None if as_generator else 8, steps_per_epoch=3 if as_generator else None,
+                     epochs=epochs, verbose=0, callbacks=[cb.BackupAndRestore(folder, delete_checkpoint=False)])
+
+
+@pytest.mark.parametrize(("then", "now", "message"), [
+    (None, trainer.optimizers.AdamW(0.02), r"optimizer \(received 'AdamW', in the checkpoint 'Adam'\)"),
+    (optax.adam(0.1), optax.adamw(0.1), "optimizer .*'scale_by_adam, add_decayed_weights, scale', in the"),
+    (optax.apply_if_finite(optax.adam(0.1), 3), optax.apply_if_finite(optax.adamw(0.1), 3), "optimizer .*'apply_if_f"),
+])
+def test_another_optimizer_with_the_same_state_is_refused(tmp_path, then, now, message):
+    small_fit(tmp_path, small_model(then))
+    with pytest.raises(ValueError, match=f"differs in {message}"):
+        small_fit(tmp_path, small_model(now), epochs=2)
+
+
+@pytest.mark.parametrize(("now", "message"), [
+    ({"loss": "mae"}, r"loss \(received 'MeanAbsoluteError\(\)', in the checkpoint 'Huber\(\)'\)"),
+    ({"loss": trainer.losses.Huber(delta=2.0)}, r"loss \(received 'Huber\(delta=2.0\)'"),
+    ({"loss": lambda y, outputs: (y - outputs) ** 2}, "loss .*'<lambda>'"),
+    ({"metrics": ["mse"]}, "logs .*'mse': 'MeanSquaredError'.*'mae'"),
+])
+def test_another_loss_or_other_logs_are_refused(tmp_path, now, message):
+    small_fit(tmp_path, small_model(loss="huber"))
+    with pytest.raises(ValueError, match=f"differs in {message}"):
+        small_fit(tmp_path, small_model(**{"loss": "huber", **now}), epochs=2)
+
+
+@pytest.mark.parametrize("as_generator", [True, False])
+def test_data_of_another_type_are_refused(tmp_path, as_generator):
+    small_fit(tmp_path, small_model(), as_generator=as_generator)
+    with pytest.raises(ValueError, match=r"types \(received x: float16, y: float32, then x: float32, y: float32\)"):
+        small_fit(tmp_path, small_model(), 2, np.float16, as_generator)
+
+
+@pytest.mark.parametrize(("then", "now"), [
+    (trainer.optimizers.Adam(0.02), trainer.optimizers.Adam(0.01, beta_1=0.8)),
+    (optax.adam(0.02), optax.adam(0.01, b1=0.8)),
+    (trainer.optimizers.Adam(trainer.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)),
+     trainer.optimizers.Adam(trainer.optimizers.schedules.CosineDecay(0.1, 5))),
+])
+def test_other_hyperparameters_of_the_optimizer_are_accepted(tmp_path, then, now):
+    small_fit(tmp_path, small_model(then))
+    assert small_fit(tmp_path, small_model(now), epochs=2).epoch == [0, 1]
 
 
 def test_two_backups_of_one_run_are_refused(tmp_path):

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from trainer.core.arguments import as_count
+from trainer.core.tree_paths import argument_names
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import (
     Batch,
@@ -190,11 +191,14 @@ class Reader:
         Raises:
           ValueError, RuntimeError: as `read`.
         """
-        leaves, structure = jax.tree.flatten(self.peek())
+        first = self.peek()
+        leaves, structure = jax.tree.flatten(first)
         digest = hashlib.sha256(str(structure).encode())
         for leaf in leaves:
             digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
-        return {"batches of an epoch": self.num_batches, "rows": self._source.rows,
+        names = argument_names(first)
+        types = ", ".join(f"{name}: {leaf.dtype}" for name, leaf in zip(names, leaves, strict=True))
+        return {"types": types, "batches of an epoch": self.num_batches, "rows": self._source.rows,
                 "steps of the pipeline": self._source.pipeline, "first batch": digest.hexdigest()}
 
     def position(self, epoch: int, batch: int, resume_token: ResumeToken | None = None) -> dict[str, Any]:

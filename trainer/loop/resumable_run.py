@@ -25,6 +25,7 @@ from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
 _KIND = "run"
+_TYPES = "types"  # of the fingerprint of data: other types are other steps
 
 
 def check_is_of_run(path: str, document: Any) -> None:
@@ -231,7 +232,7 @@ class TrainingRun:
             "logs": self.logs,
             "initial_epoch": self._epochs[0],
             "epochs": self._epochs[1],
-            "settings": self._model.run_settings(),
+            "settings": self._settings(),
             "stop_training": self._model.stops("train"),
             "data": self._reader.position(self.epoch, self.batch, self._resume_token),
             "validation": None if validation is None else {
@@ -240,12 +241,17 @@ class TrainingRun:
             "callbacks": self._callbacks.state_dict(),
         }
 
+    def _settings(self) -> dict[str, Any]:
+        # The totals of all logs are one array: other logs could be mistaken for them.
+        logs = {log.name: "mean" if log.metric is None else type(log.metric).__name__ for log in self._empty_logs.logs}
+        return {**self._model.run_settings(), "logs": logs}
+
     def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
         if self._is_restored:
             raise ValueError("Two `BackupAndRestore` callbacks have a checkpoint of this run. Use one.")
-        now, then = self._model.run_settings(), saved["settings"]
-        differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {then.get(name)!r})"
-                  for name in {**then, **now} if now.get(name) != then.get(name)]
+        now, then = self._settings(), saved["settings"]  # an older version saved fewer of them
+        differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {value!r})"
+                  for name, value in then.items() if now.get(name) != value]
         if saved["initial_epoch"] != self._epochs[0]:
             differ.append(f"initial_epoch (received {self._epochs[0]}, in the checkpoint {saved['initial_epoch']})")
         if differ:
@@ -271,7 +277,10 @@ class TrainingRun:
 
     def _check_data(self, path: Any, saved: dict[str, Any]) -> None:
         for name, reader in (("training data", self._reader), ("validation data", self._validation)):
-            now, then = (self._fingerprint or {}).get(name), saved[name]
+            now: dict[str, Any] | None = (self._fingerprint or {}).get(name)
+            then: dict[str, Any] | None = saved[name]
+            if now is not None and then is not None:  # an older version saved less of it
+                now = {key: value for key, value in now.items() if key in then}
             if now == then:
                 continue
             if now is None or then is None:
@@ -282,7 +291,7 @@ class TrainingRun:
                     for key in {**then, **now} if now.get(key) != then.get(key))
             message = (f"The {name} are not those of the run that {path!r} is from: {differ}. Give the "
                        "same data, batch size, seed and number of workers, or start in another folder.")
-            if reader is None or then is None or reader.is_exact:
+            if reader is None or now is None or then is None or reader.is_exact or now.get(_TYPES) != then.get(_TYPES):
                 raise ValueError(message)
             warnings.warn(f"{message} The run goes on, but not as it would have done.", stacklevel=2)
 

@@ -6,6 +6,7 @@ a step that runs on several of them takes `values` and does its own sum.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -167,6 +168,19 @@ class Loss:
         return self._dtype or "float32"
 
     @property
+    def kind(self) -> str:
+        """What the loss computes, as a text that is the same in every process: its class, and arguments of its own.
+
+        >>> from trainer import losses
+        >>> losses.BinaryCrossentropy(from_logits=True).kind, losses.as_loss("mse").kind
+        ('BinaryCrossentropy(from_logits=True)', 'MeanSquaredError()')
+        """
+        defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
+        arguments = [f"{name}={value!r}" for name, value in self.get_config().items()
+                     if name != "name" and isinstance(value, (bool, int, float, str)) and value != defaults.get(name)]
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+    @property
     def expects_probabilities(self) -> bool:
         """Whether `y_pred` must lie in [0, 1]: logits would train, silently, to something else."""
         return False
@@ -282,6 +296,10 @@ class FunctionLoss(Loss):
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         return self.function(*as_arguments(y_true, y_pred))
+
+    @property
+    def kind(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
 
     def get_config(self) -> dict[str, Any]:
         return {"function": self.function, **super().get_config()}

@@ -81,6 +81,11 @@ class Optimizer(ComparesByConfiguration):
         self.schedule = learning_rate if callable(learning_rate) else None
         self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
 
+    @property
+    def kind(self) -> str:
+        """What the optimizer computes, by name and without its hyperparameters: the same text in every process."""
+        return type(self).__name__
+
     def init(self, params: PyTree) -> OptimizerState:
         """Returns the state before the first update.
 

@@ -9,6 +9,7 @@ the tables below leaves the rate unknown.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -50,7 +51,12 @@ class FoundRate(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """One transformation of a chain: the optax function that made it, and what its two functions close over."""
+    """One transformation of a chain: the function that made it, and what its two functions close over.
+
+    Attributes:
+      maker: the name of the function of optax; that of another function begins with "the user's ".
+      closure: the values by name; of objects with methods, their attributes.
+    """
 
     maker: str
     closure: dict[str, Any]
@@ -87,10 +93,31 @@ def find_learning_rate(transformation: optax.GradientTransformation) -> FoundRat
     return _product(scales)
 
 
+def stage_names(transformation: optax.GradientTransformation) -> list[str]:
+    """Returns the names of the functions that made the stages of a transformation, those inside of wrappers too.
+
+    Hyperparameters, schedules and masks among them, have no part in it.
+
+    Example:
+      >>> stage_names(optax.chain(optax.clip(1.0), optax.apply_if_finite(optax.adamw(0.25), 3)))
+      ['clip', 'apply_if_finite', 'scale_by_adam', 'add_decayed_weights', 'scale']
+    """
+    names: list[str] = []
+    for stage in _stages(transformation):
+        names.append(stage.maker)
+        for value in stage.closure.values():
+            parts = value.values() if isinstance(value, dict) else [value]
+            names += [name for part in parts if isinstance(part, optax.GradientTransformation)
+                      for name in stage_names(part)]
+        if stage.maker == "inject_hyperparams":
+            names.append(_made_by(stage.closure["inner_factory"]))
+    return names
+
+
 def _stages(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
     """Yields the stages of nested chains in order."""
     maker = _made_by(transformation.update)
-    init, update = (_closure_of(function) if maker else {} for function in transformation)
+    init, update = map(_closure_of, transformation)
     if maker == "chain" and "init_fns" in init and "update_fns" in update:
         for functions in zip(init["init_fns"], update["update_fns"], strict=True):
             yield from _stages(optax.GradientTransformation(*functions))
@@ -101,17 +128,23 @@ def _stages(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
 
 
 def _made_by(function: Callable[..., Any]) -> str:
-    """Returns the name of the optax function whose body defines `function`, or "" if there is none."""
-    if not inspect.isfunction(function) or function.__module__.partition(".")[0] != "optax":
-        return ""
-    return function.__qualname__.partition(".")[0]
+    """Returns the name of the function or class whose body defines `function`, and that it is not optax's."""
+    name = getattr(function, "__qualname__", type(function).__qualname__).partition(".")[0]
+    module = getattr(function, "__module__", None) or ""
+    # A script may run as a module at one time, and as `__main__` at another.
+    return name if module.partition(".")[0] == "optax" else f"the user's {name}"
 
 
 def _closure_of(function: Callable[..., Any]) -> dict[str, Any]:
+    if inspect.ismethod(function):
+        return dict(getattr(function.__self__, "__dict__", {}))
     if not inspect.isfunction(function):
         return {}
-    cells = function.__closure__ or ()
-    return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+    closure = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            closure[name] = cell.cell_contents
+    return closure
 
 
 def _is_masked_without_rate(stage: _Stage) -> bool:

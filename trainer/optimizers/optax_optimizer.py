@@ -11,7 +11,7 @@ import optax
 
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
-from trainer.optimizers.optax_learning_rate import find_learning_rate
+from trainer.optimizers.optax_learning_rate import find_learning_rate, stage_names
 
 
 def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
@@ -32,7 +32,13 @@ def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
     return _ScaledOptimizer(transformation, 1.0 if found is None else found.value)
 
 
-class _ScaledOptimizer(Optimizer):
+class _OptaxOptimizer(Optimizer):
+    @property
+    def kind(self) -> str:
+        return ", ".join(stage_names(self.transformation))
+
+
+class _ScaledOptimizer(_OptaxOptimizer):
     """A transformation that has its own rate inside: another rate multiplies its updates."""
 
     def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
@@ -45,7 +51,7 @@ class _ScaledOptimizer(Optimizer):
         return jax.tree.map(lambda update: (update * factor).astype(update.dtype), updates), inner
 
 
-class _InjectedOptimizer(Optimizer):
+class _InjectedOptimizer(_OptaxOptimizer):
     """A transformation that reads its rate from a state of `optax.inject_hyperparams`."""
 
     def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, Any]:

@@ -70,6 +70,18 @@ class CompiledLoss:
         return bool(jax.tree.leaves(self._choices))
 
     @property
+    def kinds(self) -> Any:
+        """What each loss computes, and its weight, as plain data: in the form in which they were given."""
+        def plain(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {str(name): plain(part) for name, part in value.items()}
+            if isinstance(value, (list, tuple)):
+                return [plain(part) for part in value]
+            return value.kind if isinstance(value, losses.Loss) else None if value is None else float(value)
+
+        return plain(self._choices) if self._weights is None else [plain(self._choices), plain(self._weights)]
+
+    @property
     def expects_probabilities(self) -> bool:
         """Whether the loss of some output does, as far as a first batch has shown."""
         return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
