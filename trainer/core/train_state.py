@@ -76,8 +76,15 @@ class TrainState:
         rules = self.optimizer.values() if isinstance(self.optimizer, Mapping) else [self.optimizer]
         return any(rule is not None and rule.skips_non_finite for rule in rules)
 
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether `averaged` has other parameters: moving averages are kept, or the optimizer averages."""
+        if isinstance(self.optimizer, Mapping):
+            return any(rule.keeps_averages(self.opt_state[name]) for name, rule in self.optimizer.items())
+        return self.optimizer is not None and self.optimizer.keeps_averages(self.opt_state)
+
     def averaged(self) -> TrainState:
-        """Returns the state to evaluate with: with the moving averages of the parameters, where they are kept."""
+        """Returns the state to evaluate with: with averages of the parameters, where they are kept."""
         if self.optimizer is None:
             return self
         if isinstance(self.optimizer, Mapping):
@@ -85,6 +92,14 @@ class TrainState:
                         for name, rule in self.optimizer.items()}
             return self.replace(params={**self.params, **averages})
         return self.replace(params=self.optimizer.averaged(self.opt_state, self.params))
+
+    def with_averages_adopted(self) -> TrainState:
+        """Returns the state whose parameters are the averages, from which an averaging optimizer starts again."""
+        state = self.averaged()
+        if isinstance(self.optimizer, Mapping):
+            return state.replace(opt_state={name: rule.restarted(self.opt_state[name], state.params[name])
+                                            for name, rule in self.optimizer.items()})
+        return state.replace(opt_state=self.optimizer.restarted(self.opt_state, state.params))
 
     def _opt_states(self) -> list[Any]:
         if self.optimizer is None:

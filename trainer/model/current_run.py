@@ -44,12 +44,12 @@ class CurrentRun:
 
     @property
     def keeps_averages(self) -> bool:
-        """Whether moving averages of the weights are kept (`ema_decay`)."""
-        return self._configuration.rules is not None and self._configuration.options.ema_decay is not None
+        """Whether averages of the weights are kept, by `ema_decay` or by the optimizer."""
+        return self._state.is_built and self._state.state_or_shapes.keeps_averages
 
     @property
     def shows_averages(self) -> bool:
-        """Whether `get_weights` and `save_weights` give the moving averages; may be assigned."""
+        """Whether `get_weights` and `save_weights` give the averages; may be assigned."""
         return self._state.shows_averages
 
     @shows_averages.setter
@@ -57,7 +57,7 @@ class CurrentRun:
         self._state.shows_averages = value
 
     def adopt_averages(self) -> None:
-        """Makes the moving averages that `ema_decay` keeps the weights."""
+        """Makes the averages that `ema_decay` or an averaging optimizer keeps the weights."""
         self._state.adopt_averages()
 
     def train_step_flops(self) -> float | None:

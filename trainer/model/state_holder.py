@@ -211,8 +211,8 @@ class StateHolder:
         self.seed = int(state.seed)
 
     def adopt_averages(self) -> None:
-        """Makes the moving averages that `ema_decay` keeps the weights."""
-        self.assign(self._strategy.on_devices(self.current).averaged())
+        """Makes the averages that `ema_decay` or an averaging optimizer keeps the weights."""
+        self.assign(self._strategy.on_devices(self.current).with_averages_adopted())
 
     def attached_optimizer(self) -> AttachedOptimizer | dict[str, AttachedOptimizer] | None:
         """Returns the optimizer with its learning rate in this state; a dict of them for named modules."""

@@ -18,6 +18,7 @@ from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
 from trainer.model import saved_model
 from trainer.model.state_holder import StateHolder
+from trainer.optimizers.evaluation_params import map_averages
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path, open_arrays
 from trainer.saving.arrays.safetensors_file import MatchReport, match_arrays, save_arrays
@@ -149,10 +150,16 @@ def _placed_like(leaf: jax.Array, values: np.ndarray) -> jax.Array:
 
 
 def _with_averages(state: TrainState, average: Callable[[str, jax.Array], jax.Array]) -> Any:
-    """Returns the optimizer's state with `average(name of the parameter, its moving average)` as moving averages."""
+    """Returns the optimizer's state with `average(name of the parameter, its average)` as averages.
+
+    These are moving averages, or those of an averaging optimizer.
+    """
     def replaced(opt_state: Any, prefix: str) -> Any:
-        return opt_state._replace(average=jax.tree_util.tree_map_with_path(
-            lambda key_path, leaf: average(f"{prefix}{tree_paths.path_name(key_path)}", leaf), opt_state.average))
+        def named(key_path: Any, leaf: jax.Array) -> jax.Array:
+            return average(f"{prefix}{tree_paths.path_name(key_path)}", leaf)
+
+        return opt_state._replace(average=jax.tree_util.tree_map_with_path(named, opt_state.average),
+                                  inner=map_averages(named, opt_state.inner))
 
     if state.opt_state is None:
         return None

@@ -17,6 +17,7 @@ from trainer.core import precision
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
+from trainer.optimizers.evaluation_params import evaluation_params, keeps_averages, map_averages
 
 
 class UpdateRule(ComparesByConfiguration):
@@ -70,10 +71,18 @@ class UpdateRule(ComparesByConfiguration):
         return _without(tree, self._prefix, self._is_frozen)
 
     def init(self, params: PyTree) -> OptimizerState:
-        """Returns the state before the first update."""
+        """Returns the state before the first update.
+
+        Raises:
+          ValueError: if both the optimizer and `ema_decay` average the parameters.
+        """
         trainable = self.trainable(params)
         state = self.optimizer.init(trainable)
         if self._ema_decay is not None:
+            if keeps_averages(state.inner):
+                raise ValueError("`ema_decay` cannot be used with an optimizer that averages the parameters itself. "
+                                 f"Received: ema_decay={self._ema_decay:g} and an optimizer of `schedule_free`, with "
+                                 "whose averages `evaluate` computes. Leave out `ema_decay`.")
             state = state._replace(average=jax.tree.map(_as_average, trainable))
         if self._scales_gradients:
             state = state._replace(loss_scale=precision.initial_loss_scale())
@@ -117,12 +126,28 @@ class UpdateRule(ComparesByConfiguration):
                 new_state = new_state._replace(loss_scale=precision.next_loss_scale(state.loss_scale, is_finite))
         return (new if self._is_frozen is None else _with(params, new)), new_state
 
+    def keeps_averages(self, state: OptimizerState) -> bool:
+        """Returns whether `averaged` gives other parameters than those that are trained."""
+        return self._ema_decay is not None or keeps_averages(state.inner)
+
     def averaged(self, state: OptimizerState, params: PyTree) -> Any:
-        """Returns `params` with the moving average in place of the trained parameters, if it is kept."""
-        if self._ema_decay is None:
+        """Returns `params` with those to evaluate in place of the trained parameters.
+
+        These are the moving average, if it is kept, or what an averaging optimizer such as `schedule_free` has.
+        """
+        if not self.keeps_averages(state):
             return params
-        average = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.average, self.trainable(params))
+        trainable = self.trainable(params)
+        if self._ema_decay is None:
+            average = evaluation_params(state.inner, trainable)
+        else:
+            average = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.average, trainable)
         return average if self._is_frozen is None else _with(params, average)
+
+    def restarted(self, state: OptimizerState, params: PyTree) -> OptimizerState:
+        """Returns the state with which an averaging optimizer goes on from parameters that it has not computed."""
+        inner = map_averages(lambda path, leaf, param: param.astype(leaf.dtype), state.inner, self.trainable(params))
+        return state._replace(inner=inner)
 
 
 def _as_average(leaf: jax.Array) -> jax.Array:
