@@ -20,6 +20,7 @@ import numpy as np
 from trainer.callbacks.base.callback import Logs, adds_logs
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.core import arguments
+from trainer.core.file_suffixes import check_suffix
 from trainer.core.types import Phase, Verbose
 
 
@@ -32,8 +33,8 @@ class ModelCheckpoint(MonitorCallback):
     instance.
 
     Args:
-      filepath: the path to save to, with any suffix. `{epoch}` and `{batch}`, counted from 1, and the names of logs are
-        replaced, such as in "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Folders that do not exist are made.
+      filepath: the path to save to. `{epoch}` and `{batch}`, counted from 1, and the names of logs are replaced, such
+        as in "weights-{epoch:02d}-{val_loss:.2f}.safetensors". Folders that do not exist are made.
       monitor: the name of the log that says which model is best; None for none.
       verbose: 1 prints what the callback does, 0 does not.
       save_best_only: whether to save only if the monitored value is better than any before. An epoch without it, such
@@ -52,8 +53,9 @@ class ModelCheckpoint(MonitorCallback):
       best: the best monitored value so far, with `save_best_only`.
 
     Raises:
-      ValueError: if `save_freq` or `max_to_keep` cannot be used, or `save_best_only` is given without a monitor; from
-        `fit`, if `mode` is "auto" and the direction is not known.
+      ValueError: if `save_freq` or `max_to_keep` cannot be used, `save_best_only` is given without a monitor, or
+        `filepath` has the suffix of another format, such as ".keras"; from `fit`, if `mode` is "auto" and the direction
+        is not known.
       KeyError: from `fit`, if `filepath` names something that is no log; before training where the logs are known.
       OSError: from `fit`, if a file cannot be written.
 
@@ -97,6 +99,7 @@ class ModelCheckpoint(MonitorCallback):
         if initial_value_threshold is not None:
             arguments.require_number(initial_value_threshold=initial_value_threshold)
         arguments.check_count("max_to_keep", max_to_keep, optional=True)
+        check_suffix("filepath", filepath, ".safetensors", or_folder=not save_weights_only)
         self.filepath = os.fspath(filepath)
         self.verbose = arguments.check_verbose(verbose)
         self.save_best_only = save_best_only

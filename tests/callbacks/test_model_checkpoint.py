@@ -105,20 +105,20 @@ def test_no_batch_hook_is_asked_for():
 def test_logs_are_read_only_if_they_are_needed(tmp_path):
     logs = LazyLogs(["loss"], lambda: pytest.fail("nobody needs a value"))
     for arguments in ({}, {"max_to_keep": 1, "monitor": None}, {"save_freq": 1}):
-        checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", **arguments), Model())
+        checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.safetensors", **arguments), Model())
         checkpoint.on_epoch_begin(0)
         checkpoint.on_execution_end("train", 0, logs)
         checkpoint.on_epoch_end(0, logs)
-    assert names_in(tmp_path) == ["1.keras"]
+    assert names_in(tmp_path) == ["1.safetensors"]
 
 
 # --- what and where ---------------------------------------------------------------------------------------------------
 
 
 def test_weights_or_all_of_it_are_written_to_a_file_or_a_folder(tmp_path):
-    for name, weights_only in (("a.safetensors", True), ("b.keras", False), ("c", False), ("d", True)):
+    for name, weights_only in (("a.safetensors", True), ("b.safetensors", False), ("c", False), ("d", True)):
         end_epochs(begun(ModelCheckpoint(tmp_path / "new" / name, save_weights_only=weights_only), Model()), [0.5])
-    assert names_in(tmp_path / "new") == ["a.safetensors", "b.keras", "c", "d"]
+    assert names_in(tmp_path / "new") == ["a.safetensors", "b.safetensors", "c", "d"]
     assert [(tmp_path / "new" / name).is_dir() for name in "cd"] == [True, False]
 
 
@@ -138,15 +138,24 @@ def test_a_log_that_a_callback_before_it_adds_may_be_in_the_name(tmp_path):
         def on_epoch_end(self, epoch, logs=None):
             logs["score"] = 0.25
 
-    callback_list = CallbackList([Scores(), ModelCheckpoint(tmp_path / "{score:.2f}.keras")], model=Model())
+    callback_list = CallbackList([Scores(), ModelCheckpoint(tmp_path / "{score:.2f}.safetensors")], model=Model())
     callback_list.check_monitors(["loss"])
     callback_list.on_epoch_end(0, {"loss": 0.5})
-    assert names_in(tmp_path) == ["0.25.keras"]
+    assert names_in(tmp_path) == ["0.25.safetensors"]
 
 
 def test_a_folder_where_the_file_should_be_is_named(tmp_path):
     with pytest.raises(OSError, match=r"Please specify a non-directory filepath for ModelCheckpoint. .* directory: /"):
         end_epochs(begun(ModelCheckpoint(tmp_path, save_weights_only=True), Model()), [0.5])
+
+
+@pytest.mark.parametrize(("name", "arguments", "instead"), [
+    ("best-{epoch}.keras", {}, r"Write 'best-\{epoch\}\.safetensors', or 'best-\{epoch\}' for a folder\."),
+    ("best.weights.h5", {"save_weights_only": True}, r"Write 'best\.weights\.safetensors'\."),
+])
+def test_the_suffix_of_another_format_is_refused_before_training(name, arguments, instead):
+    with pytest.raises(ValueError, match=rf"`filepath` has the suffix.*{instead}"):
+        ModelCheckpoint(name, **arguments)
 
 
 def test_the_best_without_a_monitor_is_refused():
@@ -164,32 +173,32 @@ def test_an_unknown_mode_warns_and_an_unknown_direction_is_refused_only_if_it_is
 
 
 def test_a_monitor_that_no_log_has_warns_and_writes_all_the_same(tmp_path):
-    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.keras", "unknown", save_best_only=True)
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.safetensors", "unknown", save_best_only=True)
     with pytest.warns(UserWarning, match="Can save best model only with unknown available"):
         end_epochs(begun(checkpoint, Model()), [0.5, 0.6])
-    assert names_in(tmp_path) == ["1.keras", "2.keras"]
+    assert names_in(tmp_path) == ["1.safetensors", "2.safetensors"]
 
 
 def test_a_monitor_with_several_values_warns_and_writes_all_the_same(tmp_path):
-    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", save_best_only=True, max_to_keep=1), Model())
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_best_only=True, max_to_keep=1), Model())
     with pytest.warns(UserWarning, match=r"only when `monitor` is a scalar value. Received: an array of shape \(2,\)"):
         end_epochs(checkpoint, [np.ones(2), np.ones(2)])
-    assert names_in(tmp_path) == ["2.keras"]
+    assert names_in(tmp_path) == ["2.safetensors"]
 
 
 def test_an_epoch_without_a_validation_saves_only_if_every_epoch_does(tmp_path):
-    for best, expected in ((True, ["1.keras", "3.keras"]), (False, ["1.keras", "2.keras", "3.keras"])):
+    for best, expected in ((True, [1, 3]), (False, [1, 2, 3])):
         folder = tmp_path / str(best)
-        checkpoint = ModelCheckpoint(folder / "{epoch}.keras", save_best_only=best)
+        checkpoint = ModelCheckpoint(folder / "{epoch}.safetensors", save_best_only=best)
         end_epochs(begun(checkpoint, Model()), [0.5, None, 0.4])
         assert names_in(folder) == expected
-
+        assert names_in(folder) == [f"{number}.safetensors" for number in expected]
 
 # --- how many ---------------------------------------------------------------------------------------------------------
 
 
 def kept(folder, values, **arguments):
-    end_epochs(begun(ModelCheckpoint(folder / "{epoch}.keras", **arguments), Model()), values)
+    end_epochs(begun(ModelCheckpoint(folder / "{epoch}.safetensors", **arguments), Model()), values)
     return [int(pathlib.Path(name).stem) for name in names_in(folder)]
 
 
@@ -212,21 +221,21 @@ def test_the_best_files_stay_or_the_newest(tmp_path, values, arguments, expected
 
 def test_what_would_not_stay_is_not_written(tmp_path, capsys):
     model = Model()
-    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=2, verbose=1), model)
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.safetensors", max_to_keep=2, verbose=1), model)
     end_epochs(checkpoint, [0.5, 0.4, 0.6, 0.45])
-    assert model.saved == ["1.keras", "2.keras", "4.keras"]
+    assert model.saved == ["1.safetensors", "2.safetensors", "4.safetensors"]
     assert "\nEpoch 3: val_loss is not among the best 2\n" in capsys.readouterr().out
 
 
 def test_a_name_that_is_written_again_counts_once_and_is_not_deleted(tmp_path):
     model = Model()
-    checkpoint = begun(ModelCheckpoint(tmp_path / "model.keras", max_to_keep=1, monitor=None), model)
+    checkpoint = begun(ModelCheckpoint(tmp_path / "model.safetensors", max_to_keep=1, monitor=None), model)
     end_epochs(checkpoint, [0.5, 0.4, 0.6])
-    assert (tmp_path / "model.keras").read_text() == "2"
+    assert (tmp_path / "model.safetensors").read_text() == "2"
 
 
 def test_only_files_that_it_wrote_are_deleted_and_only_after_the_new_one_is_there(tmp_path):
-    (tmp_path / "0.keras").write_text("somebody's")
+    (tmp_path / "0.safetensors").write_text("somebody's")
 
     class Watching(Model):
         def save(self, path):
@@ -234,10 +243,10 @@ def test_only_files_that_it_wrote_are_deleted_and_only_after_the_new_one_is_ther
             super().save(path)
 
     seen = []
-    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1, monitor=None), Watching())
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.safetensors", max_to_keep=1, monitor=None), Watching())
     end_epochs(checkpoint, [0.5, 0.4, 0.3])
-    assert seen == [["0.keras"], ["0.keras", "1.keras"], ["0.keras", "2.keras"]]
-    assert names_in(tmp_path) == ["0.keras", "3.keras"]
+    assert seen == [["0.safetensors"], ["0.safetensors", "1.safetensors"], ["0.safetensors", "2.safetensors"]]
+    assert names_in(tmp_path) == ["0.safetensors", "3.safetensors"]
 
 
 def test_a_save_that_fails_leaves_the_old_files(tmp_path):
@@ -247,12 +256,12 @@ def test_a_save_that_fails_leaves_the_old_files(tmp_path):
                 raise OSError("no space left")
             super().save(path)
 
-    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1, monitor=None), Failing())
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.safetensors", max_to_keep=1, monitor=None), Failing())
     with pytest.raises(OSError, match="no space left"):
         end_epochs(checkpoint, [0.5, 0.4])
-    assert names_in(tmp_path) == ["1.keras"]
+    assert names_in(tmp_path) == ["1.safetensors"]
     end_epochs(checkpoint, [0.3], first=2)
-    assert names_in(tmp_path) == ["3.keras"]
+    assert names_in(tmp_path) == ["3.safetensors"]
 
 
 def test_folders_are_deleted_whole_and_links_are_not_followed(tmp_path):
@@ -268,29 +277,29 @@ def test_folders_are_deleted_whole_and_links_are_not_followed(tmp_path):
 
 
 def test_a_file_that_is_gone_or_cannot_be_deleted_does_not_end_the_training(tmp_path, monkeypatch):
-    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.keras", max_to_keep=1, monitor=None), Model())
+    checkpoint = begun(ModelCheckpoint(tmp_path / "{epoch}.safetensors", max_to_keep=1, monitor=None), Model())
     end_epochs(checkpoint, [0.5])
-    (tmp_path / "1.keras").unlink()
+    (tmp_path / "1.safetensors").unlink()
     end_epochs(checkpoint, [0.4], first=1)
 
     def refuse(path):
         raise PermissionError(f"not allowed: {path}")
 
     monkeypatch.setattr(os, "remove", refuse)
-    with pytest.warns(UserWarning, match=r"`ModelCheckpoint` cannot delete '.*2.keras': not allowed"):
+    with pytest.warns(UserWarning, match=r"`ModelCheckpoint` cannot delete '.*2.safetensors': not allowed"):
         end_epochs(checkpoint, [0.3], first=2)
-    assert names_in(tmp_path) == ["2.keras", "3.keras"]
+    assert names_in(tmp_path) == ["2.safetensors", "3.safetensors"]
 
 
 def test_only_the_first_process_makes_folders_and_deletes_but_all_save(tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     monkeypatch.setattr("jax.process_index", lambda: 1)
     model = Model()
-    checkpoint = begun(ModelCheckpoint(tmp_path / "there" / "{epoch}.keras", max_to_keep=1, monitor=None), model)
+    checkpoint = begun(ModelCheckpoint(tmp_path / "there" / "{epoch}.safetensors", max_to_keep=1, monitor=None), model)
     end_epochs(checkpoint, [0.5, 0.4])
-    assert model.saved == names_in(tmp_path / "there") == ["1.keras", "2.keras"]
+    assert model.saved == names_in(tmp_path / "there") == ["1.safetensors", "2.safetensors"]
     with pytest.raises(FileNotFoundError):
-        end_epochs(begun(ModelCheckpoint(tmp_path / "new" / "x.keras"), model), [0.5])
+        end_epochs(begun(ModelCheckpoint(tmp_path / "new" / "x.safetensors"), model), [0.5])
 
 
 # --- a resumed run ----------------------------------------------------------------------------------------------------
@@ -306,7 +315,7 @@ STATEFUL = {
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_resumed_run_keeps_what_an_undisturbed_one_keeps(name, cut, tmp_path):
     def new(folder):
-        return begun(ModelCheckpoint(folder / "{epoch}.keras", **STATEFUL[name]), Model())
+        return begun(ModelCheckpoint(folder / "{epoch}.safetensors", **STATEFUL[name]), Model())
 
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     end_epochs(new(whole), VALUES)
@@ -323,7 +332,7 @@ def test_a_resumed_run_keeps_what_an_undisturbed_one_keeps(name, cut, tmp_path):
 @pytest.mark.parametrize("stop", range(1, 7))
 def test_a_resumed_epoch_saves_at_the_batches_where_it_would_have_saved(stop, tmp_path):
     def new(folder):
-        return begun(ModelCheckpoint(folder / "{epoch}-{batch}.keras", save_freq=4), Model())
+        return begun(ModelCheckpoint(folder / "{epoch}-{batch}.safetensors", save_freq=4), Model())
 
     whole, resumed = new(tmp_path / "whole"), new(tmp_path / "resumed")
     for epoch in range(3):
@@ -380,10 +389,10 @@ def test_weights_of_fused_steps_are_those_of_single_ones(tmp_path):
 
 
 def test_the_whole_state_is_written_to_one_file_or_to_a_folder(tmp_path):
-    fit(compiled(), ModelCheckpoint(tmp_path / "model-{epoch}.keras", max_to_keep=1),
+    fit(compiled(), ModelCheckpoint(tmp_path / "model-{epoch}.safetensors", max_to_keep=1),
         ModelCheckpoint(tmp_path / "model-{epoch}", max_to_keep=1), epochs=2)
-    assert names_in(tmp_path) == ["model-2", "model-2.keras"]
-    assert (tmp_path / "model-2.keras").is_file() and (tmp_path / "model-2").is_dir()
+    assert names_in(tmp_path) == ["model-2", "model-2.safetensors"]
+    assert (tmp_path / "model-2.safetensors").is_file() and (tmp_path / "model-2").is_dir()
 
 
 def test_an_unknown_monitor_only_warns_in_fit(tmp_path):

@@ -410,7 +410,7 @@ def test_an_existing_file_is_replaced_unless_it_is_not_to_be(path):
     assert path.read_text() == "something of value"
     model.save_weights(path)
     model.load_weights(path)
-    other = path.with_name("new.h5")
+    other = path.with_name("new.weights")
     model.save_weights(other, overwrite=False)
     model.load_weights(other)
 

@@ -35,7 +35,7 @@ def trained():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["model", "model.keras"])
+@pytest.mark.parametrize("name", ["model", "model.safetensors"])
 @pytest.mark.parametrize("built", [False, True])
 def test_a_loaded_model_trains_on_to_the_bit(tmp_path, trained, name, built):
     trained.save(tmp_path / name)
@@ -69,22 +69,45 @@ def test_an_nnx_model_is_built_by_loading(tmp_path):
 
 
 def test_what_is_there_is_replaced_unless_told_otherwise(tmp_path, trained):
-    for name in ("model", "model.keras"):
+    for name in ("model", "model.safetensors"):
         trained.save(tmp_path / name)
         trained.save(tmp_path / name)
         with pytest.raises(FileExistsError, match="overwrite=True"):
             trained.save(tmp_path / name, overwrite=False)
 
 
-@pytest.mark.parametrize("name", ["model", "model.keras"])
+@pytest.mark.parametrize("name", ["model", "model.safetensors"])
 def test_another_optimizer_is_refused(tmp_path, trained, name):
     trained.save(tmp_path / name)
     with pytest.raises(ValueError, match=r"opt_state(.|\n)*compile the model as it was when it was saved"):
-        trainer.load(tmp_path / name, make_model(optimizer="sgd"))
+        trainer.load(tmp_path / name, make_model(optimizer=trainer.optimizers.Adam(amsgrad=True)))
+
+
+def test_another_optimizer_with_the_same_state_is_refused(tmp_path, trained):
+    trained.save(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"of the optimizer 'Adam'. Received: 'AdamW'\. Make and compile"):
+        trainer.load(tmp_path / "model.safetensors", make_model(optimizer=trainer.optimizers.AdamW(0.1)))
+
+
+@pytest.mark.parametrize(("call", "name", "instead"), [
+    ("save", "model.keras", "Write '.*model.safetensors', or '.*model' for a folder"),
+    ("save_weights", "model.weights.h5", "Write '.*model.weights.safetensors'"),
+    ("export", "model.onnx", "Write '.*model.export'"),
+])
+def test_a_file_is_not_given_the_suffix_of_another_format(tmp_path, trained, call, name, instead):
+    with pytest.raises(ValueError, match=rf"`filepath` has the suffix.*{instead}"):
+        getattr(trained, call)(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_state_is_loaded_whatever_its_file_is_called(tmp_path, trained):
+    trained.save(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.keras")
+    assert_same_weights(trainer.load(tmp_path / "model.keras", make_model()), trained)
 
 
 def test_a_damaged_file_is_refused(tmp_path, trained):
-    path = tmp_path / "model.keras"
+    path = tmp_path / "model.safetensors"
     trained.save(path)
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
@@ -93,7 +116,7 @@ def test_a_damaged_file_is_refused(tmp_path, trained):
         trainer.load(path, make_model())
 
 
-@pytest.mark.parametrize("name", ["model", "model.keras"])
+@pytest.mark.parametrize("name", ["model", "model.safetensors"])
 def test_a_newer_format_is_refused(tmp_path, trained, monkeypatch, name):
     monkeypatch.setattr(saved_model, "FORMAT_VERSION", 2)
     trained.save(tmp_path / name)
@@ -107,11 +130,11 @@ def test_other_files_are_told_apart(tmp_path, trained):
     with pytest.raises(ValueError, match=r"is another kind of file\. Expected: a training state, as `Model\.save` "
                                          r"writes it\. Weights alone are loaded with `Model.load_weights`"):
         trainer.load(tmp_path / "weights.safetensors", make_model())
-    trained.save(tmp_path / "model.keras")
-    with pytest.raises(FileNotFoundError, match=r"Did you mean .*model.keras"):
+    trained.save(tmp_path / "model.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"Did you mean .*model.safetensors"):
         trainer.load(tmp_path / "model.kers", make_model())
     with pytest.raises(TypeError, match="`model` must be a model"):
-        trainer.load(tmp_path / "model.keras", LinenMLP())
+        trainer.load(tmp_path / "model.safetensors", LinenMLP())
 
 
 def test_a_checkpoint_of_a_run_is_told_apart(tmp_path):

@@ -57,7 +57,7 @@ def main(folder: pathlib.Path) -> None:
     subprocess.run([sys.executable, "-c", interrupted], check=True, cwd=pathlib.Path(__file__).parent)
     model, history = train(str(folder / "undisturbed"))
     model.save(str(folder / "state"))
-    model.save(str(folder / "state.keras"))
+    model.save(str(folder / "state.safetensors"))
     model.save_weights(str(folder / "weights.safetensors"))
     weights = {f"weight_{number}": weight for number, weight in enumerate(model.get_weights())}
     logs = {f"log_{name}": np.asarray(values) for name, values in history.history.items()}

@@ -1,5 +1,7 @@
 """A path that is no safetensors file is refused with what is there, and what may have been meant."""
 
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,18 @@ def test_a_path_is_a_string_or_a_path_object(tmp_path):
     assert checked_path("filepath", tmp_path) == str(tmp_path)
     with pytest.raises(TypeError, match=r"`filepath` must be a path.*type int"):
         checked_path("filepath", 3)
+
+
+@pytest.mark.parametrize(("names", "kind"), [
+    (["metadata.json", "config.json", "model.weights.h5"], "is a model that Keras saved"),
+    (["arr_0.npy"], "is an archive of NumPy"),
+    (["model/data.pkl", "model/version"], "is a file of PyTorch"),
+    (["notes.txt"], "is a zip archive"),
+])
+def test_archives_are_told_apart(tmp_path, names, kind):
+    path = tmp_path / "model"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    with pytest.raises(ValueError, match=rf"{kind}.*Expected: a file of weights.*`set_weights`"):
+        opened(path)

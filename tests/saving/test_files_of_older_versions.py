@@ -27,7 +27,7 @@ def built_model():
     return model
 
 
-@pytest.mark.parametrize("name", ["state", "state.keras"])
+@pytest.mark.parametrize("name", ["state", "state.safetensors"])
 def test_a_training_state_is_loaded_bit_for_bit_and_predicts_the_same(name):
     model = trainer.load(str(FILES / name), make_files.new_model())
     assert int(model.state.step) == 12  # 16 rows in batches of 4, 3 epochs

@@ -17,7 +17,7 @@ from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
 from trainer.model.state_holder import first_rows
-from trainer.optimizers.named import NamedRules
+from trainer.optimizers.named import optimizer_kinds
 from trainer.step import output_checks
 from trainer.step.compiled_phase import CompiledPhase
 
@@ -121,10 +121,8 @@ class LoopModel:
     def run_settings(self) -> dict[str, Any]:
         options = self._configuration.options
         names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite")
-        rules = self._configuration.rules
-        kinds = ({name: rule.optimizer.kind for name, rule in rules.items()} if isinstance(rules, NamedRules)
-                 else None if rules is None else rules.optimizer.kind)
-        return {"seed": self.seed, "optimizer": kinds, "loss": self._configuration.loss.kinds,
+        configuration = self._configuration
+        return {"seed": self.seed, "optimizer": optimizer_kinds(configuration.rules), "loss": configuration.loss.kinds,
                 "precision": None if options.policy is None else repr(options.policy),
                 **{name: getattr(options, name) for name in names}}
 

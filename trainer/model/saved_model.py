@@ -18,6 +18,7 @@ from trainer.core import tree_paths
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import to_host
 from trainer.model.state_holder import INIT_ROWS, StateHolder
+from trainer.optimizers.named import optimizer_kinds
 from trainer.saving.arrays.file_kinds import read_with_text, save_with_text
 from trainer.saving.arrays.safetensors_file import match_arrays
 from trainer.saving.checkpoint import (
@@ -48,7 +49,8 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
     arrays = tree_paths.named_leaves(state)
     # Arrays without rows: they say what inputs are like, and no more.
     no_rows = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)
-    document = {"kind": _KIND, "format_version": FORMAT_VERSION, "inputs": no_rows}
+    document = {"kind": _KIND, "format_version": FORMAT_VERSION, "inputs": no_rows,
+                "optimizer": optimizer_kinds(state.optimizer)}
     if os.path.splitext(path)[1]:
         _save_file(path, arrays, document)
         return
@@ -69,6 +71,10 @@ def restore(path: str, holder: StateHolder) -> None:
         holder.build(jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype),
                                   document["inputs"]))
     state = holder.current
+    now, then = optimizer_kinds(state.optimizer), document.get("optimizer")  # an older version did not save it
+    if None not in (now, then) and now != then:
+        raise ValueError(f"{path!r} is a training state of the optimizer {then!r}. Received: {now!r}. Make and compile "
+                         "the model as it was when it was saved, or save and load its weights alone.")
     try:
         holder.load(tree_paths.with_leaves(state, read(tree_paths.named_leaves(state))))
     except CheckpointError as error:

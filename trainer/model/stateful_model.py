@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from trainer.core import arguments
+from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -170,14 +171,15 @@ class StatefulModel(OverridableSteps):
         Where several JAX processes train together, all must call this and the first writes.
 
         Args:
-          filepath: the file, of any suffix, in a folder that exists.
+          filepath: the file, such as "digits.safetensors", in a folder that exists.
           overwrite: whether a file that is there is replaced.
 
         Raises:
           RuntimeError: if the model is not built.
           FileExistsError: if the file exists and is not to be replaced.
           FileNotFoundError: if there is no such folder.
-          ValueError: if two weights have one name, or a dtype that safetensors has no name for.
+          ValueError: if two weights have one name, or a dtype that safetensors has no name for, or the suffix is that
+            of another format, such as ".h5".
           TypeError: if `filepath` is not a path.
 
         Example:
@@ -226,14 +228,15 @@ class StatefulModel(OverridableSteps):
         It appears complete or not at all, with checksums: a damaged file is rejected. All processes must call this.
 
         Args:
-          filepath: a file, if the name has a suffix such as ".keras", which is then a safetensors file whatever the
-            suffix is; else a folder, which several processes and large models need.
+          filepath: a safetensors file, if the name has a suffix, such as "digits.safetensors"; else a folder, which
+            several processes and large models need.
           overwrite: whether what is there is replaced.
 
         Raises:
           RuntimeError: if the model is not built.
           FileExistsError: if there is something that is not to be replaced, or that is not a checkpoint.
           OSError: if it cannot be written. What was there before stays.
+          ValueError: if the suffix is that of another format, such as ".keras".
           TypeError: if `filepath` is not a path.
 
         Example:
@@ -242,6 +245,7 @@ class StatefulModel(OverridableSteps):
         Source: `keras.Model.save`.
         """
         path = checked_path("filepath", filepath)
+        check_suffix("filepath", path, ".safetensors", or_folder=True)
         state = self._state_holder.current
         weights_io.check_may_write(path, overwrite)
         saved_model.save(path, state, self._state_holder.inputs)
@@ -256,15 +260,15 @@ class StatefulModel(OverridableSteps):
         but all must call this.
 
         Args:
-          filepath: the file, of any suffix, in a folder that exists.
+          filepath: the file, such as "digits.export", in a folder that exists.
           batch_size: rows of each batch, for models that cannot be exported for any number of rows; None for any.
           platforms: what it can run on, of "cpu", "cuda", "rocm" and "tpu"; by default JAX's platform here, and "cpu".
           sample: some rows of inputs `x`. Without it, the inputs are like those that the model was built on.
 
         Raises:
           RuntimeError: if the model is not built.
-          ValueError: if the model cannot be exported so, an argument is not a possible one, or `sample_inputs` is
-            overridden and there is no `sample`.
+          ValueError: if the model cannot be exported so, an argument is not a possible one, the suffix is that of
+            another format, such as ".onnx", or `sample_inputs` is overridden and there is no `sample`.
           TypeError: if inputs or outputs are in other containers than dicts, lists and tuples.
           FileNotFoundError: if there is no such folder.
           ImportError: if the package `flatbuffers` is not installed.
@@ -277,6 +281,7 @@ class StatefulModel(OverridableSteps):
         """
         state = self._state_holder.current
         path = checked_path("filepath", filepath)
+        check_suffix("filepath", path, ".export")
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if sample is None and type(self).sample_inputs is not OverridableSteps.sample_inputs:
             raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "

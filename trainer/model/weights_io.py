@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors, tree_paths
+from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
 from trainer.model import saved_model
@@ -55,6 +56,7 @@ def set_weights(holder: StateHolder, weights: Sequence[Any]) -> None:
 def save_weights(holder: StateHolder, filepath: str | os.PathLike[str], overwrite: bool) -> None:
     """Writes all weights to one safetensors file; see `Model.save_weights`."""
     path = checked_path("filepath", filepath)
+    check_suffix("filepath", path, ".safetensors")
     weights = {name: to_host(leaf) if is_split_over_processes(leaf) else leaf
                for name, leaf in _named_weights(holder.shown).items()}
     if jax.process_index() != 0:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from trainer.optimizers.update_rule import UpdateRule
+
+
+def optimizer_kinds(rules: Any) -> Any:
+    """Returns the kind of the optimizer of update rules as plain data: of several, a dict by name; None without one."""
+    if isinstance(rules, NamedRules):
+        return {name: rule.optimizer.kind for name, rule in rules.items()}
+    return None if rules is None else rules.optimizer.kind
 
 
 class NamedRules(Mapping[str, UpdateRule]):

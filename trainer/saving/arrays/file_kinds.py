@@ -7,6 +7,7 @@ either is for is their reader's business.
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ _FIRST_BYTES = {  # of files that are no safetensors files
     b"PK\x03\x04": "a zip archive, as `.keras`, `.npz` and PyTorch's files are",
     b"\x93NUMPY": "a NumPy file of one array",
     b"\x80": "a Python pickle, which could run any code and so is never read",
+}
+_IN_ZIP = {  # by the ends of names of files in the archive
+    "model.weights.h5": "a model that Keras saved", "/data.pkl": "a file of PyTorch", ".npy": "an archive of NumPy",
 }
 
 
@@ -59,7 +63,9 @@ def open_arrays(path: str, expected: str, instead_of_folder: str) -> ArraysFile:
             start = file.read(8)
         for first_bytes, kind in _FIRST_BYTES.items():
             if start.startswith(first_bytes):
-                raise ValueError(f"{path!r} is {kind}. Expected: {expected}.") from None
+                raise ValueError(f"{path!r} is {_kind_of_zip(path) or kind}. Expected: {expected}. Read it with the "
+                                 "program that it is of, and give its arrays to `set_weights`, in the order of "
+                                 "`get_weights`.") from None
         raise ValueError(f"{error} Expected: {expected}.") from None
 
 
@@ -91,6 +97,16 @@ def read_with_text(
             raise ValueError(f"{path!r} is damaged: its content does not have the checksum that it was saved with. "
                              "Copy the file again, or save it again.")
     return text, arrays
+
+
+def _kind_of_zip(path: str) -> str | None:
+    """Returns what a zip archive is by the names in it; None for what is no archive, or an unknown one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        return None
+    return next((kind for part, kind in _IN_ZIP.items() if any(name.endswith(part) for name in names)), None)
 
 
 def _missing(path: str) -> FileNotFoundError:

@@ -1,0 +1,39 @@
+"""What the suffix of a file's name promises.
+
+Owns the suffixes of formats that are not written here: a file with such a name would fail in the program that it is
+meant for.
+"""
+
+from __future__ import annotations
+
+import os
+
+_FORMATS = {
+    ".h5": "HDF5, in which Keras saves weights", ".hdf5": "HDF5, in which Keras saves weights",
+    ".keras": "Keras's models", ".onnx": "ONNX", ".pb": "TensorFlow's SavedModel",
+    ".tflite": "TensorFlow Lite", ".pt": "PyTorch's files", ".pth": "PyTorch's files", ".pkl": "Python's pickles",
+    ".pickle": "Python's pickles", ".npz": "NumPy's archives", ".npy": "NumPy's arrays",
+}
+
+
+def check_suffix(argument: str, path: str | os.PathLike[str], suffix: str, or_folder: bool = False) -> None:
+    """Raises ValueError for a name that promises a format of another program.
+
+    Args:
+      argument: the name of the argument, for the error.
+      path: the name of what is to be written.
+      suffix: the suffix to write instead.
+      or_folder: whether a name without a suffix, that of a folder, would do as well.
+
+    >>> check_suffix("filepath", "digits.safetensors", ".safetensors")
+    >>> check_suffix("filepath", "digits.weights.h5", ".safetensors")
+    Traceback (most recent call last):
+    ValueError: `filepath` has the suffix '.h5' of HDF5, in which Keras saves weights, and safetensors would be \
+written. Received: 'digits.weights.h5'. Write 'digits.weights.safetensors'.
+    """
+    stem, received = os.path.splitext(os.fspath(path))
+    known = _FORMATS.get(received.lower())
+    if known is not None:
+        folder = f", or {stem!r} for a folder" if or_folder else ""
+        raise ValueError(f"`{argument}` has the suffix {received!r} of {known}, and safetensors would be written. "
+                         f"Received: {os.fspath(path)!r}. Write {stem + suffix!r}{folder}.")
