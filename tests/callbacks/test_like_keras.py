@@ -7,6 +7,7 @@ Where we differ on purpose, a test at the end says how and why.
 import contextlib
 import io
 import pathlib
+import re
 import warnings
 
 import numpy as np
@@ -192,19 +193,32 @@ def test_a_schedule_sets_and_says_what_it_does_in_keras(theirs, name, verbose):
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+def checkpoint_to(package, path, **arguments):
+    """Returns a `ModelCheckpoint` that writes to a path, which is given without the suffix that Keras demands."""
+    suffix = ".safetensors" if package is ours else ".weights.h5" if arguments.get("save_weights_only") else ".keras"
+    return package.ModelCheckpoint(f"{path}{suffix}", **arguments)
+
+
 def run_in_folder(folder, callback, epochs, attributes, fits, group=1):
-    """Returns what `run` saw, how many warnings there were, the error if there was one, and the files."""
+    """Returns what `run` saw, how many warnings there were, the error if there was one, and the files.
+
+    Paths are without the folder and the suffix.
+    """
     folder.mkdir(exist_ok=True)
     try:
         seen, count = quietly(run, callback, epochs, attributes, fits, group)
     except KeyError as error:
         seen, count = ["", str(error)], 0
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return [str(part).replace(str(folder), "") for part in seen], count, files
+    files = {plain(str(path.relative_to(folder))): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return [plain(str(part).replace(str(folder), "")) for part in seen], count, files
+
+
+def plain(text):
+    return re.sub(r"\.(safetensors|weights\.h5|keras)\b", "", text)
 
 
 def checkpoint_of(package, folder, name, arguments):
-    callback = package.ModelCheckpoint(folder / name, **arguments)
+    callback = checkpoint_to(package, folder / name, **arguments)
     if not is_ours(callback):
         # In its first epoch, Keras's has no direction yet, and fails with `save_best_only` and batches.
         callback._set_monitor_op()
@@ -232,7 +246,7 @@ def test_model_checkpoint_writes_the_files_that_keras_writes(theirs, seed, tmp_p
         names.remove("{epoch}-{other:.3f}")
     if monitor not in (epochs[0][0][0] if by_batches else epochs[0][1]):
         names.remove("{epoch}-{" + monitor + ":.3f}")
-    name = str(rng.choice(names)) + (".weights.h5" if weights_only else ".keras")
+    name = str(rng.choice(names))
     options = {"attributes": ("best", "_batches_seen_since_last_saving"), "fits": int(rng.integers(1, 3))}
     if not by_batches:
         options["attributes"] = ("best",)
@@ -244,22 +258,22 @@ def test_model_checkpoint_writes_the_files_that_keras_writes(theirs, seed, tmp_p
     assert received == expected
 
 
-@pytest.mark.parametrize("name", ["{epoch}-{val_loss:.2f}.keras", "{epoch}-{batch}.keras", "{Epoch}.keras"])
+@pytest.mark.parametrize("name", ["{epoch}-{val_loss:.2f}", "{epoch}-{batch}", "{Epoch}"])
 @pytest.mark.parametrize("save_freq", ["epoch", 1])
 def test_a_name_that_is_no_log_raises_what_keras_raises(theirs, name, save_freq, tmp_path):
     epochs = [([{"loss": 0.5}], {"loss": 0.5, "accuracy": 0.5})]
-    results = [run_in_folder(tmp_path, package.ModelCheckpoint(tmp_path / name, save_freq=save_freq), epochs, (), 1)
+    results = [run_in_folder(tmp_path, checkpoint_to(package, tmp_path / name, save_freq=save_freq), epochs, (), 1)
                for package in (theirs, ours)]
     assert results[0] == results[1]
-    assert ("Failed to format" in results[0][0][1]) == (name != "{epoch}-{batch}.keras" or save_freq == "epoch")
+    assert ("Failed to format" in results[0][0][1]) == (name != "{epoch}-{batch}" or save_freq == "epoch")
 
 
 @pytest.mark.parametrize("save_freq", ["batch", 1.5, None])
 def test_a_wrong_save_freq_is_refused_as_in_keras(theirs, save_freq):
     with pytest.raises(ValueError, match=r"Unrecognized save_freq: .* Expected save_freq are 'epoch' or integer"):
-        theirs.ModelCheckpoint("model.keras", save_freq=save_freq)
+        checkpoint_to(theirs, "model", save_freq=save_freq)
     with pytest.raises(ValueError if save_freq == "batch" else TypeError, match="`save_freq` must be 'epoch' or a "):
-        ours.ModelCheckpoint("model.keras", save_freq=save_freq)
+        checkpoint_to(ours, "model", save_freq=save_freq)
 
 
 def random_cell(rng):
@@ -360,27 +374,30 @@ def test_a_monitor_that_no_log_has_is_refused_where_keras_warns_every_epoch(thei
 def test_an_epoch_without_a_validation_does_not_overwrite_the_best_model(theirs, tmp_path):
     # Keras takes the missing value for a reason to save: the best model is lost.
     epochs = [([{}], {"loss": 0.5, "val_loss": 0.5}), ([{}], {"loss": 0.4})]
-    _, count, files = run_in_folder(tmp_path, theirs.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True),
+    _, count, files = run_in_folder(tmp_path, checkpoint_to(theirs, tmp_path / "best", save_best_only=True),
                                     epochs, (), 1)
-    assert (count, files) == (1, {"best.keras": b"all 2"})
-    _, count, files = run_in_folder(tmp_path, ours.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True),
+    assert (count, files) == (1, {"best": b"all 2"})
+    _, count, files = run_in_folder(tmp_path, checkpoint_to(ours, tmp_path / "best", save_best_only=True),
                                     epochs, (), 1)
-    assert (count, files) == (0, {"best.keras": b"all 1"})
+    assert (count, files) == (0, {"best": b"all 1"})
 
 
 def test_the_best_of_batches_can_be_saved_in_the_first_epoch(theirs, tmp_path):
     # Keras learns which direction is better at the end of the first epoch only.
     epochs = [([{"loss": loss} for loss in (0.5, 0.6, 0.4)], {"loss": 0.5})]
-    arguments = {"filepath": tmp_path / "best.keras", "monitor": "loss", "save_best_only": True, "save_freq": 1}
+    arguments = {"path": tmp_path / "best", "monitor": "loss", "save_best_only": True, "save_freq": 1}
     with pytest.raises(TypeError, match="NoneType"):
-        run(theirs.ModelCheckpoint(**arguments), epochs)
-    _, _, files = run_in_folder(tmp_path, ours.ModelCheckpoint(**arguments), epochs, (), 1)
-    assert files == {"best.keras": b"all 3"}
+        run(checkpoint_to(theirs, **arguments), epochs)
+    _, _, files = run_in_folder(tmp_path, checkpoint_to(ours, **arguments), epochs, (), 1)
+    assert files == {"best": b"all 3"}
 
 
-def test_any_suffix_can_be_saved_to(theirs, tmp_path):
-    # The file is safetensors, whatever it is called.
-    for arguments in ({"save_weights_only": True}, {}):
+def test_the_suffix_is_that_of_the_format(theirs, tmp_path):
+    # Files are safetensors, where Keras writes HDF5 and archives of it.
+    for name, arguments in (("model.weights.h5", {"save_weights_only": True}), ("model.keras", {})):
+        theirs.ModelCheckpoint(tmp_path / name, **arguments)
+        with pytest.raises(ValueError, match=f"has the suffix .*{name}"):
+            ours.ModelCheckpoint(tmp_path / name, **arguments)
         with pytest.raises(ValueError, match="must end in"):
             theirs.ModelCheckpoint(tmp_path / "model.safetensors", **arguments)
         run(ours.ModelCheckpoint(tmp_path / "model.safetensors", **arguments), [([{}], {"loss": 0.5})])
