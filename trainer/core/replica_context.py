@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from trainer.core.types import PyTree
 
@@ -127,7 +128,39 @@ class ReplicaContext:
         """Returns gradients reduced over the replicas, in the form that `update` takes; None: they are already."""
         return grads if reduce_op is None else self.all_reduce(reduce_op, grads)
 
-    def update(self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree) -> tuple[Any, Any]:
+    def reduce_loss(self, reduce_op: ReduceOp | str | None, loss: ArrayLike) -> jax.Array:
+        """Returns the loss of the whole batch from this replica's part of it, combined as gradients are."""
+        if reduce_op is None:
+            return jnp.asarray(loss)
+        share = 1.0 / self.num_replicas_in_sync if ReduceOp.of(reduce_op) is ReduceOp.MEAN else 1.0
+        return self.sum(jnp.asarray(loss) * share)
+
+    def reduce_loss_fn(
+        self, reduce_op: ReduceOp | str | None, loss_fn: Callable[[PyTree], jax.Array]
+    ) -> Callable[[PyTree], jax.Array]:
+        """Returns the function of parameters that is the loss of the whole batch, with its gradients.
+
+        Args:
+          reduce_op: how gradients are combined over the replicas.
+          loss_fn: returns this replica's part of the loss.
+        """
+        @jax.custom_vjp
+        def whole(params: PyTree) -> jax.Array:
+            return self.reduce_loss(reduce_op, loss_fn(params))
+
+        def forward(params: PyTree) -> tuple[jax.Array, Any]:
+            loss, grads = jax.value_and_grad(loss_fn)(params)
+            return self.reduce_loss(reduce_op, loss), grads if reduce_op is None else self.all_reduce(reduce_op, grads)
+
+        def backward(grads: PyTree, cotangent: jax.Array) -> tuple[Any]:
+            return (jax.tree.map(lambda grad: (cotangent * grad).astype(grad.dtype), grads),)
+
+        whole.defvjp(forward, backward)
+        return whole
+
+    def update(
+        self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         """Returns the parameters and the optimizer's state after an update with reduced gradients.
 
         Args:
@@ -135,8 +168,9 @@ class ReplicaContext:
           grads: what `reduce_gradients` returned.
           opt_state: the optimizer's state, as `gather_params` returned it.
           params: the parameters.
+          extra: what the optimizer may ask for besides: the loss of the whole batch, and functions of it.
         """
-        return rule.update(grads, opt_state, params)
+        return rule.update(grads, opt_state, params, extra)
 
 
 class _Current(threading.local):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from trainer.core import errors
 from trainer.core.replica_context import ReduceOp, get_replica_context
@@ -112,6 +113,8 @@ class TrainState:
         *,
         model_state: PyTree = None,
         reduce: ReduceOp | str | None = "mean",
+        value: ArrayLike | None = None,
+        value_fn: Callable[[PyTree], jax.Array] | None = None,
         **named_grads: Any,
     ) -> TrainState:
         """Returns the state after one optimizer update.
@@ -121,6 +124,10 @@ class TrainState:
           model_state: the model state to keep, as `Model.apply` returned it; None leaves it as it is.
           reduce: how gradients are combined over replicas before the update. "mean" suits losses from
             `Model.compute_loss`; "sum" suits a loss divided by the global batch; None takes them as they are.
+          value: this replica's loss, for transformations that ask for it, such as `optax.contrib.reduce_on_plateau`.
+            They get the loss of the whole batch: it is combined as the gradients are.
+          value_fn: returns this replica's loss for other parameters, a tree like `params`, for line searches. It is
+            not available where strategies split the state over devices, or with several optimizers.
           **named_grads: gradients of single modules by name, when the model is a dict of modules. Modules that are
             not named keep their parameters.
 
@@ -132,6 +139,8 @@ class TrainState:
           >>> state = state.apply_gradients(grads, model_state=model_state)  # doctest: +SKIP
           >>> state = state.apply_gradients(generator=grads)  # doctest: +SKIP
         """
+        if grads is None and isinstance(self.optimizer, Mapping) and "value" in self.optimizer and value is not None:
+            named_grads, value = {**named_grads, "value": value}, None  # a module of that name
         if self.optimizer is None:
             raise ValueError("There is no optimizer to apply gradients with: call `compile(optimizer=...)` first.")
         if (grads is None) == (not named_grads):
@@ -141,12 +150,17 @@ class TrainState:
         if named_grads and not isinstance(self.optimizer, Mapping):
             raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
                              "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
+        context = get_replica_context()
+        extra: dict[str, Any] = {} if value is None else {"value": context.reduce_loss(reduce, value)}
         if isinstance(self.optimizer, Mapping):
-            params, opt_state = self._updated_by_name(named_grads or grads, reduce)
+            params, opt_state = self._updated_by_name(named_grads or grads, reduce, extra)
         else:
-            context = get_replica_context()
             reduced = context.reduce_gradients(reduce, self.optimizer.trainable(grads))
-            params, opt_state = context.update(self.optimizer, reduced, self.opt_state, self.params)
+            if value_fn is not None:
+                of_trained = context.reduce_loss_fn(
+                    reduce, lambda trained: value_fn(self.optimizer.with_trained(self.params, trained)))
+                extra |= {"value_fn": of_trained, "grad_fn": lambda trained, *_: jax.grad(of_trained)(trained)}
+            params, opt_state = context.update(self.optimizer, reduced, self.opt_state, self.params, extra)
         return dataclasses.replace(
             self,
             step=self.step + 1,
@@ -155,7 +169,9 @@ class TrainState:
             model_state=self.model_state if model_state is None else model_state,
         )
 
-    def _updated_by_name(self, grads: Mapping[str, Any], reduce: ReduceOp | str | None) -> tuple[Any, Any]:
+    def _updated_by_name(
+        self, grads: Mapping[str, Any], reduce: ReduceOp | str | None, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         context = get_replica_context()
         for name in grads:
             if name not in self.optimizer:
@@ -165,7 +181,8 @@ class TrainState:
             reduce, {name: self.optimizer[name].trainable(tree) for name, tree in grads.items()})
         params, opt_state = dict(self.params), dict(self.opt_state)
         for name, tree in reduced.items():
-            params[name], opt_state[name] = context.update(self.optimizer[name], tree, opt_state[name], params[name])
+            params[name], opt_state[name] = context.update(
+                self.optimizer[name], tree, opt_state[name], params[name], extra)
         return params, opt_state
 
 

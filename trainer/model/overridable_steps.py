@@ -75,23 +75,25 @@ class OverridableSteps:
           `(logs, state)`. A log is a scalar, which is averaged over replicas and, weighted by rows, over steps; or what
           `compute_metrics` returns.
         """
+        def loss_and_outputs(params: Any, batch: Batch) -> tuple[jax.Array, tuple[Any, Any]]:
+            x, y, sample_weight = unpack_x_y_sample_weight(batch)
+            y_pred, model_state = self.apply(params, state, x, training=True)
+            return loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight), (y_pred, model_state)
+
         def compute(batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
-
-            def loss_and_outputs(params: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-                y_pred, model_state = self.apply(params, state, x, training=True)
-                return loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight), (y_pred, model_state)
-
             gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
-            (loss, (y_pred, model_state)), grads = gradient(state.params)
+            (loss, (y_pred, model_state)), grads = gradient(state.params, batch)
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
             return state.trainable(grads), model_state, logs
 
         microbatches = self._configuration.options.microbatches
         grads, model_state, logs = (
             compute(batch) if microbatches == 1 else accumulated(compute, batch, microbatches))
-        trains = self._configuration.trainable
-        return logs, state.apply_gradients(grads, model_state=model_state) if trains else state
+        if not self._configuration.trainable:
+            return logs, state
+        value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, batch)[0]
+        return logs, state.apply_gradients(grads, model_state=model_state, value=logs["loss"], value_fn=value_fn)
 
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""

@@ -6,6 +6,7 @@ nothing. How an update is computed belongs to the transformation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import optax
 
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
+from trainer.optimizers.extra_arguments import update_with
 from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
 
 
@@ -98,20 +100,29 @@ class Optimizer(ComparesByConfiguration):
             inner=self.transformation.init(params),
         )
 
-    def update(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, OptimizerState]:
+    def update(
+        self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any] | None = None
+    ) -> tuple[Any, OptimizerState]:
         """Returns the updates, to be added to `params` (`optax.apply_updates`), and the next state.
 
         Args:
           grads: the gradients, a tree like `params`.
           state: what `init` or the last `update` returned. The next state has its structure, shapes and dtypes.
           params: the parameters.
+          extra: what the transformation may ask for besides: the loss as "value", and functions of the parameters, its
+            own as "value_fn" and that of its gradients as "grad_fn".
+
+        Raises:
+          ValueError: if the transformation asks for what is not there.
         """
-        updates, inner = self._transform(grads, state, params)
+        updates, inner = self._transform(grads, state, params, {"grad": grads, **(extra or {})})
         return updates, OptimizerState(optax.safe_increment(state.count), state.learning_rate, inner)
 
-    def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, Any]:
+    def _transform(
+        self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         rate = self.read_learning_rate(state)
-        return self.transformation.update(grads, state.inner, params, learning_rate=rate)
+        return update_with(self.transformation, grads, state.inner, params, extra, learning_rate=rate)
 
     def read_learning_rate(self, state: OptimizerState) -> jax.Array:
         """Returns the rate that the next update will use, a float32 scalar."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import optax
 
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
+from trainer.optimizers.extra_arguments import update_with
 from trainer.optimizers.optax_learning_rate import find_learning_rate, stage_names
 
 
@@ -45,8 +46,10 @@ class _ScaledOptimizer(_OptaxOptimizer):
         super().__init__(transformation, learning_rate, "optax")
         self._base = self._initial
 
-    def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, Any]:
-        updates, inner = _update(self.transformation, grads, state.inner, params)
+    def _transform(
+        self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        updates, inner = update_with(self.transformation, grads, state.inner, params, extra)
         factor = state.learning_rate / jnp.asarray(self._base, jnp.float32)  # exactly 1 until the rate is set
         return jax.tree.map(lambda update: (update * factor).astype(update.dtype), updates), inner
 
@@ -54,24 +57,12 @@ class _ScaledOptimizer(_OptaxOptimizer):
 class _InjectedOptimizer(_OptaxOptimizer):
     """A transformation that reads its rate from a state of `optax.inject_hyperparams`."""
 
-    def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, Any]:
+    def _transform(
+        self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         # The rate in the optimizer's state rules: every update hands it to the transformation's.
         inner = jax.tree.map(lambda node: _with_rate(node, state.learning_rate), state.inner, is_leaf=_holds_rate)
-        return _update(self.transformation, grads, inner, params)
-
-
-def _update(transformation: optax.GradientTransformation, grads: PyTree, state: Any, params: PyTree) -> tuple[Any, Any]:
-    try:
-        return transformation.update(grads, state, params)
-    except TypeError as error:
-        # Within a chain, signatures do not tell. Optax names the functions of all transformations so.
-        missing = re.search(r"\bupdate(?:_fn)?\(\) missing \d+ required keyword-only arguments?: (.+)", str(error))
-        if missing is None:
-            raise
-        raise ValueError(
-            f"`optimizer` must be an optax transformation whose update needs the gradients, its state and the "
-            f"parameters only. Received: one that also needs {missing[1]}. Hand them to it in a loop of your own with "
-            "`strategy.run`; for a rate that falls on plateaus use `callbacks.ReduceLROnPlateau`.") from error
+        return update_with(self.transformation, grads, inner, params, extra)
 
 
 def _holds_rate(node: Any) -> bool:

@@ -19,15 +19,16 @@ BY_NAME: dict[str, Callable[[], Optimizer]] = {
 }
 
 
-def get(identifier: str | Optimizer | optax.GradientTransformation) -> Optimizer:
+def get(identifier: str | Optimizer | optax.GradientTransformation | optax.MultiSteps) -> Optimizer:
     """Returns the optimizer that `identifier` stands for.
 
     Args:
       identifier: a Keras name in any case, for that optimizer with its defaults; an optimizer, returned as it is; or
-        an optax transformation, whose updates stay what they are, bit for bit, until a learning rate is set. Its rate
-        reads as the rate that it was built with. Where that cannot be found it reads 1.0: a factor on top of whatever
-        the transformation does. A rate under `optax.inject_hyperparams` is set in the transformation's own state.
-        A transformation that needs further arguments, such as `optax.lbfgs()`, raises at the first update.
+        an optax transformation or `optax.MultiSteps`, whose updates stay what they are, bit for bit, until a learning
+        rate is set. Its rate reads as the rate that it was built with. Where that cannot be found it reads 1.0: a
+        factor on top of whatever the transformation does. A rate under `optax.inject_hyperparams` is set in the
+        transformation's own state. A transformation that needs further arguments gets the loss as `value` and, where
+        they can be had, `grad`, `value_fn` and `grad_fn`; one that asks for others raises at the first update.
 
     Raises:
       TypeError: if it is none of these.
@@ -43,6 +44,8 @@ def get(identifier: str | Optimizer | optax.GradientTransformation) -> Optimizer
         if identifier.lower() not in BY_NAME:
             raise errors.unknown_name("optimizer", identifier, BY_NAME)
         return BY_NAME[identifier.lower()]()
+    if isinstance(identifier, optax.MultiSteps):
+        identifier = optax.GradientTransformationExtraArgs(identifier.init, identifier.update)
     if isinstance(identifier, optax.GradientTransformation):
         return from_optax(identifier)
     expected = "a name, an optimizer or an optax transformation"

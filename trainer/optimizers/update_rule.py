@@ -101,16 +101,23 @@ class UpdateRule(ComparesByConfiguration):
     def _skips(self) -> bool:
         return self._scales_gradients or self.skips_non_finite
 
-    def update(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[Any, OptimizerState]:
+    def with_trained(self, params: PyTree, trained: PyTree) -> Any:
+        """Returns all parameters, with others in place of those that are trained."""
+        return trained if self._is_frozen is None else _with(params, trained)
+
+    def update(
+        self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any] | None = None
+    ) -> tuple[Any, OptimizerState]:
         """Returns the parameters and the state after an update.
 
         Args:
           grads: gradients of the trained parameters, as `trainable` gives them.
           state: what `init` or the last `update` returned. The next state has its structure, shapes and dtypes.
           params: all parameters, also frozen parameters.
+          extra: what the optimizer may ask for besides; see `Optimizer.update`.
         """
         trainable = self.trainable(params)
-        updates, new_state = self.optimizer.update(grads, state, trainable)
+        updates, new_state = self.optimizer.update(grads, state, trainable, extra)
         new = optax.apply_updates(trainable, updates)
         average = state.average
         if self._ema_decay is not None:
@@ -124,7 +131,7 @@ class UpdateRule(ComparesByConfiguration):
             new_state = new_state._replace(skipped=precision.next_skipped_updates(state.skipped, is_finite))
             if self._scales_gradients:
                 new_state = new_state._replace(loss_scale=precision.next_loss_scale(state.loss_scale, is_finite))
-        return (new if self._is_frozen is None else _with(params, new)), new_state
+        return self.with_trained(params, new), new_state
 
     def keeps_averages(self, state: OptimizerState) -> bool:
         """Returns whether `averaged` gives other parameters than those that are trained."""
@@ -142,7 +149,7 @@ class UpdateRule(ComparesByConfiguration):
             average = evaluation_params(state.inner, trainable)
         else:
             average = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.average, trainable)
-        return average if self._is_frozen is None else _with(params, average)
+        return self.with_trained(params, average)
 
     def restarted(self, state: OptimizerState, params: PyTree) -> OptimizerState:
         """Returns the state with which an averaging optimizer goes on from parameters that it has not computed."""

@@ -83,16 +83,17 @@ class Closed:
     """A part of a state as it leaves a replica: either new values, or the updates that lead to them.
 
     Attributes:
-      grads: reduced gradients of one update after another, trees with `Shard`s.
+      updates: for one update after another the reduced gradients, a tree with `Shard`s, and the loss, as "value".
       values: `(params, opt_state)`, likewise; None if the updates tell all.
     """
 
-    grads: tuple[Any, ...]
+    updates: tuple[tuple[Any, dict[str, Any]], ...]
     values: Any
 
 
 class _Update(NamedTuple):
     grads: PyTree
+    extra: dict[str, Any]
     before: tuple[Any, ...]
     after: tuple[Any, ...]
 
@@ -135,10 +136,14 @@ class ShardedReplicaContext(MeshReplicaContext):
             ReduceOp.of(reduce_op), leaves, axes, self.axis_name, self.num_replicas_in_sync, self.packs)
         return jax.tree.unflatten(treedef, [_marked(leaf, axis) for leaf, axis in zip(parts, axes, strict=True)])
 
-    def update(self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree) -> tuple[Any, Any]:
-        whole_params, whole_opt_state = rule.update(self._gathered(grads), self._gathered(opt_state), params)
+    def update(
+        self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        # A function of the loss needs the rows, which are not there outside of the replicas.
+        extra = {name: extra[name] for name in extra if name == "value"}
+        whole_params, whole_opt_state = rule.update(self._gathered(grads), self._gathered(opt_state), params, extra)
         result = whole_params, self._taken(whole_opt_state)
-        self._updates.append(_Update(grads, _identities((params, opt_state)), _identities(result)))
+        self._updates.append(_Update(grads, extra, _identities((params, opt_state)), _identities(result)))
         return result
 
     def scatter_updates(self, before: TrainState, after: TrainState) -> TrainState:
@@ -147,13 +152,13 @@ class ShardedReplicaContext(MeshReplicaContext):
 
     def _closed(self, before: tuple[Any, Any], after: tuple[Any, Any]) -> Closed:
         """Returns the updates that lead from `before` to `after`; where something else happened, the values."""
-        start, reached, grads = _identities(before), _identities(after), []
+        start, reached, updates = _identities(before), _identities(after), []
         for update in reversed(self._updates):
             if reached != start and update.after == reached:
-                grads.append(update.grads)
+                updates.append((update.grads, update.extra))
                 reached = update.before
         if reached == start:
-            return Closed(tuple(reversed(grads)), None)
+            return Closed(tuple(reversed(updates)), None)
         params, opt_state = after
         return Closed((), (self._taken(params), opt_state))
 

@@ -94,14 +94,14 @@ class ShardedStrategy(Strategy):
             closed, (params, opt_state) = scattered.params[name], part(before, name)
             if closed.values is not None:
                 params, opt_state = unmarked(closed.values)
-            if closed.grads:
+            if closed.updates:
                 # Whole first, or the compiler carries them split from step to step and gathers them twice in each.
                 params = self._constrained(params, self._rule.axes_at_rest(params))
                 # Split also where parameters rest whole, so that each device updates its part of them only.
                 params = self._constrained(params, self._rule.axes(params))
                 rule = before.optimizer if name is None else before.optimizer[name]
-                for grads in closed.grads:
-                    params, opt_state = rule.update(unmarked(grads), opt_state, params)
+                for grads, extra in closed.updates:
+                    params, opt_state = rule.update(unmarked(grads), opt_state, params, extra)
             parts[name] = (self._constrained(params, self._rule.axes_at_rest(params)),
                            self._constrained(opt_state, self._rule.axes(opt_state)))
         if None in parts:
