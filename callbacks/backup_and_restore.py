@@ -16,7 +16,6 @@ import jax
 from trainer.callbacks.base.callback import Callback, Logs
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.core import arguments
-from trainer.core.errors import wrong_type
 from trainer.core.types import Phase
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
@@ -60,16 +59,12 @@ class BackupAndRestore(Callback):
         delete_checkpoint: bool = True,
         preemption_signal: signal.Signals | int | None = signal.SIGTERM,
     ):
-        if not isinstance(backup_dir, (str, bytes, os.PathLike)):
-            raise wrong_type("backup_dir", backup_dir, "the path of a folder")
-        if not os.fspath(backup_dir):
-            raise ValueError("Empty `backup_dir` argument passed. Give the folder for the checkpoints.")
         arguments.require_bool(double_checkpoint=double_checkpoint, delete_checkpoint=delete_checkpoint)
-        self.backup_dir = os.fsdecode(backup_dir)
+        self.backup_dir = arguments.as_path("backup_dir", backup_dir, "the path of a folder for the checkpoints")
         self.save_freq = _checked_save_freq(save_freq)
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
-        self.preemption_signal = None if preemption_signal is None else signal.Signals(preemption_signal)
+        self.preemption_signal = None if preemption_signal is None else _checked_signal(preemption_signal)
         self._folder = self.backup_dir
         self._saved_at = 0.0
         self._point: Any = None
@@ -185,3 +180,13 @@ def _checked_save_freq(value: Any) -> Any:
     if value <= datetime.timedelta():
         raise ValueError(f"`save_freq` must be a time above 0. Received: {value!r}.")
     return value
+
+
+def _checked_signal(value: Any) -> signal.Signals:
+    expected = "a signal, such as `signal.SIGTERM`, or None"
+    number = arguments.as_count("preemption_signal", value, 1, expected)
+    try:
+        return signal.Signals(number)
+    except ValueError:
+        raise ValueError(f"`preemption_signal` must be {expected}. Received: {number}, which is no signal of this "
+                         "system.") from None

@@ -15,7 +15,7 @@ from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
 from trainer.callbacks.progress.progress_bar import ProgressBar
-from trainer.core.arguments import as_count
+from trainer.core.arguments import as_count, require_bool
 from trainer.core.types import Phase
 
 _BATCH_HOOKS = {
@@ -64,6 +64,7 @@ class CallbackList(Callback):
         model: Any = None,
         **params: Any,
     ):
+        require_bool(add_history=add_history, add_progbar=add_progbar)
         several = isinstance(callbacks, (list, tuple))
         self.callbacks: list[Callback] = list(callbacks) if several else [] if callbacks is None else [callbacks]
         for index, callback in enumerate(self.callbacks):

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.core import arguments
+from trainer.core.errors import wrong_type
 
 
 class CSVLogger(Callback):
@@ -52,7 +53,12 @@ class CSVLogger(Callback):
     csv_file: Any = None
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False):
-        self.filename = os.fspath(filename)
+        self.filename = arguments.as_path("filename", filename)
+        if not isinstance(separator, str):
+            raise wrong_type("separator", separator, "one character")
+        if len(separator) != 1 or separator in '\r\n"':
+            raise ValueError("`separator` must be one character, and neither a quote nor the end of a line. "
+                             f"Received: separator={separator!r}.")
         self.sep = separator
         arguments.require_bool(append=append)
         self.append = append

@@ -58,9 +58,7 @@ class EarlyStopping(MonitorCallback):
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
     ):
-        super().__init__(monitor, mode, min_delta=min_delta)
-        if baseline is not None:
-            arguments.require_number(baseline=baseline)
+        super().__init__(monitor, mode, baseline, min_delta)
         arguments.require_bool(restore_best_weights=restore_best_weights)
         self.patience = arguments.as_count("patience", patience, 0)
         self.verbose = arguments.check_verbose(verbose)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.callbacks.base.callback import Callback
+from trainer.core.arguments import require_functions
 
 
 class LambdaCallback(Callback):
@@ -21,7 +22,7 @@ class LambdaCallback(Callback):
       **kwargs: any other hook of `Callback`, by its name; names that do not begin with "on_" become attributes.
 
     Raises:
-      TypeError: if a keyword looks like a hook and there is none of that name.
+      TypeError: if a keyword looks like a hook and there is none of that name, or a hook is no function.
 
     Example:
 
@@ -52,5 +53,7 @@ class LambdaCallback(Callback):
             if name.startswith("on_") and not hasattr(Callback, name):
                 known = ", ".join(hook for hook in dir(Callback) if hook.startswith("on_"))
                 raise TypeError(f"`LambdaCallback` has no hook {name!r}. Known hooks: {known}.")
+            if name.startswith("on_"):
+                require_functions(**{name: value})
             if value is not None:
                 setattr(self, name, value)

@@ -92,15 +92,15 @@ class ModelCheckpoint(MonitorCallback):
         *,
         max_to_keep: int | None = None,
     ):
-        super().__init__(monitor or "", mode, initial_value_threshold)
+        if initial_value_threshold is not None:  # by this name, and not the base's
+            arguments.require_number(initial_value_threshold=initial_value_threshold)
+        super().__init__("" if monitor is None else monitor, mode, initial_value_threshold)
         if save_best_only and monitor is None:
             raise ValueError("`save_best_only=True` needs a `monitor`, the name of the log that says which is best.")
         arguments.require_bool(save_best_only=save_best_only, save_weights_only=save_weights_only)
-        if initial_value_threshold is not None:
-            arguments.require_number(initial_value_threshold=initial_value_threshold)
         arguments.check_count("max_to_keep", max_to_keep, optional=True)
-        check_suffix("filepath", filepath, ".safetensors", or_folder=not save_weights_only)
-        self.filepath = os.fspath(filepath)
+        self.filepath = arguments.as_path("filepath", filepath)
+        check_suffix("filepath", self.filepath, ".safetensors", or_folder=not save_weights_only)
         self.verbose = arguments.check_verbose(verbose)
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only

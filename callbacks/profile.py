@@ -11,7 +11,7 @@ from trainer.callbacks.base.callback import Logs
 from trainer.callbacks.base.run_protocol import Run
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
-from trainer.core.arguments import as_count
+from trainer.core.arguments import as_count, as_path
 from trainer.core.errors import wrong_type
 from trainer.core.types import Phase
 
@@ -62,7 +62,7 @@ class Profile(TrainBatchCallback):
         numbers = [as_count("steps", step, 1, expected) for step in steps]
         if len(numbers) != 2 or numbers[0] > numbers[1]:
             raise ValueError(f"`steps` must be {expected}. Received: steps={steps}.")
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = as_path("log_dir", log_dir, "the path of a folder")
         self.first, self.last = numbers
         self._trace = ProfilerTrace(type(self).__name__)
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.core import arguments
+from trainer.core.errors import wrong_type
 
 TIMEOUT_SECS = 3.0
 
@@ -30,6 +32,7 @@ class RemoteMonitor(Callback):
       send_as_json: True posts the JSON itself, as "application/json", and no form.
 
     Raises:
+      TypeError: for arguments of a wrong type.
       ValueError: if `root` is no such address.
 
     Example:
@@ -51,6 +54,10 @@ class RemoteMonitor(Callback):
         headers: Mapping[str, str] | None = None,
         send_as_json: bool = False,
     ):
+        arguments.require_text(root=root, path=path, field=field)
+        arguments.require_bool(send_as_json=send_as_json)
+        if headers is not None and not isinstance(headers, Mapping):
+            raise wrong_type("headers", headers, "a dict of HTTP headers")
         # The standard library would also read files.
         if not root.lower().startswith(("http://", "https://")):
             raise ValueError(f"`root` must begin with 'http://' or 'https://'. Received: {root!r}.")

@@ -55,7 +55,9 @@ class MonitorCallback(Callback):
             raise wrong_type("monitor", monitor, "the name of a log, such as 'val_loss'")
         if not isinstance(mode, str):
             raise wrong_type("mode", mode, "'auto', 'min' or 'max'")
-        arguments.require_number(min_delta=min_delta)
+        arguments.require_finite(min_delta=min_delta)
+        if baseline is not None:
+            arguments.require_number(baseline=baseline)
         if mode not in ("auto", "min", "max"):
             warnings.warn(
                 f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto mode.", UserWarning, stacklevel=3

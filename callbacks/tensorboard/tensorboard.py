@@ -18,7 +18,7 @@ from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.run_protocol import Run, run_of
 from trainer.callbacks.tensorboard import embedding_projector
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
-from trainer.core.arguments import as_count, as_count_or_word, require_bool
+from trainer.core.arguments import as_count, as_count_or_word, as_path, require_bool
 from trainer.core.types import Phase
 
 
@@ -101,7 +101,7 @@ class TensorBoard(Callback):
                               "`pip install 'trainer-jax[tensorboard]'`.") from error
         require_bool(write_graph=write_graph, write_images=write_images, write_steps_per_second=write_steps_per_second)
         self._new_file = EventFile
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = as_path("log_dir", log_dir, "the path of a folder")
         self.histogram_freq = as_count("histogram_freq", histogram_freq, 0)
         self.write_graph = write_graph
         self.write_images = write_images

@@ -331,7 +331,7 @@ def test_a_run_goes_on_on_other_devices(tmp_path, before, after):
 
 
 def test_an_empty_folder_name_is_refused():
-    with pytest.raises(ValueError, match="Empty `backup_dir` argument passed"):
+    with pytest.raises(ValueError, match=r"`backup_dir` must be the path of a folder .* an empty one"):
         cb.BackupAndRestore("")
 
 

@@ -19,7 +19,12 @@ COUNTS = [(1.5, TypeError), (2.0, TypeError), (True, TypeError), ("3", TypeError
 POSITIVE_COUNTS = [*COUNTS, (0, ValueError)]
 NUMBERS = [("0.1", TypeError), (True, TypeError), (np.zeros(2), TypeError), (NAN, ValueError)]
 POSITIVE_NUMBERS = [*NUMBERS, (0, ValueError), (-1.0, ValueError)]
+# Not to be had in float32, in which devices compute; the last becomes 0 there.
+LARGE = [(1e39, ValueError), (float("inf"), ValueError)]
+SMALL = [(1e-50, ValueError)]
 SWITCHES = [(1, TypeError), ("yes", TypeError)]
+PATHS = [(3, TypeError), (None, TypeError), ("", ValueError)]
+TEXTS = [(3, TypeError), (None, TypeError)]
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +54,23 @@ TABLE = [
     (FIT, "validation_split", [("half", TypeError), (True, TypeError), (NAN, ValueError), (1.0, ValueError)]),
     (FIT, "verbose", [(1.5, TypeError), (None, TypeError), (3, ValueError), ("loud", ValueError)]),
     (FIT, "class_weight", [([1.0], TypeError), ({0.5: 1.0}, TypeError), ({0: "a"}, TypeError), ({0: NAN}, ValueError),
-                            ({}, ValueError)]),
+                            ({0: 1e39}, ValueError), ({}, ValueError)]),
     (EVALUATE, "batch_size", POSITIVE_COUNTS), (EVALUATE, "steps", POSITIVE_COUNTS),
     (PREDICT, "batch_size", POSITIVE_COUNTS), (PREDICT, "steps", POSITIVE_COUNTS),
-    (made(Model, nn.Dense(1)), "seed", COUNTS),
+    (made(Model, nn.Dense(1)), "seed", [*COUNTS, (2**32, ValueError)]),
     (COMPILE, "steps_per_execution", [*POSITIVE_COUNTS[:3], (0, ValueError), ("all", ValueError)]),
     (COMPILE, "microbatches", POSITIVE_COUNTS), (COMPILE, "ema_decay", [*NUMBERS, (1.0, ValueError)]),
-    (COMPILE, "loss_weights", NUMBERS[1:]), (COMPILE, "remat", SWITCHES), (COMPILE, "skip_non_finite", SWITCHES),
+    (COMPILE, "loss_weights", [*NUMBERS[1:], *LARGE]),
+    (COMPILE, "remat", SWITCHES), (COMPILE, "skip_non_finite", SWITCHES),
     (made(DATA.batch), "batch_size", POSITIVE_COUNTS), (made(DATA.repeat), "times", POSITIVE_COUNTS),
     (made(DATA.take), "count", POSITIVE_COUNTS), (made(DATA.shuffle), "seed", COUNTS),
     *((STOPPING, name, COUNTS) for name in ("patience", "start_from_epoch")),
-    *((STOPPING, name, NUMBERS) for name in ("min_delta", "baseline")),
+    (STOPPING, "min_delta", [*NUMBERS, *LARGE]), (STOPPING, "baseline", NUMBERS),
     (STOPPING, "restore_best_weights", SWITCHES), (STOPPING, "verbose", [(1.5, TypeError), (3, ValueError)]),
     (made(callbacks.EarlyStopping), "monitor", [(None, TypeError)]), (STOPPING, "mode", [(1, TypeError)]),
     *((PLATEAU, name, COUNTS) for name in ("patience", "cooldown")),
-    *((PLATEAU, name, NUMBERS) for name in ("min_delta", "min_lr")),
+    *((PLATEAU, name, [*NUMBERS, *LARGE]) for name in ("min_delta", "min_lr")),
+    (made(callbacks.ModelCheckpoint), "filepath", PATHS), (CHECKPOINT, "monitor", [(0, TypeError), ([], TypeError)]),
     (PLATEAU, "factor", [*POSITIVE_NUMBERS, (1, ValueError)]),
     (CHECKPOINT, "max_to_keep", POSITIVE_COUNTS), (CHECKPOINT, "initial_value_threshold", NUMBERS),
     (CHECKPOINT, "save_freq", [*POSITIVE_COUNTS[:3], (0, ValueError), ("batch", ValueError)]),
@@ -71,14 +78,24 @@ TABLE = [
     (BACKUP, "save_freq", [*POSITIVE_COUNTS[:3], (0, ValueError), ("batch", ValueError),
                            (datetime.timedelta(), ValueError)]),
     (BACKUP, "double_checkpoint", SWITCHES), (BACKUP, "delete_checkpoint", SWITCHES),
-    (made(callbacks.BackupAndRestore), "backup_dir", [(3, TypeError), ("", ValueError)]),
-    (made(callbacks.CSVLogger, "log.csv"), "append", SWITCHES),
+    (made(callbacks.BackupAndRestore), "backup_dir", PATHS),
+    (BACKUP, "preemption_signal", [("SIGTERM", TypeError), (True, TypeError), (0, ValueError), (2**20, ValueError)]),
+    (made(callbacks.CSVLogger, "log.csv"), "append", SWITCHES), (made(callbacks.CSVLogger), "filename", PATHS),
+    (made(callbacks.CSVLogger, "log.csv"), "separator", [
+        (None, TypeError), ("", ValueError), ("::", ValueError), ("\n", ValueError), ('"', ValueError)]),
+    *((made(callbacks.LambdaCallback), name, [(3, TypeError), ("x", TypeError)])
+      for name in ("on_epoch_end", "on_train_batch_end", "on_test_begin")),
+    *((made(callbacks.RemoteMonitor), name, TEXTS) for name in ("root", "path", "field")),
+    (made(callbacks.RemoteMonitor), "headers", [("a: b", TypeError)]),
+    (made(callbacks.RemoteMonitor), "send_as_json", SWITCHES),
+    (made(callbacks.Profile, steps=(1, 2)), "log_dir", PATHS), (made(callbacks.TensorBoard), "log_dir", PATHS),
     (made(callbacks.LearningRateScheduler), "schedule", [(0.1, TypeError)]),
     (made(callbacks.Profile, "logs"), "steps", [
         (3, TypeError), ((1.5, 2), TypeError), ((0, 2), ValueError), ((2, 1), ValueError), ((1,), ValueError)]),
     (made(callbacks.SkipNonFinite), "max_consecutive", POSITIVE_COUNTS),
     (made(callbacks.SkipNonFinite), "raise_error", SWITCHES), (made(callbacks.TerminateOnNaN), "raise_error", SWITCHES),
     (made(callbacks.SwapEMAWeights), "swap_on_epoch", SWITCHES),
+    *((made(callbacks.CallbackList), name, SWITCHES) for name in ("add_history", "add_progbar")),
     (made(callbacks.Throughput), "peak_flops_per_sec", POSITIVE_NUMBERS),
     (made(callbacks.ValidateEvery), "steps", POSITIVE_COUNTS),
     (made(callbacks.ValidateEvery), "minutes", POSITIVE_NUMBERS),
@@ -88,8 +105,12 @@ TABLE = [
         (1.5, TypeError), ((1, 2.5), TypeError), ("1,b", ValueError), ((2, 1), ValueError), (-1, ValueError)]),
     (made(callbacks.TensorBoard), "write_graph", SWITCHES),
     *((made(optimizers.Adam), name, [*NUMBERS, (1.0, ValueError)]) for name in ("beta_1", "beta_2")),
-    (made(optimizers.Adam), "learning_rate", [*NUMBERS[:3], (NAN, ValueError), (-1.0, ValueError)]),
-    (made(optimizers.Adam), "epsilon", POSITIVE_NUMBERS),
+    (made(optimizers.Adam), "learning_rate", [*NUMBERS[:3], (NAN, ValueError), (-1.0, ValueError), *LARGE]),
+    *((made(optimizers.Adam), name, [*POSITIVE_NUMBERS, *LARGE, *SMALL])
+      for name in ("epsilon", "clipnorm", "clipvalue", "global_clipnorm")),
+    (made(optimizers.Adam), "weight_decay", [*NUMBERS, (-1.0, ValueError), *LARGE]),
+    (made(optimizers.Adam), "amsgrad", SWITCHES), (made(optimizers.SGD), "nesterov", SWITCHES),
+    (made(optimizers.RMSprop), "centered", SWITCHES),
     (made(CommunicationOptions), "bytes_per_pack", COUNTS),
     (made(CommunicationOptions), "timeout_seconds", POSITIVE_NUMBERS),
     *((made(assert_strategies_equal, lambda: None, (X, Y), [None]), name, [*NUMBERS, (-1.0, ValueError)])

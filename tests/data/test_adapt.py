@@ -15,6 +15,9 @@ from trainer.data import (
     unpack_x_y_sample_weight,
 )
 from trainer.data.sources import arrays
+from trainer.data.sources.arrays import DataError
+from trainer.data.sources.host_arrays import HostArrays
+from trainer.distribute.placement.placement import place_arrays
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
 
@@ -213,11 +216,30 @@ def test_a_later_batch_of_integers_that_would_wrap_around_is_refused():
 
 @pytest.mark.parametrize("as_generator", [False, True])
 def test_wide_integers_whose_values_fit_are_narrowed(as_generator):
-    bounds = np.array([-2**31, 2**31 - 1]), np.array([0, 2**32 - 1], np.uint64), np.array([1e300, 1.0])
-    with np.errstate(over="ignore"):
-        batch = next(Reader(adapt(iter([bounds]) if as_generator else Dataset.from_arrays(bounds).batch(2))).read(0))
+    bounds = np.array([-2**31, 2**31 - 1]), np.array([0, 2**32 - 1], np.uint64), np.array([1.0, np.inf])
+    batch = next(Reader(adapt(iter([bounds]) if as_generator else Dataset.from_arrays(bounds).batch(2))).read(0))
     assert [leaf.dtype for leaf in batch.data] == [np.int32, np.uint32, np.float32]
     assert [leaf[0].tolist() for leaf in batch.data[:2]] == [leaf.tolist() for leaf in bounds[:2]]
+
+
+HUGE = np.array([[1.0], [1e39], [np.inf], [np.nan]])
+
+
+@pytest.mark.parametrize("read", [
+    lambda: next(adapt(X[:4], HUGE).read(0)),
+    lambda: list(Reader(adapt(Dataset.from_arrays((X[:4], HUGE)).batch(2).map(lambda *batch: batch))).read(0)),
+    lambda: list(Reader(adapt(iter([(X[:2], HUGE[2:]), (X[:2], HUGE[:2])])), group_size=4).read(0)),
+    lambda: place_arrays(HostArrays.of((X[:4], HUGE)), jax.sharding.SingleDeviceSharding(jax.devices()[0])),
+], ids=["arrays", "dataset", "a later batch", "on the devices"])
+def test_floats_that_would_become_infinite_are_refused(read):
+    with pytest.raises(DataError, match=r"`y` must fit into float32.*float64.*would become infinite"):
+        read()
+
+
+def test_infinities_and_nan_stay_and_tiny_numbers_become_zero():
+    values = np.array([np.inf, -np.inf, np.nan, 1e-300])
+    batch, = Reader(adapt(iter([values]))).read(0)
+    np.testing.assert_array_equal(batch.data[0], np.float32([np.inf, -np.inf, np.nan, 0.0]))
 
 
 def test_arrays_without_numbers_are_narrowed():

@@ -341,6 +341,31 @@ def test_bad_data_is_refused_before_the_train_step_compiles(name):
     assert not compiled
 
 
+COMPLEX, COMPLEX_Y = SPREAD * 1j, np.zeros((10, 3), np.complex64)
+
+
+@pytest.mark.parametrize(("call", "words"), {
+    "outputs": (lambda: fit(COMPLEX, SPREAD[:, :3], model(loss="mse")), "`y_pred`"),
+    "targets": (lambda: fit(X, COMPLEX_Y, model(loss="mae")), "`y_true`"),
+    "outputs, a loss of one's own": (
+        lambda: fit(COMPLEX, COMPLEX_Y, model(loss=lambda y, p: abs(y - p).mean(-1))), "`y_pred`"),
+    "a loss of one's own": (
+        lambda: fit(X, COMPLEX_Y, model(loss=lambda y, p: ((y - p)**2).mean(-1))), "The values of the loss"),
+    "sample_weight": (
+        lambda: fit(X, SPREAD[:, :3], model(loss="mse"), sample_weight=np.ones(10) * 1j), "`sample_weight`"),
+    "a metric": (lambda: trainer.metrics.MeanSquaredError().update_state(COMPLEX_Y, COMPLEX_Y.real), "`y_true`"),
+    "a mean": (lambda: trainer.metrics.Mean().update_state([1j]), "Values of the variable"),
+}.values())
+def test_complex_numbers_are_not_cut_to_reals(call, words):
+    with pytest.raises(TypeError, match=f"^{words}.* must be real numbers here.*imaginary parts"):
+        call()
+
+
+def test_complex_targets_are_for_a_loss_that_makes_reals_of_them():
+    history = fit(X, COMPLEX_Y, model(loss=lambda y, p: abs(y - p).mean(-1))).history
+    assert history["loss"] == [0.0]
+
+
 @pytest.mark.parametrize("rows", [1, 8, 10])
 def test_tokens_of_rank_one_are_taken_as_they_are(rows):
     assert np.isfinite(fit(x=Y[:rows], y=Y[:rows], compiled=model([nn.Embed(5, 4), nn.Dense(3)])).history["loss"]).all()

@@ -232,6 +232,15 @@ def test_numbers_that_the_models_dtype_cannot_hold_are_refused(path, kernel):
     assert_same_bits(model.get_weights(), before)
 
 
+@pytest.mark.parametrize(("factor", "words"), [(1e300, "too large"), (1j, "complex numbers")])
+def test_weights_that_the_models_dtype_cannot_hold_are_not_set(factor, words):
+    model = built()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=rf"'weights\[1\]' has .*{words}"):
+        model.set_weights([before[0], np.ones(before[1].shape) * factor, *before[2:]])
+    assert_same_bits(model.get_weights(), before)
+
+
 def test_infinities_and_nans_in_a_file_are_loaded_as_they_are(path):
     model = built()
     bias = np.array([np.inf, -np.inf, np.nan, 0, 1, 2, 3, 4])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -51,6 +52,35 @@ def as_count(argument: str, value: Any, minimum: int = 1, expected: str | None =
     if value < minimum:
         raise ValueError(f"`{argument}` must be {expected}. Received: {argument}={value}.")
     return int(value)
+
+
+def as_seed(argument: str, value: Any) -> int:
+    """Returns `value`, a whole number that a uint32 holds, as an int.
+
+    Raises:
+      TypeError: if it is no whole number.
+      ValueError: if it is negative or too large.
+    """
+    expected = "a whole number from 0 to 2**32 - 1"
+    seed = as_count(argument, value, 0, expected)
+    if seed >= 2**32:
+        raise ValueError(f"`{argument}` must be {expected}. Received: {argument}={seed}.")
+    return seed
+
+
+def as_path(argument: str, value: Any, expected: str = "the path of a file") -> str:
+    """Returns `value`, a path that is not empty, as text.
+
+    Raises:
+      TypeError: if it is no path.
+      ValueError: if it is empty.
+    """
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise wrong_type(argument, value, expected)
+    path = os.fsdecode(value)
+    if not path:
+        raise ValueError(f"`{argument}` must be {expected}. Received: an empty one.")
+    return path
 
 
 def as_count_or_word(
@@ -160,9 +190,16 @@ def require_number(**arguments: Any) -> None:
     require(arguments, "a number, not NaN", lambda number: not math.isnan(number))
 
 
+def require_finite(**arguments: Any) -> None:
+    """Raises unless every argument is a number that is finite in float32, in which devices compute."""
+    require(arguments, "a finite number", math.isfinite)
+    _require_float32(arguments)
+
+
 def require_positive(**arguments: Any) -> None:
-    """Raises unless every argument is a finite number above 0."""
+    """Raises unless every argument is a number that is finite and above 0 in float32, in which devices compute."""
     require(arguments, "a number above 0", lambda number: 0 < number < math.inf)
+    _require_float32(arguments, float(np.finfo(np.float32).tiny))
 
 
 def require_share(**arguments: Any) -> None:
@@ -171,8 +208,9 @@ def require_share(**arguments: Any) -> None:
 
 
 def require_non_negative(**arguments: Any) -> None:
-    """Raises unless every argument is a finite number of at least 0."""
+    """Raises unless every argument is a number of at least 0 that is finite in float32, in which devices compute."""
     require(arguments, "a number of at least 0", lambda number: 0 <= number < math.inf)
+    _require_float32(arguments)
 
 
 def require_decay_rate(**arguments: Any) -> None:
@@ -185,3 +223,24 @@ def require_bool(**arguments: Any) -> None:
     for argument, value in arguments.items():
         if not isinstance(value, (bool, np.bool_)):
             raise wrong_type(argument, value, "True or False")
+
+
+def require_text(**arguments: Any) -> None:
+    """Raises TypeError unless every argument is a str."""
+    for argument, value in arguments.items():
+        if not isinstance(value, str):
+            raise wrong_type(argument, value, "text")
+
+
+def require_functions(**arguments: Any) -> None:
+    """Raises TypeError unless every argument is a function or None."""
+    for argument, value in arguments.items():
+        if value is not None and not callable(value):
+            raise wrong_type(argument, value, "a function")
+
+
+def _require_float32(arguments: dict[str, Any], smallest: float = 0.0) -> None:
+    """Raises ValueError for a number that would become infinite in float32, or 0 as it is below `smallest`."""
+    for argument, value in arguments.items():
+        if not smallest <= abs(float(value)) <= float(np.finfo(np.float32).max):
+            raise ValueError(f"`{argument}` must be a number that float32 can hold. Received: {argument}={value:g}.")

@@ -16,7 +16,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from trainer.core.types import ArrayLike
-from trainer.losses.shapes import as_arguments, as_arrays, as_signed, check_arrays, check_same_shape, match_ranks
+from trainer.losses.shapes import (
+    as_arguments,
+    as_arrays,
+    as_signed,
+    check_arrays,
+    check_same_shape,
+    in_dtype,
+    match_ranks,
+)
 
 #: Keras's epsilon: how near to 0 and 1 a probability may be, and what replaces a divisor of 0.
 EPSILON = 1e-7
@@ -46,7 +54,7 @@ def broadcast_sample_weight(values: jax.Array, sample_weight: ArrayLike | None) 
     >>> broadcast_sample_weight(jnp.zeros((4, 3)), [1, 2, 3, 4]).shape
     (4, 1)
     """
-    weights = jnp.asarray(sample_weight, jnp.promote_types(values.dtype, jnp.float32))
+    weights = in_dtype("`sample_weight`", sample_weight, jnp.promote_types(values.dtype, jnp.float32))
     if weights.ndim == 0:
         return weights
     shape = weights.shape
@@ -213,13 +221,14 @@ class Loss:
 
         Raises:
           ValueError: where `validate` finds that the shapes or dtypes cannot work.
+          TypeError: for complex numbers that would be cut to reals.
         """
         compute_dtype = jnp.promote_types(self.dtype, jnp.float32)
         casts_labels = self.casts_labels and not self.sparse_labels
-        y_true = as_arrays(y_true, compute_dtype) if casts_labels else as_signed(as_arrays(y_true))
-        y_pred = as_arrays(y_pred, compute_dtype)
+        y_true = as_arrays(y_true, compute_dtype, "`y_true`") if casts_labels else as_signed(as_arrays(y_true))
+        y_pred = as_arrays(y_pred, compute_dtype, "`y_pred`")
         self.validate(y_true, y_pred)
-        return jnp.asarray(self.call(y_true, y_pred), self.dtype)
+        return in_dtype(f"The values of the loss {self.name!r}", self.call(y_true, y_pred), self.dtype)
 
     def __call__(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> jax.Array:
         """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".

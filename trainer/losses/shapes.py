@@ -13,22 +13,44 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
-from trainer.core.errors import wrong_type
+from trainer.core.errors import describe, wrong_type
 from trainer.core.types import ArrayLike
 
 Shape = tuple[int, ...]
 
 
-def as_arrays(values: Any, dtype: DTypeLike | None = None) -> Any:
+def in_dtype(what: str, values: Any, dtype: DTypeLike | None) -> jax.Array:
+    """Returns values as an array of a dtype; None keeps their own.
+
+    Raises:
+      TypeError: for complex numbers where the dtype is real: their imaginary parts would be dropped.
+    """
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.complexfloating) and _is_complex(values):
+        raise TypeError(f"{what} must be real numbers here. Received: complex numbers, {describe(values)}, whose "
+                        "imaginary parts would be dropped. Give absolute values, or real and imaginary parts as two "
+                        "features.")
+    return jnp.asarray(values, dtype)
+
+
+def as_arrays(values: Any, dtype: DTypeLike | None = None, what: str = "Values") -> Any:
     """Returns `values` with arrays as leaves: an array, a (nested) list of plain numbers, or a tree of arrays.
 
     Args:
       values: what a user gave as labels or predictions.
       dtype: the dtype of the arrays; None keeps their own.
+      what: what they are, for the error.
+
+    Raises:
+      TypeError: see `in_dtype`.
     """
     if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(values)):
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), values)
-    return values if values is None else jnp.asarray(values, dtype)
+        return jax.tree.map(lambda leaf: in_dtype(what, leaf, dtype), values)
+    return values if values is None else in_dtype(what, values, dtype)
+
+
+def _is_complex(values: Any) -> bool:
+    return any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) if hasattr(leaf, "dtype") else isinstance(leaf, complex)
+               for leaf in jax.tree.leaves(values))
 
 
 def as_float(values: Any) -> jax.Array:
@@ -124,7 +146,7 @@ def as_float_pair(y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.
       ValueError: where their shapes differ: broadcasting `(n, 1)` to `(n, k)` would hide a mistake.
     """
     y_pred = as_float(y_pred)
-    y_true = jnp.asarray(y_true).astype(y_pred.dtype)
+    y_true = in_dtype("`y_true`", y_true, y_pred.dtype)
     check_same_shape(y_true, y_pred)
     return match_ranks(y_true, y_pred)
 

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from trainer.core import arguments
 from trainer.core.types import ArrayLike
-from trainer.losses.shapes import check_same_shape, match_ranks, matched_shapes
+from trainer.losses.shapes import check_same_shape, in_dtype, match_ranks, matched_shapes
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
 
@@ -76,7 +76,7 @@ def count_at_thresholds(
     order = np.argsort(thresholds, kind="stable")
     given_order = np.argsort(order, kind="stable")
     ascending = jnp.asarray(np.asarray(thresholds)[order], jnp.float32)
-    thresholds_below = jnp.searchsorted(ascending, y_pred.astype(jnp.float32), side="left")
+    thresholds_below = jnp.searchsorted(ascending, in_dtype("`y_pred`", y_pred, jnp.float32), side="left")
     buckets = (thresholds_below * labels + jnp.arange(labels)).ravel()
     is_true = y_true != 0
     counts = {}

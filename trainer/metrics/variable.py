@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core.errors import unknown_name, wrong_type
+from trainer.losses.shapes import in_dtype
 
 # On the host: JAX would compile a program for each shape.
 INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
@@ -102,8 +103,9 @@ class Variable:
 
         Raises:
           ValueError: for a value of another shape.
+          TypeError: for complex numbers that would be cut to reals.
         """
-        array = jnp.asarray(value, self.dtype)
+        array = in_dtype(f"Values of the variable {self.name!r}", value, self.dtype)
         if array.shape != self.shape:
             raise ValueError(f"The variable {self.name!r} has shape {self.shape}. Received: a value of shape "
                              f"{array.shape}. Assign one of the same shape.")
@@ -115,11 +117,11 @@ class Variable:
 
     def assign_add(self, value: Any) -> jax.Array:
         """Adds to the value and returns the new value; see `assign`."""
-        return self.assign(self.value + jnp.asarray(value, self.dtype))
+        return self.assign(self.value + in_dtype(f"Values of the variable {self.name!r}", value, self.dtype))
 
     def assign_sub(self, value: Any) -> jax.Array:
         """Subtracts from the value and returns the new value; see `assign`."""
-        return self.assign(self.value - jnp.asarray(value, self.dtype))
+        return self.assign(self.value - in_dtype(f"Values of the variable {self.name!r}", value, self.dtype))
 
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array."""

@@ -45,7 +45,7 @@ class StatefulModel(OverridableSteps):
 
     def __init__(self, module: ModuleLike, *, seed: int = 0, name: str | None = None):
         self._functional = as_functional(module)
-        arguments.check_count("seed", seed, 0)
+        seed = arguments.as_seed("seed", seed)
         self.name = name or self._functional.name
         self.strategy = get_strategy()
         self.stop_training = self.stop_evaluating = self.stop_predicting = False

@@ -49,7 +49,7 @@ def set_weights(holder: StateHolder, weights: Sequence[Any]) -> None:
         if np.shape(weight) != leaf.shape:
             raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but the model's has {leaf.shape}.")
     # Copies: JAX would use the memory of the user's arrays on CPU.
-    _replace(holder, ((index, np.array(weight, leaf.dtype))
+    _replace(holder, ((index, _cast(f"weights[{index}]", np.array(weight), leaf.dtype))
                       for index, (weight, leaf) in enumerate(zip(weights, leaves, strict=True))))
 
 
@@ -132,16 +132,19 @@ def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
 
 
 def _cast(name: str, values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns values in another dtype of the same kind; raises ValueError for what that cannot hold."""
+    """Returns values in another dtype; raises ValueError for what that cannot hold."""
     if values.dtype == dtype:
         return values
+    if np.iscomplexobj(values) and not jnp.issubdtype(dtype, np.complexfloating):
+        raise ValueError(f"The array {name!r} has complex numbers, whose imaginary parts the model's {np.dtype(dtype)} "
+                         "cannot hold. Give real numbers.")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = values.astype(dtype)
         is_float = jnp.issubdtype(dtype, np.inexact)
         kept = np.isfinite(cast) | ~np.isfinite(values) if is_float else cast.astype(values.dtype) == values
     if not kept.all():
-        raise ValueError(f"The array {name!r} has numbers that are too large for the model's {np.dtype(dtype)}; in the "
-                         f"file it is {values.dtype}. Compile the model with a wider `precision`.")
+        raise ValueError(f"The array {name!r} has numbers that are too large for the model's {np.dtype(dtype)}; they "
+                         f"are {values.dtype}. Compile the model with a wider `precision`.")
     return cast
 
 

@@ -95,6 +95,7 @@ class RMSprop(Optimizer):
         arguments.require_decay_rate(rho=rho)
         arguments.require_share(momentum=momentum)
         arguments.require_positive(epsilon=epsilon)
+        arguments.require_bool(centered=centered)
         scale = optax.scale_by_stddev if centered else optax.scale_by_rms
         accumulate = optax.trace(momentum) if momentum else optax.identity()
         transformation = with_common_arguments(

@@ -54,6 +54,7 @@ class Adam(Optimizer):
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
+        arguments.require_bool(amsgrad=amsgrad)
         scale = transforms.scale_by_amsgrad if amsgrad else transforms.scale_by_adam
         transformation = with_common_arguments(
             scale(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,

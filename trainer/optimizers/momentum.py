@@ -50,6 +50,7 @@ class SGD(Optimizer):
         name: str | None = None,
     ):
         arguments.require_share(momentum=momentum)
+        arguments.require_bool(nesterov=nesterov)
         accumulate = optax.trace(momentum, nesterov) if momentum else optax.identity()
         transformation = with_common_arguments(
             transforms.descend(), accumulate, weight_decay=weight_decay,

@@ -55,6 +55,7 @@ class CompiledLoss:
             # A mistaken position is the likely cause.
             expected = "finite numbers (pass metrics by name: `metrics=[...]`)"
             arguments.require({"loss_weights": factor}, expected, math.isfinite)
+            arguments.require_finite(loss_weights=factor)
         self._choices = jax.tree.map(_resolve, loss, is_leaf=lambda leaf: not isinstance(leaf, (Mapping, list, tuple)))
         self._weights = loss_weights
         if isinstance(loss_weights, (Mapping, list, tuple)) and isinstance(loss, (Mapping, list, tuple)) \

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,6 +28,29 @@ class DataError(ValueError):
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype that JAX gives to arrays of `dtype`: 32 bits for 64 unless `jax_enable_x64` is set."""
     return jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
+
+
+def map_casting(function: Callable[[np.ndarray], Any], tree: Any) -> Any:
+    """Returns a tree of arrays with `function` applied to each, which casts them to their canonical dtypes.
+
+    The processor notes an overflow as it casts, so that the check takes no time.
+
+    Raises:
+      DataError: a finite number would become infinite.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    results = []
+    with np.errstate(over="raise"):
+        for position, leaf in enumerate(leaves):
+            try:
+                results.append(function(leaf))
+            except FloatingPointError:
+                dtype = canonical_dtype(leaf.dtype)
+                raise DataError(f"`{leaf_names(tree)[position]}` must fit into {dtype}, the dtype that JAX gives to "
+                                f"{leaf.dtype} unless `jax_enable_x64` is set. Received: {describe(leaf)} with numbers "
+                                "that would become infinite. Scale or clip them, or set `jax_enable_x64` before the "
+                                "data are passed.") from None
+    return jax.tree.unflatten(treedef, results)
 
 
 def gather_rows(array: np.ndarray, index: np.ndarray, out: np.ndarray) -> None:

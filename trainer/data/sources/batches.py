@@ -22,6 +22,7 @@ from trainer.data.sources.arrays import (
     check_integers_fit,
     check_rows,
     leaf_names,
+    map_casting,
 )
 from trainer.data.sources.buffers import POOL
 
@@ -76,11 +77,12 @@ def as_batch(element: Any) -> Batch:
     Arrays that need no conversion are not copied, so the batch may share memory with the pipeline's.
 
     Raises:
-      DataError: a leaf cannot be used, integers would wrap around, the rows differ between leaves, or there are none.
+      DataError: a leaf cannot be used, integers would wrap around or floats become infinite, the rows differ between
+        leaves, or there are none.
     """
     arrays = as_arrays(element)
     check_integers_fit(arrays)
-    batch = jax.tree.map(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
+    batch = map_casting(lambda leaf: leaf.astype(canonical_dtype(leaf.dtype), copy=False), arrays)
     check_rows(batch)
     return batch
 

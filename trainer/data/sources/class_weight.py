@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +34,7 @@ class ClassWeights:
         for label, weight in class_weight.items():
             if isinstance(label, (bool, np.bool_)) or not isinstance(label, numbers.Integral):
                 raise wrong_type("class_weight", label, "a dict with integer keys, one for each class")
-            arguments.require({f"class_weight[{label}]": weight}, "a finite number", math.isfinite)
+            arguments.require_finite(**{f"class_weight[{label}]": weight})
         labels = sorted(class_weight)
         self._labels = np.array(labels)
         self._weights = np.array([class_weight[label] for label in labels], np.float32)

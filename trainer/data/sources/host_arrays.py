@@ -23,6 +23,7 @@ from trainer.data.sources.arrays import (
     check_rows,
     gather_rows,
     is_array_tree,
+    map_casting,
 )
 from trainer.data.sources.buffers import BufferPool
 
@@ -68,6 +69,9 @@ class HostArrays:
 
         Returns:
           Arrays of shape `(capacity, *index.shape[1:], ...)`, of which all after `count` is undefined.
+
+        Raises:
+          DataError: a finite number would become infinite.
         """
         def gathered(array: np.ndarray) -> np.ndarray:
             shape = (capacity or len(index), *index.shape[1:], *array.shape[1:])
@@ -75,7 +79,7 @@ class HostArrays:
             gather_rows(array, index, filled[:len(index)])
             return filled
 
-        return jax.tree.map(gathered, self.tree)
+        return map_casting(gathered, self.tree)
 
 
 def split_validation(data: Any, validation_split: float) -> tuple[HostArrays, HostArrays]:

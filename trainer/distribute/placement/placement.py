@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from trainer.core.types import PyTree
 from trainer.data import HostArrays
-from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned
+from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
@@ -159,6 +159,9 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
       arrays: the arrays.
       sharding: where each goes.
       multiple: what their rows are padded to a multiple of. Small arrays are padded if it is 1. Padding is never read.
+
+    Raises:
+      DataError: a finite number would become infinite.
     """
     devices: list[jax.Device] = list(sharding.device_set)
     on_cpu = devices[0].platform == "cpu"
@@ -177,4 +180,4 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
         copy[array.shape[0]:] = 0
         return to_devices(copy, sharding)
 
-    return jax.tree.map(placed, arrays.tree)
+    return map_casting(placed, arrays.tree)
