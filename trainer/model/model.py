@@ -327,6 +327,9 @@ class Model(StatefulModel):
     ) -> Any:
         """Returns the loss and the metrics over all rows of the data, exactly.
 
+        A loss that divides by sample weights, or leaves out labels with `ignore_class`, is that of one batch of all
+        rows, for any `batch_size`. Keras, and the training logs of `fit`, have the mean over batches by their rows.
+
         Args:
           x: inputs, as in `fit`.
           y: targets, if `x` is arrays.

@@ -19,6 +19,7 @@ from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.model.configuration import Configuration
 from trainer.modules import FunctionalModule
+from trainer.step import loss_parts
 from trainer.step.gradient_accumulation import accumulated
 from trainer.step.output_checks import loss_of_real_rows
 
@@ -99,8 +100,11 @@ class OverridableSteps:
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
         y_pred, _ = self.apply(state.params, state, x, training=False)
-        loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
-        return {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
+        with loss_parts.recorded() as parts:
+            loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+        with loss_parts.recorded() as parts_of_outputs:
+            logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
+        return loss_parts.exact_over_batches(logs, parts, parts_of_outputs)
 
     def predict_step(self, state: TrainState, batch: Batch) -> Any:
         """Returns the outputs for this replica's rows of a batch. Like `train_step`, it must be pure."""

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from trainer import losses
 from trainer.core import arguments, errors
 from trainer.core.replica_context import get_replica_context
-from trainer.losses.base import BuiltinLoss, divide_sum, values_per_row, weighted_sum
+from trainer.losses.base import BuiltinLoss, broadcast_sample_weight, divide_sum, values_per_row, weighted_sum
+from trainer.step.loss_parts import LossPart, record
 from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
 
 
@@ -121,7 +122,7 @@ class CompiledLoss:
             if rows is not None and output.shape[:1] not in ((), (rows,)):
                 # A loss of the user's own may broadcast it against the targets, and be of no row.
                 raise without_rows(output, rows, "Reshape it to (rows, ...), or override `compute_loss`.")
-            values[entry.name] = _mean_over_replicas(entry.loss, target, output, weight)
+            values[entry.name] = _mean_over_replicas(entry, entry.loss, target, output, weight)
         return values
 
     def total(self, values: Mapping[str | None, jax.Array]) -> jax.Array:
@@ -150,7 +151,9 @@ def _resolve(choice: Any) -> losses.Loss | None:
     return loss
 
 
-def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weight: Any) -> jax.Array:
+def _mean_over_replicas(
+    entry: OutputLoss, loss: losses.Loss, target: Any, output: Any, sample_weight: Any
+) -> jax.Array:
     context = get_replica_context()
     replicas, mask = context.num_replicas_in_sync, context.padding_mask
     values = loss.values(target, output)
@@ -165,12 +168,21 @@ def _mean_over_replicas(loss: losses.Loss, target: Any, output: Any, sample_weig
                          f"rows={context.rows}. Received: values of shape {values.shape}. Do not flatten rows: reduce "
                          "over the other axes only.")
     kept = loss.mask(target, output)
+    divides_by_weights = sample_weight is not None and loss.reduction == "mean_with_sample_weight"
+    counts_rows = kept is None and not divides_by_weights
     if mask is not None:
-        is_real = jnp.broadcast_to(mask.reshape(rows, *[1] * (values.ndim - 1)) > 0, values.shape)
-        kept = is_real if kept is None else kept & is_real
+        is_real = mask.reshape(rows, *[1] * (values.ndim - 1)) > 0
+        if divides_by_weights:
+            # In their own shape, so that their sum stays that of the weights as they were given.
+            sample_weight = broadcast_sample_weight(values, sample_weight) * is_real
+        else:
+            is_real = jnp.broadcast_to(is_real, values.shape)
+            kept = is_real if kept is None else kept & is_real
     local_sum, divisor = weighted_sum(values, loss.reduction, sample_weight, kept)
     if isinstance(divisor, int):
         divisor *= replicas  # known without asking the others
     elif divisor is not None:
+        if not counts_rows:
+            record(LossPart(entry.name, 1.0 if entry.factor is None else entry.factor, local_sum, divisor))
         divisor = context.sum(divisor)
     return divide_sum(local_sum * replicas, divisor)

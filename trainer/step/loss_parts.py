@@ -1,0 +1,108 @@
+"""The loss over several batches, where batches count otherwise than by their rows.
+
+A mean with sample weights divides by their sum, and a loss with a mask by the values that it keeps. Over batches, such
+a loss is the sum of all sums over the sum of all divisors, as for one batch of all rows. Keras reports the mean of
+batches' losses by rows; so does training here, of which no number is the loss of all rows, as the weights change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from trainer.core.replica_context import get_replica_context
+from trainer.losses.base import divide_sum
+from trainer.metrics import Metric
+from trainer.step.running_logs import MetricValue
+
+
+class LossPart(NamedTuple):
+    """What the loss of one output adds up to on a replica.
+
+    Attributes:
+      name: the output's name; None for a single output.
+      factor: its entry of `loss_weights`.
+      total: the sum over this replica's rows.
+      divisor: what such a sum is divided by.
+    """
+
+    name: str | None
+    factor: float
+    total: jax.Array
+    divisor: jax.Array
+
+
+_recorded: contextvars.ContextVar[list[LossPart] | None] = contextvars.ContextVar("recorded", default=None)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[LossPart]]:
+    """Gives a list of the parts whose divisor is not the number of rows, of the losses that a block computes."""
+    parts: list[LossPart] = []
+    token = _recorded.set(parts)
+    try:
+        yield parts
+    finally:
+        _recorded.reset(token)
+
+
+def record(part: LossPart) -> None:
+    """Adds a part to those of the block that is being recorded, if one is."""
+    parts = _recorded.get()
+    if parts is not None:
+        parts.append(part)
+
+
+def exact_over_batches(
+    logs: Mapping[str, Any], parts: list[LossPart], parts_of_outputs: list[LossPart]
+) -> dict[str, Any]:
+    """Returns logs of a step with what adds up over batches in place of the loss and of those of single outputs.
+
+    Args:
+      logs: this replica's logs, the loss as "loss".
+      parts: what `recorded` gave while the loss was computed.
+      parts_of_outputs: the same for the losses of single outputs.
+    """
+    values = dict(logs)
+    if parts:
+        context = get_replica_context()
+        replicas = context.num_replicas_in_sync
+        known = sum(part.factor * divide_sum(part.total * replicas, context.sum(part.divisor)) for part in parts)
+        # What an overridden `compute_loss` adds counts by rows.
+        rows = jnp.asarray(context.global_rows, jnp.float32) / replicas
+        rest = LossPart(None, 1.0, (logs["loss"] - known) * rows, rows)
+        values["loss"] = _over_batches([*parts, rest])
+    for part in parts_of_outputs:
+        name = f"{part.name}_loss"
+        if name in values:
+            values[name] = _over_batches([part._replace(factor=1.0)])
+    return values
+
+
+def _over_batches(parts: list[LossPart]) -> MetricValue:
+    sums = [jnp.asarray(each, jnp.float32) for part in parts for each in (part.total, part.divisor)]
+    return MetricValue(sums, _sum_of_means(tuple(part.factor for part in parts)))
+
+
+@functools.cache
+def _sum_of_means(factors: tuple[float, ...]) -> Metric:
+    return _SumOfMeans(factors)
+
+
+class _SumOfMeans(Metric):
+    """A sum of factors times means, each of them a sum divided by a sum."""
+
+    def __init__(self, factors: tuple[float, ...]):
+        super().__init__(name="loss")
+        self.factors = factors
+        self.sums = [(self.add_variable(name="total"), self.add_variable(name="divisor")) for _ in factors]
+
+    def result(self) -> jax.Array:
+        means = (divide_sum(total.value, divisor.value) for total, divisor in self.sums)
+        return jnp.asarray(sum(factor * mean for factor, mean in zip(self.factors, means, strict=True)))
