@@ -7,6 +7,7 @@ between devices live in `distribute/collectives.py`, behind the subclass that a 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -114,6 +115,11 @@ class ReplicaContext:
         """Returns `value`, a tree of arrays, of all replicas concatenated along `axis`."""
         return value
 
+    def from_first_replica(self, value: PyTree) -> Any:
+        """Returns `value`, a tree of arrays, as the first replica has it."""
+        is_first = self.replica_id_in_sync_group == 0
+        return self.sum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, jnp.zeros_like(leaf)), value))
+
     # --- the state of training: see `distribute/replica/replicated_state.py` ---------------------------------------
 
     def gather_params(self, state: Any) -> Any:
@@ -171,6 +177,57 @@ class ReplicaContext:
           extra: what the optimizer may ask for besides: the loss of the whole batch, and functions of it.
         """
         return rule.update(grads, opt_state, params, extra)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class AllRows:
+    """What stands in the place of a mask where each replica is given all rows of a batch, and none pads it."""
+
+
+RowMask = jax.Array | AllRows | None
+"""Which rows of a batch are real: 1.0 for those and 0.0 for padding; None if all are."""
+
+
+class WholeBatchContext(ReplicaContext):
+    """The context of a replica that computes all rows of a batch, as each of the others does.
+
+    Any code then computes what it would on one device. So, to that code, the replica is the only one; what the state of
+    training needs of the others goes to its context among them.
+
+    Args:
+      rows: the rows of the batch.
+      among: this replica's context as one of several.
+    """
+
+    def __init__(self, rows: int, among: ReplicaContext):
+        super().__init__(rows)
+        self._among = among
+
+    def gather_params(self, state: Any) -> Any:
+        return self._among.gather_params(state)
+
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
+        # All are equal: their mean is the gradient, also where a single replica would have summed.
+        return self._among.reduce_gradients(None if reduce_op is None else ReduceOp.MEAN, grads)
+
+    def update(self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree) -> tuple[Any, Any]:
+        return self._among.update(rule, grads, opt_state, params)
+
+    def scatter_updates(self, before: Any, after: Any) -> Any:
+        # Equal but for the last bits, on hardware whose sums have no fixed order.
+        changed = [new is not old for new, old in zip(
+            jax.tree.leaves(after.model_state), jax.tree.leaves(before.model_state), strict=True)]
+        leaves, structure = jax.tree.flatten(after.model_state)
+        first = iter(self._among.from_first_replica([leaf for leaf, is_new in zip(leaves, changed, strict=True)
+                                                     if is_new]))
+        leaves = [next(first) if is_new else leaf for leaf, is_new in zip(leaves, changed, strict=True)]
+        return self._among.scatter_updates(before, after.replace(model_state=jax.tree.unflatten(structure, leaves)))
+
+
+def single_context(rows: int, mask: RowMask = None) -> ReplicaContext:
+    """Returns the context of a single replica, which has all rows of a batch: nothing pads it."""
+    return ReplicaContext(rows)
 
 
 class _Current(threading.local):

@@ -22,7 +22,8 @@ _CONTAINERS = (list, tuple, set, dict)
 
 
 class _Tracing(threading.local):
-    function: Callable[..., Any] | None = None  # what `strategy.run` traces on this thread
+    function: Callable[..., Any] | None = None  # what this thread traces
+    owner: Any = None  # whose values it must be given; None for those of all
 
 
 _tracing = _Tracing()
@@ -45,26 +46,34 @@ def side_effects_rejected(function: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def given_its_state(function: Callable[..., Any]) -> Iterator[None]:
-    """Makes `check_may_read` refuse in the block, which traces `function`, whose arguments are all that may change."""
-    outer, _tracing.function = _tracing.function, function
+def given_its_state(function: Callable[..., Any], owner: Any = None) -> Iterator[None]:
+    """Makes `check_may_read` refuse in the block, which traces `function`, whose arguments are all that may change.
+
+    Args:
+      function: see above.
+      owner: the object whose own values it must be given, and may read those of others; None if it may read none.
+    """
+    outer = _tracing.function, _tracing.owner
+    _tracing.function, _tracing.owner = function, owner
     try:
         yield
     finally:
-        _tracing.function = outer
+        _tracing.function, _tracing.owner = outer
 
 
-def check_may_read(what: str, fix: str) -> None:
+def check_may_read(reader: Any, what: str, fix: str) -> None:
     """Raises TypeError while a function is traced that must be given what it reads.
 
     Args:
+      reader: what is about to read: an object, or an attribute of one.
       what: what the caller is about to read, as a message names it.
       fix: what to pass instead.
     """
-    if _tracing.function is not None:
-        raise TypeError(f"`{_name(_tracing.function)}` reads {what} from outside. A function that runs on replicas "
-                        "is compiled, and what it does not get as an argument is a constant of the program: later "
-                        f"training would not be seen. {fix}")
+    owner = _tracing.owner
+    is_own = owner is None or reader is owner or any(reader is value for value in vars(owner).values())
+    if _tracing.function is not None and is_own:
+        raise TypeError(f"`{_name(_tracing.function)}` reads {what} from outside. It is compiled, and what it does not "
+                        f"get as an argument is a constant of the program: later training would not be seen. {fix}")
 
 
 def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:

@@ -111,6 +111,11 @@ class Reader:
         return min(enough, group_size)
 
     @property
+    def batch_rows(self) -> int:
+        """How many rows batches have but for the last, where the data say so; otherwise 0."""
+        return self._source.dataset.batch_size or 0 if isinstance(self._source, DatasetSource) else 0
+
+    @property
     def is_single_pass(self) -> bool:
         """Whether one epoch reads all that there will ever be."""
         return self._source.is_one_shot and self._steps is None

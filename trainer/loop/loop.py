@@ -80,6 +80,7 @@ def fit(
                 callbacks.on_train_begin()
             run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
             logs: Any = run.logs
+            trained: Running = None
             while run.epoch < epochs and not run.is_over:
                 epoch = run.epoch
                 if run.batch == 0:
@@ -99,7 +100,10 @@ def fit(
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
                 _stops(model, "train", model.strategy.spans_processes)
+                trained = run.running
                 run.epoch_ended(logs)
+            if test is None and trained is not None:
+                train.phase.store_metrics(trained)
             with timing.measure("callbacks"):
                 callbacks.on_train_end(logs)
 
@@ -118,7 +122,9 @@ def _evaluate(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | No
         callbacks.on_test_begin()
     with inputs.timing.measure("data"):
         inputs.reader.peek()  # a generator may have nothing left
-    logs = inputs.lazy_logs(_run_epoch(inputs, callbacks, epoch=0, reached=reached))
+    running = _run_epoch(inputs, callbacks, epoch=0, reached=reached)
+    logs = inputs.lazy_logs(running)
+    inputs.phase.store_metrics(running)
     with inputs.timing.measure("callbacks"):
         callbacks.on_test_end(logs)
         return dict(logs)
@@ -180,7 +186,7 @@ def run_on_batch(model: TrainableModel, kind: Phase, reader: Reader) -> dict[str
     """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
     with model.run.timed():
         inputs = start_phase(model, kind, reader, passes=1)
-        group = model.strategy.place_group(next(reader.read(0)))
+        group = inputs.phase.place_group(next(reader.read(0)))
         with inputs.interrupts:
             running = _execute(inputs, group, 0, 1, inputs.phase.empty_logs)
         return inputs.phase.fetch_results(running)
@@ -212,7 +218,7 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
             groups = [buffer.take()]
         for group in groups:
             inputs.phase.executable(
-                model.state.state_or_shapes, *running, group=model.strategy.place_group(group, inputs.arrays),
+                model.state.state_or_shapes, *running, group=inputs.phase.place_group(group, inputs.arrays),
                 guard=inputs.guard, timing=timing)
         if running:
             inputs.phase.fetch_results(inputs.phase.empty_logs)

@@ -98,7 +98,7 @@ class PhaseInput:
         if not self.labels_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
             self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
-        return self.model.strategy.place_group(group, self.arrays)
+        return self.phase.place_group(group, self.arrays)
 
     @property
     def _reads_ahead(self) -> bool:
@@ -153,7 +153,7 @@ def start_phase(
     with timing.measure("data"):
         batch = reader.peek()
     with timing.measure("compile"):
-        phase = model.prepared_phase(kind, batch)
+        phase = model.prepared_phase(kind, batch, reader.batch_rows)
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(reader, passes, data_on_device)

@@ -51,8 +51,14 @@ class TrainableModel(Protocol):
     def set_stops(self, kind: str, stops: bool) -> None:
         """Sets what `stops` returns: at the beginning of a phase, and if another process has asked for its end."""
 
-    def prepared_phase(self, kind: str, batch: Batch) -> CompiledPhase:
-        """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles."""
+    def prepared_phase(self, kind: str, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
+        """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
+
+        Args:
+          kind: "train", "test" or "predict".
+          batch: the first batch.
+          batch_rows: how many rows batches have as a rule, if that is known; otherwise 0.
+        """
 
     def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
         """Returns the reader's arrays on the devices, if batches are to be gathered there."""

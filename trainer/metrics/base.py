@@ -5,17 +5,21 @@ Owns the protocol that the trainer uses. It must not know any particular metric.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Self
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from trainer.metrics.variable import Variable, as_arrays, temporary_values
+from trainer.metrics.variable import Variable, as_arrays, closed_values, has_temporary_values, temporary_values
 
 Direction = Literal["max", "min"]
 
@@ -29,6 +33,53 @@ def snake_case(class_name: str) -> str:
     ('kl_divergence', 'r2_score', 'auc')
     """
     return re.sub(_WORD_STARTS, "_", class_name).lower()
+
+
+class StepMetrics(Protocol):
+    """What metrics do while a step is traced, where they cannot keep what they accumulate."""
+
+    def update_state(self, metric: Metric, *args: Any, **kwargs: Any) -> None:
+        """Accumulates what `metric.update_state` is called with."""
+
+    def result(self, metric: Metric) -> MetricValue:
+        """Returns what stands for `metric.result()`."""
+
+    def reset_state(self, metric: Metric) -> None:
+        """Refuses `metric.reset_state()`."""
+
+
+class _Step(threading.local):
+    metrics: StepMetrics | None = None
+
+
+_step = _Step()
+
+
+@contextlib.contextmanager
+def metrics_kept_by(step_metrics: StepMetrics) -> Iterator[None]:
+    """Makes `step_metrics` do, in this thread and this block, what metrics are asked for."""
+    outer, _step.metrics = _step.metrics, step_metrics
+    try:
+        with closed_values():
+            yield
+    finally:
+        _step.metrics = outer
+
+
+def step_metrics() -> StepMetrics | None:
+    """Returns what stands in for metrics in the step that this thread is tracing; None outside of any."""
+    return _step.metrics
+
+
+def _done_by_step(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of a metric which, called in a step, leaves its work to the step's `StepMetrics`."""
+    @functools.wraps(method)
+    def call(metric: Metric, *args: Any, **kwargs: Any) -> Any:
+        if _step.metrics is None or has_temporary_values():
+            return method(metric, *args, **kwargs)
+        return getattr(_step.metrics, name)(metric, *args, **kwargs)
+
+    return call
 
 
 class Metric:
@@ -60,6 +111,13 @@ class Metric:
     direction: Direction | None = None
     #: Whether `merge_variables` adds: then accumulators of replicas, or of parts of the data, may be summed.
     additive: ClassVar[bool] = True
+
+    def __init_subclass__(cls, is_composite: bool = False, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        # One that is composed of others, and keeps nothing itself, leaves the step to these.
+        for name in () if is_composite else ("update_state", "result", "reset_state"):
+            if name in vars(cls):
+                setattr(cls, name, _done_by_step(name, vars(cls)[name]))
 
     def __init__(self, dtype: DTypeLike | None = None, name: str | None = None):
         self.name = name or snake_case(type(self).__name__)
@@ -130,6 +188,8 @@ class Metric:
 
     def reset_state(self) -> None:
         """Sets every variable to zeros."""
+        if _step.metrics is not None and not has_temporary_values():
+            _step.metrics.reset_state(self)
         for variable in self.variables:
             variable.assign(np.zeros(variable.shape, variable.dtype))
 
@@ -141,7 +201,7 @@ class Metric:
     def stateless_reset_state(self) -> list[jax.Array]:
         """Returns fresh accumulators: the values of `variables` after `reset_state`, which stay as they are."""
         variables = self.variables
-        with temporary_values(variables, [variable.value for variable in variables]):
+        with temporary_values(variables, [variable.stored for variable in variables]):
             self.reset_state()
             return [variable.value for variable in variables]
 
@@ -201,3 +261,35 @@ class Metric:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MetricValue:
+    """A metric's accumulators over some rows: what `Metric.result()` returns in a step.
+
+    It stands for the metric over all steps, replicas and rows of an epoch, whose value is known at its end. A step can
+    return it as a log, and nothing else.
+
+    Attributes:
+      variables: the accumulators, as `Metric.stateless_update_state` returns them.
+      metric: the metric that can merge and finish them.
+    """
+
+    variables: list[jax.Array]
+    metric: Metric = dataclasses.field(metadata={"static": True})
+
+    @property
+    def result(self) -> Any:
+        """The metric's value over these rows."""
+        return self.metric.stateless_result(self.variables)
+
+    def _refuse(self, *_: Any) -> Any:
+        name = self.metric.name
+        raise TypeError(f"`result()` of the metric {name!r} is used as a number in a step. There it stands for the "
+                        "metric over the whole epoch, which is known at its end: return it as a log, compute further "
+                        f"in `result` of a subclass of {type(self.metric).__name__}, or use the step's own arrays.")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __pow__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __float__ = __int__ = __bool__ = __array__ = __jax_array__ = __getitem__ = __format__ = _refuse

@@ -25,9 +25,26 @@ INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.one
 class _Scope(threading.local):
     # The values of variables by `id`, while this thread is in a scope: another thread sees the stored values.
     values: dict[int, jax.Array] | None = None
+    # Whether this thread is in a step, outside of such a scope: what is stored is a constant there.
+    is_closed = False
 
 
 _scope = _Scope()
+
+
+@contextlib.contextmanager
+def closed_values() -> Iterator[None]:
+    """Refuses, in this thread and this block, to read or assign the stored value of any variable."""
+    outer, _scope.is_closed = _scope.is_closed, True
+    try:
+        yield
+    finally:
+        _scope.is_closed = outer
+
+
+def has_temporary_values() -> bool:
+    """Returns whether this thread is in a block of `temporary_values`."""
+    return _scope.values is not None
 
 
 def _forwarded(operator: str) -> Callable[..., Any]:
@@ -81,7 +98,21 @@ class Variable:
     @property
     def value(self) -> jax.Array:
         """The present value."""
-        return self._value if _scope.values is None else _scope.values.get(id(self), self._value)
+        if _scope.values is not None:
+            return _scope.values.get(id(self), self._value)
+        self._check_is_open()
+        return self._value
+
+    @property
+    def stored(self) -> jax.Array:
+        """The value outside of all scopes."""
+        return self._value
+
+    def _check_is_open(self) -> None:
+        if _scope.is_closed:
+            raise TypeError(f"The variable {self.name!r} of a metric is used by itself in a step, which is compiled: "
+                            "its value would be a constant there. Change it in the metric's `update_state`, use it in "
+                            "`result`, and call these in the step.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,6 +141,7 @@ class Variable:
             raise ValueError(f"The variable {self.name!r} has shape {self.shape}. Received: a value of shape "
                              f"{array.shape}. Assign one of the same shape.")
         if _scope.values is None:
+            self._check_is_open()
             self._value = array
         else:
             _scope.values[id(self)] = array

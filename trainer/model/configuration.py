@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.core import tree_paths
+from trainer.metrics import Mean, Metric
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
 from trainer.step.compile_options import CompileOptions
 from trainer.step.compiled_loss import CompiledLoss
-from trainer.step.compiled_metrics import CompiledMetrics
+from trainer.step.compiled_metrics import CompiledMetrics, CompileMetrics
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.step.update_rules import check_names, make_update_rules, with_options
 
@@ -38,6 +39,7 @@ class Configuration:
         self.options = CompileOptions()
         self.rules: UpdateRule | NamedRules | None = None
         self.trainable = True
+        self._tracked: list[Metric] = []
         self.forget_phases()
 
     def forget_phases(self) -> None:
@@ -68,7 +70,7 @@ class Configuration:
             check_names(rules, names, "named module")
         if params is not None:
             _check_params(rules, options, params)
-        self.is_compiled = True
+        self.is_compiled, self._tracked = True, []
         self.loss, self.metrics, self.rules, self.options = compiled_loss, compiled_metrics, rules, options
         self.forget_phases()
 
@@ -86,6 +88,12 @@ class Configuration:
     def check_params(self, params: Any) -> None:
         """Raises ValueError unless the parameters have the names that the optimizers and `freeze` are given for."""
         _check_params(self.rules, self.options, params)
+
+    def tracked_metrics(self) -> list[Metric]:
+        """Returns the metrics of the loss and of `compile`; none before `compile`."""
+        if self.is_compiled and not self._tracked:  # not before they are asked for: they start JAX's backend
+            self._tracked = [Mean(name="loss"), *([CompileMetrics(self.metrics)] if self.metrics.is_given else [])]
+        return self._tracked
 
     def require_compiled(self, method: str) -> None:
         """Raises RuntimeError before `compile`."""

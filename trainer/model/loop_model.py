@@ -64,7 +64,7 @@ class LoopModel:
     def set_stops(self, kind: str, stops: bool) -> None:
         setattr(self._model, _FLAGS[kind], stops)
 
-    def prepared_phase(self, kind: str, batch: Batch) -> CompiledPhase:
+    def prepared_phase(self, kind: str, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
         """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
 
         Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
@@ -84,7 +84,7 @@ class LoopModel:
         shapes = (contextlib.nullcontext(state.state_or_shapes) if state.is_built
                   else state.building(sample_inputs(first_rows(batch))))
         with shapes as state_or_shapes:
-            phase = self._traced_phase(kind, state_or_shapes, batch)
+            phase = self._traced_phase(kind, state_or_shapes, batch, batch_rows)
         if is_new and not is_trained:  # later, processors of several kinds may have rounded differently
             self._assert_consistent(kind, lambda: describe_step(state.current, phase.program()))
         if kind != "predict":
@@ -129,7 +129,7 @@ class LoopModel:
     def check_labels(self, batch: Batch) -> None:
         output_checks.check_labels(self._configuration.loss, unpack_x_y_sample_weight(batch)[1])
 
-    def _traced_phase(self, kind: str, state: TrainState, batch: Batch) -> CompiledPhase:
+    def _traced_phase(self, kind: str, state: TrainState, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
         phases, options, model = self._configuration.phases, self._configuration.options, self._model
         if kind not in phases:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
@@ -139,7 +139,7 @@ class LoopModel:
             phases[kind] = CompiledPhase(
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
         try:
-            phases[kind].prepare(state, batch)
+            phases[kind].prepare(state, batch, batch_rows)
         except Exception as error:
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise

@@ -151,8 +151,17 @@ class Model(StatefulModel):
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics of `compile`, once a first batch has shown which they are."""
-        return self._configuration.metrics.metrics
+        """All metrics, as in Keras: the loss's, that of all metrics of `compile`, and those that are attributes.
+
+        A step of your own may update them and return `{metric.name: metric.result() for metric in self.metrics}`.
+        """
+        return [*self._configuration.tracked_metrics(),
+                *(value for value in vars(self).values() if isinstance(value, Metric))]
+
+    def reset_metrics(self) -> None:
+        """Resets the state of all `metrics`. Those that steps update begin again with each epoch by themselves."""
+        for metric in self.metrics:
+            metric.reset_state()
 
     @property
     def run_eagerly(self) -> bool:

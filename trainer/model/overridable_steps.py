@@ -19,7 +19,7 @@ from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.model.configuration import Configuration
 from trainer.modules import FunctionalModule
-from trainer.step import loss_parts
+from trainer.step import loss_parts, step_metrics
 from trainer.step.gradient_accumulation import accumulated
 from trainer.step.output_checks import loss_of_real_rows
 
@@ -76,25 +76,30 @@ class OverridableSteps:
           `(logs, state)`. A log is a scalar, which is averaged over replicas and, weighted by rows, over steps; or what
           `compute_metrics` returns.
         """
-        def loss_and_outputs(params: Any, batch: Batch) -> tuple[jax.Array, tuple[Any, Any]]:
+        def loss_and_outputs(params: Any, batch: Batch) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
             y_pred, model_state = self.apply(params, state, x, training=True)
-            return loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight), (y_pred, model_state)
+            updated: list[Any] = []
+            with step_metrics.metrics_of_transformed(updated):
+                loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+            return loss, (y_pred, model_state, updated)
 
         def compute(batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
             gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
-            (loss, (y_pred, model_state)), grads = gradient(state.params, batch)
+            (loss, (y_pred, model_state, updated)), grads = gradient(state.params, batch)
+            step_metrics.add(updated)
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
             return state.trainable(grads), model_state, logs
 
         microbatches = self._configuration.options.microbatches
         grads, model_state, logs = (
             compute(batch) if microbatches == 1 else accumulated(compute, batch, microbatches))
+        tracked = {**logs, **step_metrics.results()}
         if not self._configuration.trainable:
-            return logs, state
+            return tracked, state
         value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, batch)[0]
-        return logs, state.apply_gradients(grads, model_state=model_state, value=logs["loss"], value_fn=value_fn)
+        return tracked, state.apply_gradients(grads, model_state=model_state, value=logs["loss"], value_fn=value_fn)
 
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
@@ -104,7 +109,7 @@ class OverridableSteps:
             loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
         with loss_parts.recorded() as parts_of_outputs:
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
-        return loss_parts.exact_over_batches(logs, parts, parts_of_outputs)
+        return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}
 
     def predict_step(self, state: TrainState, batch: Batch) -> Any:
         """Returns the outputs for this replica's rows of a batch. Like `train_step`, it must be pure."""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.core import arguments
+from trainer.core import arguments, trace_purity
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
@@ -71,6 +71,9 @@ class StatefulModel(OverridableSteps):
 
         Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept.
         """
+        trace_purity.check_may_read(
+            self, "the state of a model that it calls", "In a step of the model, call `self.apply(params, state, x, "
+            "training=...)[0]`. Pass `model.state` as an argument of `run`, and use `model.apply` in its function.")
         if not self.built:
             self.build(x)
         state = self.strategy.on_devices(self._state_holder.current)

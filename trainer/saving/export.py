@@ -20,7 +20,7 @@ import numpy as np
 
 from trainer.compile.jit import compiled
 from trainer.core import arguments, errors, tree_paths
-from trainer.core.replica_context import ReplicaContext
+from trainer.core.replica_context import single_context
 from trainer.core.train_state import TrainState
 from trainer.data import pack_x_y_sample_weight
 from trainer.data.sources.arrays import as_arrays, is_leaf
@@ -231,7 +231,7 @@ def _program(
                 for number, leaf in enumerate(leaves)])
             here = TrainState(jnp.int32(step), params, model_state, None, jnp.uint32(seed))
             batch = pack_x_y_sample_weight(jax.tree.unflatten(input_structure, inputs))
-            predictions = predict_one_batch(predict_step, ReplicaContext, here, batch, None)
+            predictions = predict_one_batch(predict_step, single_context, here, batch, None)
             outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)),
                                    predictions)
             return [jnp.asarray(leaf) for leaf in jax.tree.leaves(predictions)]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from trainer import metrics
 from trainer.core import errors
-from trainer.core.replica_context import get_replica_context
-from trainer.losses.base import broadcast_sample_weight
+from trainer.metrics import Metric, Variable
+from trainer.metrics.base import MetricValue
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.output_matching import match_arrays, match_choices, output_names
-from trainer.step.running_logs import MetricValue
+from trainer.step.step_metrics import updated
 
 
 class _Entry(NamedTuple):
     log_name: str
-    metric: metrics.Metric
+    metric: Metric
     output: int
     weighted: bool
 
@@ -47,14 +43,24 @@ class CompiledMetrics:
         self._entries: list[_Entry] | None = None
 
     @property
-    def per_output(self) -> list[tuple[metrics.Metric, int]]:
+    def per_output(self) -> list[tuple[Metric, int]]:
         """Each metric and the number of its output, in the order of their logs; empty until the first batch."""
         return [(entry.metric, entry.output) for entry in self._entries or []]
 
     @property
-    def metrics(self) -> list[metrics.Metric]:
+    def metrics(self) -> list[Metric]:
         """The metrics in the order of their logs; empty until the first batch."""
         return [entry.metric for entry in self._entries or []]
+
+    @property
+    def by_log_name(self) -> dict[str, Metric]:
+        """The metrics by the names of their logs; empty until the first batch."""
+        return {entry.log_name: entry.metric for entry in self._entries or []}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there are any metrics."""
+        return bool(self._plain or self._weighted)
 
     @property
     def directions(self) -> dict[str, str]:
@@ -67,8 +73,14 @@ class CompiledMetrics:
         Raises:
           ValueError: if a name is unknown, or targets and outputs do not fit a metric.
         """
+        return {entry.log_name: MetricValue(updated(entry.metric, entry.metric.stateless_reset_state(), *arguments),
+                                            entry.metric)
+                for entry, arguments in self.matched(y, outputs, sample_weight)}
+
+    def matched(self, y: Any, outputs: Any, sample_weight: Any = None) -> list[tuple[_Entry, tuple[Any, ...]]]:
+        """Returns each metric with the arguments of its update; see `values`."""
         if not self._plain and not self._weighted:
-            return {}
+            return []
         targets = match_arrays("y", y, outputs)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
         predictions = jax.tree.leaves(outputs)
@@ -76,13 +88,14 @@ class CompiledMetrics:
             # Metrics make their accumulators as they are built: concrete arrays, also when a step is being traced.
             with jax.ensure_compile_time_eval():
                 self._entries = self._match(targets, outputs)
-        values = {}
+        matched = []
         for entry in self._entries:
             target, weight = targets[entry.output], weights[entry.output] if entry.weighted else None
             if target is None:
                 raise _no_targets(entry.metric.name, output_names(outputs)[entry.output])
-            values[entry.log_name] = _update(entry.metric, target, predictions[entry.output], weight)
-        return values
+            arguments = (target, predictions[entry.output], *(() if weight is None else (weight,)))
+            matched.append((entry, arguments))
+        return matched
 
     def _match(self, targets: list[Any], outputs: Any) -> list[_Entry]:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
@@ -124,33 +137,31 @@ def _free_name(name: str, output_name: str | None, weighted: bool, taken: set[st
     return free
 
 
-def _update(metric: metrics.Metric, target: Any, prediction: Any, sample_weight: Any) -> MetricValue:
-    mask = get_replica_context().padding_mask
-    start = metric.stateless_reset_state()
-    weights = () if sample_weight is None else (sample_weight,)
-    if mask is None:
-        return MetricValue(metric.stateless_update_state(start, target, prediction, *weights), metric)
-    masked = mask if sample_weight is None else sample_weight * broadcast_sample_weight(sample_weight, mask)
-    update = functools.partial(metric.stateless_update_state, start, target, prediction)
-    if _depends_on_weights(metric, update, masked):
-        return MetricValue(update(masked), metric)
+class CompileMetrics(Metric, is_composite=True):
+    """All metrics of `compile` as a single metric, which Keras's custom steps find in `model.metrics`.
 
-    # A metric that leaves weights out is not to see padding at all.
-    def add_row(variables: list[jax.Array], row: Any) -> tuple[list[jax.Array], None]:
-        is_real, *arguments = row
-        updated = metric.stateless_update_state(variables, *(argument[None] for argument in arguments))
-        return [jnp.where(is_real > 0, new, old) for new, old in zip(updated, variables, strict=True)], None
+    Args:
+      compiled: the metrics.
+    """
 
-    variables, _ = lax.scan(add_row, start, (mask, target, prediction, *weights))
-    return MetricValue(variables, metric)
+    def __init__(self, compiled: CompiledMetrics):
+        super().__init__(name="compile_metrics")
+        self._compiled = compiled
 
+    @property
+    def variables(self) -> list[Variable]:
+        return [variable for metric in self._compiled.metrics for variable in metric.variables]
 
-def _depends_on_weights(metric: metrics.Metric, update: Callable[..., Any], sample_weight: jax.Array) -> bool:
-    parameters = inspect.signature(metric.update_state).parameters.values()
-    is_taken = any(parameter.name == "sample_weight" or parameter.kind == parameter.VAR_POSITIONAL
-                   for parameter in parameters)
-    if not is_taken:
-        return False
-    program = jax.make_jaxpr(update)(sample_weight).jaxpr
-    weights = program.invars[0]
-    return any(weights is variable for equation in program.eqns for variable in equation.invars)
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Updates each metric with its output."""
+        for entry, arguments in self._compiled.matched(y_true, y_pred, sample_weight):
+            entry.metric.update_state(*arguments)
+
+    def result(self) -> dict[str, Any]:
+        """Returns the results by the names of their logs."""
+        return {name: metric.result() for name, metric in self._compiled.by_log_name.items()}
+
+    def reset_state(self) -> None:
+        """Resets each metric."""
+        for metric in self._compiled.metrics:
+            metric.reset_state()

@@ -18,14 +18,14 @@ from trainer.compile.cost_analysis import Cost, cost_of
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import compile_lowered, compiled, compiling
 from trainer.compile.recompilation_guard import CompileGuard
-from trainer.core.replica_context import ReplicaContext
+from trainer.core.replica_context import AllRows, single_context
 from trainer.core.timing import Timing
 from trainer.core.types import PyTree
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
-from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
+from trainer.distribute.replica.replicated_state import context_of, finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
 
 
@@ -109,7 +109,7 @@ class CompiledPhase:
         self._strategy = strategy
         self._eager = eager
         self._requested = 1 if eager else steps_per_execution
-        make_context = ReplicaContext if eager else strategy.replica_context
+        make_context = single_context if eager else functools.partial(context_of, strategy)
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
         if eager:
             self._one_batch = functools.partial(self._eagerly, one_batch)
@@ -127,22 +127,39 @@ class CompiledPhase:
         self._program: Callable[[], str] | None = None  # returns the text of a step
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
+        self._batch_rows = 0
         self.steps_per_execution = 1
         self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
 
-    def prepare(self, state: Any, batch: Any) -> None:
+    def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
+        """Returns a group of batches placed on the devices; see `Strategy.place_group`.
+
+        A batch whose rows do not divide by the replicas, and that has no more of them than a replica usually has, is
+        computed whole by each. This suits any code that a step may have, and takes no more than a usual step.
+        """
+        rows_of_replica = 0 if self._kind == "predict" else (
+            group.rows if self._eager else self._batch_rows // self._strategy.num_replicas_in_sync)
+        return self._strategy.place_group(group, arrays, rows_of_replica)
+
+    def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         """Traces a step on the shapes of a host batch, so that data it cannot take are rejected before it compiles.
+
+        Args:
+          state: the state, or its shapes.
+          batch: the first batch of a run.
+          batch_rows: how many rows its batches have as a rule; those of `batch`, if it has more.
 
         It sets `steps_per_execution`, and the first time `empty_logs` and `log_names`. How many steps "auto" fuses
         follows from the size of the batch and the cost of the program, never from a clock, so a resumed run decides
         the same. An eager step runs instead, as its code need not be traceable.
         """
         leaves, structure = jax.tree.flatten(batch)
-        spec = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        self._batch_rows = max(batch_rows, leaves[0].shape[0])
+        spec = self._batch_rows, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if spec not in self._affordable:
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
-            group = self._strategy.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
+            group = self.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
             if self._eager:
                 shapes, cost = self._one_step(state, group.data, group.mask), None
             else:
@@ -203,7 +220,7 @@ class CompiledPhase:
         """
         capacity = min(self.steps_per_execution, 2)
         stack = jax.tree.map(lambda leaf: np.stack([leaf] * capacity), batch)
-        group = self._strategy.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
+        group = self.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
         running = () if self._kind == "predict" else (self.empty_logs,)
         bounds = [self._strategy.place_number(number) for number in (0, 1)]
         return self._execution(capacity > 1).lower(
@@ -226,6 +243,12 @@ class CompiledPhase:
         for value in jax.tree.leaves(values):
             value.copy_to_host_async()
         return values
+
+    def store_metrics(self, running: Any) -> None:
+        """Gives metric objects the state that running logs have of them, as Keras's have it after a run."""
+        for metric, accumulators in running_logs.metrics_of(jax.device_get(_of_one_device(running))):
+            for variable, value in zip(metric.variables, accumulators, strict=True):
+                variable.assign(value)
 
     def new_guard(self) -> CompileGuard:
         """Returns what watches over the compilations of one run."""
@@ -317,7 +340,7 @@ class CompiledPhase:
             returned = one_batch(state, batch, mask)
             return ([(0, returned[0])], returned[1:]) if is_train else ([], returned)
 
-        rows_spec = strategy.rows_spec
+        rows_spec = PartitionSpec() if isinstance(mask, AllRows) else strategy.rows_spec
         out_spec = rows_spec if self._kind == "predict" else PartitionSpec()
         states, (outputs,) = run_on_replicas(
             strategy, one_replica, state, (batch, mask), (rows_spec, rows_spec), (out_spec,))

@@ -23,7 +23,7 @@ from jax import lax
 
 from trainer.core import replica_context
 from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
-from trainer.step.running_logs import MetricValue
+from trainer.metrics.base import MetricValue
 
 Compute = Callable[[Any], tuple[Any, Any, dict[str, Any]]]
 

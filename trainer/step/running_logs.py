@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,26 +20,7 @@ import numpy as np
 from trainer.core import errors
 from trainer.core.replica_context import ReplicaContext
 from trainer.data.sources.arrays import canonical_dtype
-from trainer.metrics import Metric
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class MetricValue:
-    """A metric's accumulators over some rows.
-
-    Attributes:
-      variables: the accumulators, as `Metric.stateless_update_state` returns them.
-      metric: the metric that can merge and finish them.
-    """
-
-    variables: list[jax.Array]
-    metric: Metric = dataclasses.field(metadata={"static": True})
-
-    @property
-    def result(self) -> Any:
-        """The metric's value over these rows."""
-        return self.metric.stateless_result(self.variables)
+from trainer.metrics.base import Metric, MetricValue
 
 
 class _Log(NamedTuple):
@@ -90,7 +71,7 @@ def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
     if not isinstance(logs, Mapping):
         raise TypeError(f"`{origin}` must return its logs as a dict of names. Received: {errors.describe(logs)}.")
     checked: OrderedDict[str, Any] = OrderedDict()
-    for name, value in logs.items():
+    for name, value in _flat(logs):
         if not isinstance(value, MetricValue):
             if not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)) or np.ndim(value):
                 raise TypeError(f"`{origin}` returned {errors.describe(value)} as log {name!r}. A log is a scalar or "
@@ -98,6 +79,12 @@ def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
             value = jnp.asarray(value, jnp.float32)
         checked[name] = value
     return checked
+
+
+def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    # As in Keras, a metric's log may be a dict of several.
+    for name, value in logs.items():
+        yield from value.items() if isinstance(value, Mapping) else [(name, value)]
 
 
 def merge_over_replicas(
@@ -177,14 +164,24 @@ def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> Runnin
 
 def results(running: RunningLogs) -> OrderedDict[str, Any]:
     """Returns each log's value over the steps so far; a metric whose result is a dict gives one log per entry."""
-    totals = {**running.others, **_split(running.logs, {dtype: sums[0] + sums[1]
-                                                        for dtype, sums in running.sums.items()})}
+    totals = _totals(running)
     values: OrderedDict[str, Any] = OrderedDict()
     for log in running.logs:
         total = totals[log.name]
         value = total[0] / jnp.maximum(total[1], 1.0) if log.metric is None else log.metric.stateless_result(total)
         values.update(value if isinstance(value, Mapping) else {log.name: value})
     return values
+
+
+def metrics_of(running: RunningLogs) -> Iterator[tuple[Metric, Sequence[Any]]]:
+    """Yields the metrics among the logs, with their accumulators over the steps so far."""
+    totals = _totals(running)
+    yield from ((log.metric, totals[log.name]) for log in running.logs if log.metric is not None)
+
+
+def _totals(running: RunningLogs) -> dict[str, list[Any]]:
+    sums = {dtype: sums[0] + sums[1] for dtype, sums in running.sums.items()}
+    return {**running.others, **_split(running.logs, sums)}
 
 
 def _joined(logs: Sequence[_Log], values: Mapping[str, Sequence[Any]], numpy: Any = jnp) -> dict[str, Any]:

@@ -6,9 +6,10 @@ the replica context they are given. Nothing here compiles; `compile/jit.py` does
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,17 +17,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from trainer.core import errors, replica_context, trace_purity
-from trainer.core.replica_context import ReplicaContext
+from trainer.core.replica_context import ReplicaContext, RowMask
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute.replica.replicated_state import leave_replica
 from trainer.metrics import Metric, Sum
+from trainer.metrics.base import MetricValue
 from trainer.step.output_matching import without_rows
-from trainer.step.running_logs import MetricValue, RunningLogs, add_step, check_logs, merge_over_replicas
+from trainer.step.running_logs import RunningLogs, add_step, check_logs, merge_over_replicas
+from trainer.step.step_metrics import TracedMetrics, traced_metrics
 
 Step = Callable[[TrainState, Any], Any]
-ContextFactory = Callable[[int, jax.Array | None], ReplicaContext]
+ContextFactory = Callable[[int, RowMask], ReplicaContext]
 
 
 def rows_of(batch: Any) -> int:
@@ -35,7 +38,7 @@ def rows_of(batch: Any) -> int:
 
 
 def train_one_batch(
-    train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+    train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: RowMask
 ) -> tuple[TrainState, dict[str, Any], Any]:
     """Returns the state that leaves a replica after one train step, the logs of the whole batch, and its real rows.
 
@@ -46,12 +49,12 @@ def train_one_batch(
     """
     with replica_context.enter(make_context(rows_of(batch), mask)) as context:
         state = context.gather_params(state)
-        with trace_purity.side_effects_rejected(train_step):
+        with trace_purity.side_effects_rejected(train_step), _tracing(train_step) as metrics:
             returned = train_step(state, batch)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], TrainState):
             raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
                             f"Received: {errors.describe(returned)}.")
-        logs, new_state = check_logs(returned[0], "train_step"), returned[1]
+        logs, new_state = check_logs(metrics.finished(returned[0]), "train_step"), returned[1]
 
         def mean(leaves: list[jax.Array]) -> list[jax.Array]:
             nonlocal logs
@@ -60,6 +63,13 @@ def train_one_batch(
 
         left = leave_replica(context, "train_step", state, new_state.replace(step=state.step + 1), mean)
         return left, logs, context.global_rows
+
+
+@contextlib.contextmanager
+def _tracing(step: Step) -> Iterator[TracedMetrics]:
+    """Refuses what would be a constant in a compiled step, in the block that calls it, and lets it update metrics."""
+    with trace_purity.given_its_state(step, getattr(step, "__self__", None)), traced_metrics() as metrics:
+        yield metrics
 
 
 def count_skipped_updates(
@@ -110,17 +120,18 @@ class _Most(Metric):
 
 
 def test_one_batch(
-    test_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+    test_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: RowMask
 ) -> tuple[dict[str, Any], Any]:
     """Returns the logs of the whole batch, and its number of real rows."""
     with replica_context.enter(make_context(rows_of(batch), mask)) as context:
-        logs = _without_state(test_step(context.gather_params(state), batch))
-        logs, _ = merge_over_replicas(check_logs(logs, "test_step"), None, context)
+        with _tracing(test_step) as metrics:
+            logs = _without_state(test_step(context.gather_params(state), batch))
+        logs, _ = merge_over_replicas(check_logs(metrics.finished(logs), "test_step"), None, context)
         return logs, context.global_rows
 
 
 def predict_one_batch(
-    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: jax.Array | None
+    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: RowMask
 ) -> Any:
     """Returns the outputs for this replica's rows, padding included.
 
@@ -129,7 +140,8 @@ def predict_one_batch(
     """
     rows = rows_of(batch)
     with replica_context.enter(make_context(rows, mask)) as context:
-        outputs = _without_state(predict_step(context.gather_params(state), batch))
+        with _tracing(predict_step):
+            outputs = _without_state(predict_step(context.gather_params(state), batch))
         for leaf in jax.tree.leaves(outputs):
             if jnp.shape(leaf)[:1] != (rows,):
                 raise without_rows(outputs, rows, "Reshape them to (rows, ...), or override `predict_step`.")
@@ -138,7 +150,7 @@ def predict_one_batch(
 
 def train_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
-    mask: jax.Array | None, start: jax.Array, stop: jax.Array,
+    mask: RowMask, start: jax.Array, stop: jax.Array,
 ) -> tuple[TrainState, RunningLogs]:
     """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`."""
 
@@ -152,7 +164,7 @@ def train_group(
 
 def test_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
-    mask: jax.Array | None, start: jax.Array, stop: jax.Array,
+    mask: RowMask, start: jax.Array, stop: jax.Array,
 ) -> RunningLogs:
     """Returns the running logs after evaluating the batches from `start` to `stop` of `data`."""
 
@@ -164,7 +176,7 @@ def test_group(
 
 
 def predict_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: jax.Array | None, start: jax.Array,
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: RowMask, start: jax.Array,
     stop: jax.Array,
 ) -> Any:
     """Returns the outputs for each batch of `data`, stacked; only those from `start` to `stop` are defined."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from trainer.core.replica_context import RowMask
 from trainer.core.types import PyTree
 from trainer.data import HostArrays
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
@@ -26,7 +27,8 @@ class PlacedGroup:
 
     Attributes:
       data: a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`.
-      mask: float32 of shape `(rows,)`, 0.0 for rows that pad; None if there are none.
+      mask: float32 of shape `(rows,)`, 0.0 for rows that pad; None if there are none, `AllRows` if each replica has
+        all rows.
       count: how many batches, from the first on, are real.
       rows: how many rows of each batch are real.
       first: the number in its epoch of the first batch.
@@ -34,7 +36,7 @@ class PlacedGroup:
     """
 
     data: Any
-    mask: jax.Array | None
+    mask: RowMask
     count: int
     rows: int
     first: int

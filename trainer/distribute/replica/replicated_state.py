@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from trainer.core.precision import where_finite
-from trainer.core.replica_context import ReplicaContext
+from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, WholeBatchContext
 from trainer.core.train_state import TrainState, check_same_structure
 from trainer.distribute.replica.zero import specs_of
 
@@ -52,6 +52,19 @@ class StateStrategy(Protocol):
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced."""
+
+
+def context_of(strategy: StateStrategy, rows: int, mask: RowMask) -> ReplicaContext:
+    """Returns the context of the replica being traced, for a batch of which it has so many rows.
+
+    Args:
+      strategy: the strategy.
+      rows: see above.
+      mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any, `AllRows` if it is not split.
+    """
+    if isinstance(mask, AllRows):
+        return WholeBatchContext(rows, strategy.replica_context(rows, None))
+    return strategy.replica_context(rows, mask)
 
 
 def is_state(value: object) -> bool:

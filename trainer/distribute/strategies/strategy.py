@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.cluster import ProcessGroup
 from trainer.compile.jit import on_each_device
-from trainer.core.replica_context import ReduceOp, ReplicaContext, in_replica_context
+from trainer.core.replica_context import AllRows, ReduceOp, ReplicaContext, RowMask, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
@@ -256,26 +256,31 @@ class Strategy:
                 arrays, lambda: place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync))
         return self.placed_arrays(arrays)
 
-    def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
+    def place_group(self, group: Group, arrays: Any = None, rows_of_replica: int = 0) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
 
         A batch whose rows do not divide by the number of replicas is padded with repeats of its own rows, and gets a
-        mask. Of a group with `counts` this process has some rows only, and the other processes have the rest.
+        mask; if a replica can take all of its rows, each gets them. Of a group with `counts` this process has some rows
+        only, and the other processes have the rest.
 
         Args:
           group: the batches; with `arrays`, the numbers of their rows in these.
           arrays: what `place_arrays` returned.
+          rows_of_replica: how many rows a replica can take.
         """
         rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
-        data, mask = group.data, None
-        if rows != group.rows:
+        data, sharding = group.data, self._batch_sharding
+        mask: RowMask = None
+        if rows != group.rows and group.rows <= rows_of_replica:
+            rows, mask, sharding = group.rows, AllRows(), self._whole
+        elif rows != group.rows:
             mask = to_devices((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
         if group.counts is not None:
-            data = place_global_batch(group, rows, self._batch_sharding, self._processes)
+            data = place_global_batch(group, rows, sharding, self._processes)
         else:
             if rows != group.rows:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
-            data = batches_to_devices(data, self._batch_sharding)
+            data = batches_to_devices(data, sharding)
         return PlacedGroup(
             data=data if arrays is None else ResidentBatches(arrays, data),
             mask=mask,

@@ -1,0 +1,171 @@
+"""Metric objects that a step updates, as Keras's guides do: what they accumulate becomes logs of the step.
+
+A step is traced once, so nothing can stay in the objects. While it is traced, `update_state` accumulates here, and
+`result()` stands for the metric over the epoch: the logs carry its accumulators, which are merged over replicas and
+steps and begin again with each epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import get_opaque_trace_state
+
+from trainer.core.replica_context import get_replica_context
+from trainer.losses.base import broadcast_sample_weight
+from trainer.metrics.base import Metric, MetricValue, metrics_kept_by, step_metrics
+
+
+class TracedMetrics:
+    """The metrics that a step has updated so far, on one replica."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, MetricValue] = {}
+        self._trace = get_opaque_trace_state(convention="flax")
+
+    @property
+    def updated(self) -> list[Metric]:
+        """The metrics in the order of their first updates."""
+        return [value.metric for value in self._values.values()]
+
+    def update_state(self, metric: Metric, *args: Any, **kwargs: Any) -> None:
+        """Accumulates over this replica's real rows what `metric.update_state` is called with."""
+        self._check_trace(metric)
+        variables = self._variables(metric, *args)
+        self._values[id(metric)] = MetricValue(updated(metric, variables, *args, **kwargs), metric)
+
+    def result(self, metric: Metric) -> MetricValue:
+        """Returns the accumulators of a metric, which `finished` brings up to date."""
+        return MetricValue(self._variables(metric), metric)
+
+    def reset_state(self, metric: Metric) -> None:
+        """Raises TypeError: metrics begin again with each epoch."""
+        raise TypeError(f"The step resets the metric {metric.name!r}. Metrics that a step updates begin again with "
+                        "each epoch: leave `reset_state()` out.")
+
+    def finished(self, logs: Any) -> Any:
+        """Returns a step's logs with all that their metrics accumulated, also after `result` was called."""
+        if isinstance(logs, Mapping):  # `jax.tree.map` would sort them
+            return {name: self.finished(value) for name, value in logs.items()}
+        return self._values.get(id(logs.metric), logs) if isinstance(logs, MetricValue) else logs
+
+    def _variables(self, metric: Metric, *args: Any) -> list[jax.Array]:
+        if id(metric) in self._values:
+            return self._values[id(metric)].variables
+        if len(args) > 1:
+            with jax.ensure_compile_time_eval():
+                metric.build(*args[:2])
+        return metric.stateless_reset_state()
+
+    def _check_trace(self, metric: Metric) -> None:
+        if get_opaque_trace_state(convention="flax") != self._trace:
+            raise TypeError(f"The metric {metric.name!r} is updated inside of a function that JAX transforms, such as "
+                            "that of `jax.value_and_grad`. What it accumulates there would be lost. Return what it "
+                            "needs (`has_aux=True`), and update it after.")
+
+
+@contextlib.contextmanager
+def traced_metrics() -> Iterator[TracedMetrics]:
+    """Lets metrics be updated in the step that the block traces."""
+    metrics = TracedMetrics()
+    with metrics_kept_by(metrics):
+        yield metrics
+
+
+@contextlib.contextmanager
+def metrics_of_transformed(values: list[MetricValue]) -> Iterator[None]:
+    """Lets metrics be updated in the block, of a function that JAX transforms; what they accumulate goes to `values`.
+
+    The function returns `values`, and `add` takes it up outside of it.
+    """
+    outer = step_metrics()
+    if not isinstance(outer, TracedMetrics):
+        yield
+        return
+    with traced_metrics() as inner:
+        yield
+    values.extend(inner._values.values())
+
+
+def add(values: list[MetricValue]) -> None:
+    """Adds what metrics have accumulated elsewhere to the step that is being traced."""
+    metrics = step_metrics()
+    if isinstance(metrics, TracedMetrics):
+        for value in values:
+            metric = value.metric
+            metrics._check_trace(metric)
+            metrics._values[id(metric)] = MetricValue(
+                metric.merge_variables(metrics._variables(metric), value.variables), metric)
+
+
+def results() -> dict[str, MetricValue]:
+    """Returns the results of the metrics that the step being traced has updated so far, by name."""
+    metrics = step_metrics()
+    return {} if not isinstance(metrics, TracedMetrics) else {
+        metric.name: metrics.result(metric) for metric in metrics.updated}
+
+
+def updated(metric: Metric, variables: list[jax.Array], *args: Any, **kwargs: Any) -> list[jax.Array]:
+    """Returns a metric's accumulators after an update in a step, of which only this replica's real rows count.
+
+    What has no rows, such as the loss of a batch, counts once for all replicas, as one device would count it.
+
+    Args:
+      metric: the metric.
+      variables: its accumulators before.
+      *args: what `update_state` takes.
+      **kwargs: likewise.
+    """
+    context = get_replica_context()
+    rows, mask = context.rows, context.padding_mask
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    has_rows = [rows is not None and jnp.shape(leaf)[:1] == (rows,) for leaf in leaves]
+    if not any(has_rows):
+        return _updated_once(metric, variables, context.num_replicas_in_sync, *args, **kwargs)
+    if mask is None:
+        return metric.stateless_update_state(variables, *args, **kwargs)
+    if type(metric).__module__.startswith("trainer.metrics."):
+        bound = inspect.signature(metric.update_state).bind(*args, **kwargs)
+        given = bound.arguments.get("sample_weight")
+        weights = mask if given is None else given * broadcast_sample_weight(given, mask)
+
+        def update(sample_weight: jax.Array) -> list[jax.Array]:
+            bound.arguments["sample_weight"] = sample_weight
+            return metric.stateless_update_state(variables, *bound.args, **bound.kwargs)
+
+        if _uses(update, weights):
+            return update(weights)
+
+    # A metric that leaves weights out, or that does what we don't know with them, is not to see padding at all.
+    def add_row(variables: list[jax.Array], row: Any) -> tuple[list[jax.Array], None]:
+        is_real, *parts = row
+        own = iter(parts)
+        args, kwargs = jax.tree.unflatten(
+            structure, [next(own)[None] if has else leaf for has, leaf in zip(has_rows, leaves, strict=True)])
+        after = metric.stateless_update_state(variables, *args, **kwargs)
+        return [jnp.where(is_real > 0, new, old) for new, old in zip(after, variables, strict=True)], None
+
+    scanned = [jnp.asarray(leaf) for has, leaf in zip(has_rows, leaves, strict=True) if has]
+    return lax.scan(add_row, [jnp.asarray(leaf) for leaf in variables], (mask, *scanned))[0]
+
+
+def _updated_once(metric: Metric, variables: list[jax.Array], replicas: int, *args: Any,
+                  **kwargs: Any) -> list[jax.Array]:
+    after = metric.stateless_update_state(metric.stateless_reset_state(), *args, **kwargs)
+    if metric.additive and replicas > 1:
+        if not all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in after):
+            raise TypeError(f"The metric {metric.name!r}, whose variables are integers, is updated in a step with "
+                            "values that have no rows. Several replicas cannot share them: pass one value per row.")
+        after = [leaf / replicas for leaf in after]
+    return metric.merge_variables(variables, after)
+
+
+def _uses(function: Callable[..., Any], argument: jax.Array) -> bool:
+    program = jax.make_jaxpr(function)(argument).jaxpr
+    return any(program.invars[0] is variable for equation in program.eqns for variable in equation.invars)
