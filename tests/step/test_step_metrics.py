@@ -94,7 +94,8 @@ def fit(make, replicas, batch_size=16, **options):
 
 
 # The last batch has 5 rows, which two replicas compute whole; of 23, it has 7, which pad.
-@pytest.mark.parametrize(("replicas", "options"), [(2, {}), (4, {}), (4, {"batch_size": 23}), (1, {"run_eagerly": True})])
+@pytest.mark.parametrize(("replicas", "options"), [
+    (2, {}), (4, {}), (4, {"batch_size": 23}), (1, {"run_eagerly": True})])
 @pytest.mark.parametrize("make", [Trackers, CompiledMetrics, InTheLoss])
 def test_metrics_of_a_step_have_one_devices_numbers(make, replicas, options):
     one = fit(make, 1, **{"batch_size": 16, **options, "run_eagerly": False})

@@ -211,8 +211,10 @@ class WholeBatchContext(ReplicaContext):
         # All are equal: their mean is the gradient, also where a single replica would have summed.
         return self._among.reduce_gradients(None if reduce_op is None else ReduceOp.MEAN, grads)
 
-    def update(self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree) -> tuple[Any, Any]:
-        return self._among.update(rule, grads, opt_state, params)
+    def update(
+        self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        return self._among.update(rule, grads, opt_state, params, extra)
 
     def scatter_updates(self, before: Any, after: Any) -> Any:
         # Equal but for the last bits, on hardware whose sums have no fixed order.

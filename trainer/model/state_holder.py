@@ -144,7 +144,7 @@ class StateHolder:
         """The state, for reading only: the next train step may reuse its buffers."""
         trace_purity.check_may_read(
             self, "the state of a model", "In a step of the model, use its argument `state`; penalties of weights go "
-            "into `compile(regularizers=...)`. Pass `model.state` as an argument of `run`, and use that in its function.")
+            "into `compile(regularizers=...)`. Pass `model.state` as an argument of `run`, and use that there.")
         state = self._finished()
         if state is None:
             raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs, or `fit`.")
