@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from trainer.core.replica_context import get_replica_context
 from trainer.losses.base import divide_sum
 from trainer.metrics import Metric
-from trainer.step.running_logs import MetricValue
+from trainer.metrics.base import MetricValue
 
 
 class LossPart(NamedTuple):
