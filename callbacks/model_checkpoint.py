@@ -114,6 +114,26 @@ class ModelCheckpoint(MonitorCallback):
         self._kept: list[list[Any]] = []  # [path, number, monitored value or None] of each file that is there
         self._number = 0  # of files that were written
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        # The state is read from a file: nothing outside of the callback's own folder is deleted because of it.
+        foreign = [entry[0] for entry in self._kept if not self._is_own(entry[0])]
+        if foreign:
+            warnings.warn(f"`ModelCheckpoint` resumes with files that do not lie in the folder {self._own_folder!r} of "
+                          f"its `filepath`, and will not delete them: {foreign}.", UserWarning, stacklevel=2)
+            self._kept = [entry for entry in self._kept if entry[0] not in foreign]
+
+    @property
+    def _own_folder(self) -> str:
+        """The folder of all files that this callback writes: that of `filepath` up to the first name in it."""
+        return os.path.realpath(os.path.dirname(self.filepath.partition("{")[0]))
+
+    def _is_own(self, path: str) -> bool:
+        folder, name = os.path.split(path)
+        folder = os.path.realpath(folder)  # of a link in the folder, the link alone is deleted
+        is_name = name not in ("", os.curdir, os.pardir)
+        return is_name and os.path.commonpath([self._own_folder, folder]) == self._own_folder
+
     def check_monitor(self, available: Iterable[str]) -> None:
         """Notes whether a log has the monitor: without it files are written all the same, as in Keras.
 

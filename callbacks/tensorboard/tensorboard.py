@@ -160,8 +160,12 @@ class TensorBoard(Callback):
             self._add_weights(epoch)
         if self.embeddings_freq and epoch % self.embeddings_freq == 0:
             self._write_embeddings()
+        self.flush()
+
+    def flush(self) -> bool:
         for file in self._files.values():
             file.flush()
+        return False
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         optimizers = self._optimizers()

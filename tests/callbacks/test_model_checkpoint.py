@@ -191,8 +191,8 @@ def test_an_epoch_without_a_validation_saves_only_if_every_epoch_does(tmp_path):
         folder = tmp_path / str(best)
         checkpoint = ModelCheckpoint(folder / "{epoch}.safetensors", save_best_only=best)
         end_epochs(begun(checkpoint, Model()), [0.5, None, 0.4])
-        assert names_in(folder) == expected
         assert names_in(folder) == [f"{number}.safetensors" for number in expected]
+
 
 # --- how many ---------------------------------------------------------------------------------------------------------
 
@@ -274,6 +274,35 @@ def test_folders_are_deleted_whole_and_links_are_not_followed(tmp_path):
     end_epochs(checkpoint, [0.5, 0.4], first=1)
     assert names_in(folders) == ["3"]
     assert names_in(target) == ["state"]
+
+
+@pytest.mark.parametrize("path", [
+    "elsewhere/1.safetensors", "all/../elsewhere/1.safetensors", "all/link/1.safetensors", "all", "all/", "all/.",
+    "all/deep/..", "elsewhere",
+])
+def test_a_state_does_not_make_it_delete_outside_of_its_folder(tmp_path, path):
+    for name in ("all/deep/1", "elsewhere/1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.safetensors").write_text("somebody's")
+    (tmp_path / "all" / "link").symlink_to(tmp_path / "elsewhere")
+    checkpoint = begun(ModelCheckpoint(tmp_path / "all" / "{epoch}.safetensors", max_to_keep=1, monitor=None), Model())
+    state = checkpoint.state_dict() | {"_number": 1, "_kept": [[str(tmp_path / path), 0, None]]}
+    with pytest.warns(UserWarning, match="do not lie in the folder '.*all' of its `filepath`, and will not delete"):
+        checkpoint.load_state_dict(state)
+    end_epochs(checkpoint, [0.5, 0.4], first=1)
+    assert names_in(tmp_path / "all") == ["3.safetensors", "deep", "link"]
+    assert names_in(tmp_path / "elsewhere") == ["1.safetensors"]
+
+
+def test_what_it_wrote_itself_is_deleted_after_a_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for template in ("{epoch}.safetensors", "runs/model-{epoch}", "runs/../deep/{epoch}/a.safetensors"):
+        one, two = (begun(ModelCheckpoint(template, max_to_keep=1, monitor=None), Model()) for _ in range(2))
+        end_epochs(one, [0.5])
+        assert os.path.exists(template.format(epoch=1))
+        two.load_state_dict(one.state_dict())
+        end_epochs(two, [0.5], first=1)
+        assert os.path.exists(template.format(epoch=2)) and not os.path.exists(template.format(epoch=1))
 
 
 def test_a_file_that_is_gone_or_cannot_be_deleted_does_not_end_the_training(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from flax import linen as nn
 import trainer
 from tests.support.event_files import read_events, scalars
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
-from trainer.callbacks import Callback, LambdaCallback, TensorBoard
+from trainer.callbacks import BackupAndRestore, Callback, LambdaCallback, TensorBoard
 
 
 def make_model(network=None, replicas=1):
@@ -54,6 +54,19 @@ def test_every_batch_of_fused_steps_can_be_written(tmp_path):
     board = TensorBoard(tmp_path, update_freq="batch")
     make_model().fit(x, y, batch_size=8, epochs=2, callbacks=[watcher, board], verbose=0)
     assert scalars(tmp_path)["train/batch_loss"] == list(enumerate(seen, start=1))
+
+
+def test_what_a_checkpoint_covers_is_on_the_disk_before_it(tmp_path):
+    class OnTheDisk(Callback):
+        def on_save_point(self, point):
+            if point.kind == "batches":
+                written.append((point.batches, max(step for step, _ in scalars(tmp_path / "logs")["train/batch_loss"])))
+
+    x, y, _ = classification(24)
+    written = []
+    callbacks = [BackupAndRestore(tmp_path / "backup", 1), OnTheDisk(), TensorBoard(tmp_path / "logs", update_freq=1)]
+    make_model().fit(x, y, batch_size=8, epochs=2, callbacks=callbacks, verbose=0)
+    assert written == [(batch, batch) for batch in range(1, 7)]
 
 
 @pytest.mark.parametrize(("network", "weight", "statistic"), [

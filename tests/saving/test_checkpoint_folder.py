@@ -18,6 +18,7 @@ from trainer.saving.checkpoint import (
     check_manifest,
     manifest,
     open_checkpoint,
+    run_lock,
     write_manifest,
 )
 
@@ -274,7 +275,49 @@ def test_leftovers_of_killed_saves_are_removed_and_nothing_else(folder):
     for name in [*names, *others]:
         os.makedirs(os.path.join(folder.path, name, "state"))
     folder.prepare()
+    folder.release()
     assert sorted(os.listdir(folder.path)) == sorted([*others, "step_1"])
+
+
+def test_links_to_checkpoints_are_read_and_removed_as_links(folder, tmp_path):
+    fill(CheckpointFolder(tmp_path / "elsewhere"), 1, 2, 3)
+    fill(folder, 4)
+    for name, step in (("step_1", 1), ("step_2", 2), (".step_2.0123456789ab.tmp", 2), ("corrupt_step_3", 3)):
+        os.symlink(tmp_path / "elsewhere" / f"step_{step}", os.path.join(folder.path, name))
+    assert folder.steps() == [1, 2, 4]
+    CheckpointFolder(folder.path, keep=2).prune()
+    folder.prepare()
+    assert folder.steps() == [2, 4] and folder.newest_whole() == folder.path_of(4)
+    folder.delete()
+    assert not os.path.exists(folder.path)
+    assert CheckpointFolder(tmp_path / "elsewhere").steps() == [1, 2, 3]
+
+
+def test_a_folder_is_one_runs_alone_until_it_is_released(folder, monkeypatch):
+    monkeypatch.setattr(run_lock, "_WAIT_SECS", 0.0)
+    folder.prepare()
+    folder.prepare()
+    other = CheckpointFolder(folder.path)
+    with pytest.raises(CheckpointError, match=rf"Another run saves to '.*': process {os.getpid()} on '.+', since '20.*"
+                                              "Wait until it has ended, or give each run a folder of its own"):
+        other.prepare()
+    folder.release()
+    other.prepare()
+    other.delete()
+    assert not os.path.exists(folder.path)
+    other.prepare()
+    other.release()
+    assert os.listdir(folder.path) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
+def test_a_lock_that_does_not_say_whose_it_is_counts_too(folder, monkeypatch, content):
+    monkeypatch.setattr(run_lock, "_WAIT_SECS", 0.0)
+    folder.prepare()
+    pathlib.Path(folder.path, run_lock.FILE_NAME).write_bytes(content)
+    with pytest.raises(CheckpointError, match="a process that has not said which"):
+        CheckpointFolder(folder.path).prepare()
+    folder.release()
 
 
 def test_a_checkpoint_that_was_being_replaced_gets_its_name_back(folder):

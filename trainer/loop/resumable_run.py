@@ -103,6 +103,7 @@ class TrainingRun:
         self._resume_token: ResumeToken | None = None
         self._before_validation: dict[str, Any] | None = None
         self._writer: CheckpointWriter | None = None
+        self._folders: dict[str, CheckpointFolder] = {}  # which are locked for as long as the run goes on
         self._is_watched = callbacks.wants("on_save_point")
         # Before a batch is trained on: the first batches of a generator cannot be looked at again.
         self._fingerprint = self._described_data() if self._is_watched else None
@@ -150,15 +151,18 @@ class TrainingRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.kind = "closed"
-        if self._writer is None or (error is not None and jax.process_count() > 1):
-            return  # other processes would be waited for, which may not come
         try:
+            if self._writer is None or (error is not None and jax.process_count() > 1):
+                return  # other processes would be waited for, which may not come
             with self._timing.measure("checkpoint"):
                 self._writer.close()
         except (OSError, ValueError) as failure:
             if error is None:
                 raise
             warnings.warn(f"A checkpoint could not be written: {failure}", stacklevel=2)
+        finally:
+            for folder in self._folders.values():
+                folder.release()
 
     # --- SavePoint -------------------------------------------------------------------------------------------------
 
@@ -168,6 +172,7 @@ class TrainingRun:
                 self.wait()
             return False
         with self._timing.measure("checkpoint"):
+            self._prepared(folder)
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
                 self._writer = CheckpointWriter()
@@ -182,9 +187,7 @@ class TrainingRun:
 
     def restore(self, folder: str) -> str | None:
         with self._timing.measure("checkpoint"):
-            checkpoints = CheckpointFolder(folder)
-            checkpoints.prepare()
-            path = checkpoints.newest_whole()
+            path = self._prepared(folder).newest_whole()
             if path is None:
                 return None
             checkpoint = open_checkpoint(path, verify=False)
@@ -215,10 +218,18 @@ class TrainingRun:
 
     def delete(self, folder: str) -> None:
         self.wait()
-        CheckpointFolder(folder).delete()
+        self._prepared(folder).delete()
+        del self._folders[folder]
 
     def is_preempted(self, boundary: int) -> bool:
         return reached_preemption_sync_point(boundary)
+
+    def _prepared(self, folder: str) -> CheckpointFolder:
+        if folder not in self._folders:
+            checkpoints = CheckpointFolder(folder)
+            checkpoints.prepare()
+            self._folders[folder] = checkpoints
+        return self._folders[folder]
 
     # --- what is saved ---------------------------------------------------------------------------------------------
 

@@ -85,15 +85,27 @@ def put_in_place(temporary: str, path: str) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def remove(path: str) -> None:
+    """Removes a folder; of a symbolic link, the link alone.
+
+    Raises:
+      OSError: if it cannot be removed.
+    """
+    if os.path.islink(path):
+        os.unlink(path)
+    else:
+        shutil.rmtree(path)
+
+
 def discard(path: str) -> None:
-    """Removes a folder, which loses its name before anything in it is deleted.
+    """Removes a folder, which loses its name before anything in it is deleted; of a symbolic link, the link alone.
 
     Raises:
       OSError: if it cannot be removed.
     """
     temporary = temporary_path(path)
     os.rename(path, temporary)
-    shutil.rmtree(temporary)
+    remove(temporary)
 
 
 def _exchange(first: str, second: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import tempfile
 import warnings
 
@@ -16,6 +15,7 @@ import jax
 
 from trainer.saving.checkpoint import disk, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, NewerFormatError, check_manifest, is_checkpoint
+from trainer.saving.checkpoint.run_lock import RunLock
 
 _CHECKPOINT = re.compile(r"step_(0|[1-9][0-9]*)")
 _ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
@@ -24,7 +24,7 @@ _ASIDE = re.compile(r"corrupt_step_[0-9]+(_[0-9]+)?")
 class CheckpointFolder:
     """The checkpoints `step_<number>` in a folder, which need not exist yet.
 
-    With several processes, all of them call `newest_whole`. What deletes does so on process 0 alone.
+    With several processes, all of them call `prepare` and `newest_whole`. Process 0 alone deletes, and holds the lock.
 
     Args:
       path: the folder. Anything else in it is left alone.
@@ -47,6 +47,7 @@ class CheckpointFolder:
             raise ValueError(f"`keep` must be 1 or more: the checkpoint just saved is never deleted. Received: {keep}.")
         self.path = os.path.abspath(path)
         self._keep = keep
+        self._lock: RunLock | None = None
 
     def path_of(self, step: int) -> str:
         """Returns the path of the checkpoint of a step, 0 or more."""
@@ -85,12 +86,20 @@ class CheckpointFolder:
     def prepare(self) -> None:
         """Makes the folder ready to be saved to: it is there, can be written, and has no leftovers of killed saves.
 
-        A checkpoint that was being replaced when its process was killed gets its name back. No save may be under way.
+        It is this run's alone until `release`. A checkpoint that was being replaced when its process was killed gets
+        its name back.
 
         Raises:
           OSError: if the folder cannot be made or written, on process 0; CheckpointError on the others.
+          CheckpointError: if another run holds the folder.
         """
         processes.from_first(self._prepare)
+
+    def release(self) -> None:
+        """Lets other runs use a folder that was made ready. A second call does nothing."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _prepare(self) -> str:
         try:
@@ -100,6 +109,8 @@ class CheckpointFolder:
         except OSError as error:
             raise type(error)(error.errno, f"Checkpoints cannot be written to the folder ({error.strerror}). Give a "
                               "folder that can be made and written", self.path) from error
+        if self._lock is None:
+            self._lock = RunLock(self.path)
         self._remove_leftovers()
         return self.path
 
@@ -112,7 +123,7 @@ class CheckpointFolder:
                 if is_old and not os.path.lexists(place):
                     os.rename(path, place)
                 else:
-                    shutil.rmtree(path)
+                    disk.remove(path)
 
     def delete(self) -> None:
         """Deletes all checkpoints, damaged checkpoints and leftovers too, and the folder if that leaves it empty.
@@ -127,8 +138,9 @@ class CheckpointFolder:
         for step in self._numbered():
             disk.discard(self.path_of(step))
         for name in self._asides():
-            shutil.rmtree(os.path.join(self.path, name))
+            disk.remove(os.path.join(self.path, name))
         self._remove_leftovers()
+        self.release()
         if os.path.isdir(self.path) and not os.path.samefile(self.path, os.curdir):
             with contextlib.suppress(OSError):  # it is not empty, for example
                 os.rmdir(self.path)

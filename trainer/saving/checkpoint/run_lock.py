@@ -1,0 +1,89 @@
+"""One run at a time in a folder of checkpoints.
+
+Owns the lock that a run holds on its folder, in which it says who it is. The kernel ends a lock with its process,
+however that ends, so that a run that was killed keeps nobody out. Knows nothing of what is in the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+import time
+
+from trainer.core import file_locks
+from trainer.saving.checkpoint.manifest import CheckpointError
+
+FILE_NAME = ".in_use"
+_WAIT_SECS = 3.0  # for a process that is ending
+_POLL_SECS = 0.05
+
+
+class RunLock:
+    """A folder that is this run's alone, from the construction to `release`.
+
+    Args:
+      folder: the folder, which must exist.
+
+    Raises:
+      CheckpointError: if another run holds it, of this process or of another, on this host or another that sees the
+        folder. The message says which.
+      OSError: if the file cannot be made.
+
+    >>> os.makedirs("run", exist_ok=True)
+    >>> lock = RunLock("run")
+    >>> os.listdir("run")
+    ['.in_use']
+    >>> lock.release()
+    >>> os.listdir("run")
+    []
+    """
+
+    def __init__(self, folder: str):
+        self._path = os.path.join(folder, FILE_NAME)
+        deadline = time.monotonic() + _WAIT_SECS
+        while (held := _try_to_lock(self._path)) is None:
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"Another run saves to {folder!r}: {_holder(self._path)}. Wait until it has ended, or give each "
+                    "run a folder of its own.")
+            time.sleep(_POLL_SECS)
+        self._file: int | None = held
+        about = {"pid": os.getpid(), "host": socket.gethostname(),
+                 "since": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
+        os.ftruncate(held, 0)
+        os.pwrite(held, json.dumps(about).encode(), 0)
+
+    def release(self) -> None:
+        """Lets others use the folder. A second call does nothing."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # it is gone, with its folder for example
+                os.unlink(self._path)  # first, so that nobody else's file is
+            file_locks.close(self._file)
+            self._file = None
+
+
+def _try_to_lock(path: str) -> int | None:
+    """Returns the open file, which is locked; None if another holds it, or has just removed it."""
+    file = file_locks.open_locked(path, os.O_RDWR | os.O_CREAT)
+    if file is None:
+        return None
+    try:
+        is_there = os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        is_there = False
+    if not is_there:
+        file_locks.close(file)
+        return None
+    return file
+
+
+def _holder(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            about = json.load(file)
+        return f"process {about['pid']:d} on {str(about['host'])!r}, since {str(about['since'])!r}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "a process that has not said which"
