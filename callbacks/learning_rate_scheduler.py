@@ -27,7 +27,8 @@ class LearningRateScheduler(Callback):
 
     Raises:
       TypeError: if `schedule` cannot be called.
-      ValueError: from `fit`, if `schedule` returns anything else.
+      ValueError: from `fit`, if `schedule` returns anything else, or if the learning rate of an optax transformation is
+        not known.
 
     Example:
 

@@ -33,8 +33,8 @@ class ReduceLROnPlateau(MonitorCallback):
       cooldown_counter: the number of epochs of cooldown that are left.
 
     Raises:
-      ValueError: if `factor` is not above 0 and below 1; from `fit`, if no log has the name `monitor`, or if `mode` is
-        "auto" and the direction is not known.
+      ValueError: if `factor` is not above 0 and below 1; from `fit`, if no log has the name `monitor`, if `mode` is
+        "auto" and the direction is not known, or if the learning rate of an optax transformation is not.
 
     Example:
 
@@ -81,6 +81,7 @@ class ReduceLROnPlateau(MonitorCallback):
         return self.cooldown_counter > 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        learning_rate_logs(self.model)  # raises before training for a rate that is not known
         self._reset()
 
     @adds_logs("learning_rate")

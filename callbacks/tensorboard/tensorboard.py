@@ -6,6 +6,7 @@ Owns what is written when, and under which names, which are Keras's. The form of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ class TensorBoard(Callback):
     """Writes what TensorBoard shows. Open it with `tensorboard --logdir=LOG_DIR`.
 
     There are two runs, "train" and "validation". Each epoch they get the scalars `epoch_loss` and so on, the training's
-    with `epoch_learning_rate`, at the epoch's number. Each evaluation gives the validation's
+    with `epoch_learning_rate`, if it is known, at the epoch's number. Each evaluation gives the validation's
     `evaluation_loss_vs_iterations` and so on, at the number of the optimizer's updates. A log of several values, such
     as one per class, gets a scalar for each: `epoch_recall_0`, `epoch_recall_1` and so on.
 
@@ -298,8 +299,11 @@ class TensorBoard(Callback):
         return {} if optimizer is None else {"": optimizer}
 
     def _learning_rates(self) -> dict[str, float]:
-        return {f"learning_rate_{name}" if name else "learning_rate": float(optimizer.learning_rate)
-                for name, optimizer in self._optimizers().items()}
+        rates = {}
+        for name, optimizer in self._optimizers().items():
+            with contextlib.suppress(ValueError):  # there is none, or several
+                rates[f"learning_rate_{name}" if name else "learning_rate"] = float(optimizer.learning_rate)
+        return rates
 
     def _named_weights(self) -> dict[str, np.ndarray]:
         """Returns the weights by their paths in the parameters or in the model state."""

@@ -84,6 +84,48 @@ def test_evaluate_and_predict_use_the_evaluation_parameters(optimizer, strategy)
                                atol=1e-5)
 
 
+def lookahead():
+    return optax.lookahead(optax.adam(0.05), sync_period=3, slow_step_size=0.5)
+
+
+LOOKAHEAD = {
+    "alone": lookahead,
+    "behind clipping": lambda: optax.chain(optax.clip_by_global_norm(1.0), lookahead()),
+    "with an injected rate": lambda: optax.lookahead(optax.inject_hyperparams(optax.adam)(0.05), 3, 0.5),
+}
+
+
+@pytest.mark.parametrize(("optimizer", "strategy"), [
+    *((name, "one device") for name in LOOKAHEAD), ("alone", "four replicas"), ("alone", "sharded")])
+def test_look_ahead_trains_fast_parameters_and_evaluates_slow_ones(optimizer, strategy):
+    make = LOOKAHEAD[optimizer]
+    by_optax, params = make(), optax.LookaheadParams.init_synced({"kernel": jnp.array(KERNEL), "bias": jnp.array(BIAS)})
+    state = by_optax.init(params)
+    for start in (0, 8, 0, 8):
+        grads = jax.grad(loss)(params.fast, X[start:start + 8], Y[start:start + 8])
+        updates, state = by_optax.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    model = compiled(make(), strategy)
+    fit(model)
+    np.testing.assert_allclose(model.get_weights()[1], params.fast["kernel"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(evaluated(model), loss(params.slow, X, Y), rtol=1e-5)
+    assert abs(evaluated(model) - loss(params.fast, X, Y)) > 1e-3
+
+
+def test_slow_parameters_start_again_from_weights_that_are_set():
+    model = compiled(lookahead())
+    fit(model)
+    model.set_weights([BIAS, KERNEL])
+    np.testing.assert_allclose(evaluated(model), loss({"kernel": KERNEL, "bias": BIAS}, X, Y), rtol=1e-5)
+
+
+def test_the_injected_rate_of_look_ahead_can_be_set():
+    model = compiled(LOOKAHEAD["with an injected rate"]())
+    model.optimizer.learning_rate = 0.0
+    fit(model)
+    np.testing.assert_array_equal(model.get_weights()[1], KERNEL)
+
+
 def test_parameters_without_the_averaging_optimizer_stay_as_they_are():
     optimizer = optax.partition({"train": schedule_free(), "fixed": optax.sgd(0.1)}, HALF_FROZEN)
     model = compiled(optimizer)

@@ -8,6 +8,8 @@ import pytest
 from flax import linen as nn
 
 import trainer
+from tests.support.event_files import scalars
+from trainer.callbacks import LearningRateScheduler, ReduceLROnPlateau, TensorBoard
 
 RNG = np.random.default_rng(0)
 X, Y = (RNG.normal(size=(14, features)).astype(np.float32) for features in (64, 4))
@@ -155,3 +157,33 @@ def test_gradients_of_a_module_named_value_are_no_loss():
     model.fit(X, Y, batch_size=14, verbose=0)
     np.testing.assert_allclose(model.state.params["value"]["bias"], -1.0)
     np.testing.assert_allclose(model.state.params["policy"]["bias"], -0.1)
+
+
+def two_rates():
+    return optax.partition({"kernel": optax.sgd(0.1), "bias": optax.sgd(0.01)}, {"kernel": "kernel", "bias": "bias"})
+
+
+@pytest.mark.parametrize("callback", [
+    LearningRateScheduler(lambda epoch: 0.001), LearningRateScheduler(lambda epoch, rate: rate / 2),
+    ReduceLROnPlateau("loss")])
+def test_callbacks_of_the_rate_refuse_one_that_is_not_known_before_training(callback):
+    model = trainer.Model(nn.Dense(4))
+    model.compile(two_rates(), "mse")
+    with pytest.raises(ValueError, match=r"rate of this optax transformation \(partition, .*\) is not known"):
+        model.fit(X, Y, callbacks=[callback], verbose=0)
+    assert not model.built or int(model.state.step) == 0
+
+
+def test_tensorboard_leaves_out_a_rate_that_is_not_known(tmp_path):
+    model = trainer.Model(nn.Dense(4))
+    model.compile(two_rates(), "mse")
+    model.fit(X, Y, callbacks=[TensorBoard(tmp_path)], verbose=0)
+    assert scalars(tmp_path).keys() == {"train/epoch_loss"}
+
+
+def test_the_rate_of_accumulated_gradients_is_scheduled_by_a_callback():
+    model = trainer.Model(nn.Dense(4))
+    model.compile(optax.MultiSteps(optax.sgd(0.5), 2), "mse")
+    history = model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[
+        LearningRateScheduler(lambda epoch, rate: rate / 2)]).history
+    assert history["learning_rate"] == [0.25, 0.125]

@@ -20,6 +20,10 @@ def halving(count):
     return 0.5 * 0.5**count
 
 
+def quarter_over(count):
+    return 0.25 / (1.0 + count)
+
+
 def foreign(scale):
     """A transformation from outside of optax."""
     return optax.GradientTransformation(
@@ -63,15 +67,38 @@ FOUND = {
     "an injected rate behind clipping": optax.chain(optax.clip(1.0), injected(learning_rate=0.25)),
     "an injected schedule": injected(learning_rate=lambda count: 0.25 / (1.0 + count)),
 }
+FOUND |= {
+    "in a wrapper that may skip updates": optax.apply_if_finite(optax.sgd(0.25), 3),
+    "in a wrapper behind clipping": optax.chain(optax.clip(1.0), optax.apply_if_finite(optax.adam(0.25), 3)),
+    "in a wrapper that collects gradients": optax.MultiSteps(optax.sgd(0.25), 1).gradient_transformation(),
+    "of groups with one rate": optax.partition(
+        {"one": optax.adam(0.25), "two": optax.sgd(0.25), "fixed": optax.set_to_zero()}, {"w": "one", "b": "two"}),
+    "of groups with one schedule": optax.partition(
+        {"one": optax.adam(quarter_over), "two": optax.sgd(quarter_over)}, {"w": "one", "b": "two"}),
+    "of groups with injected rates": optax.partition(
+        {"one": injected(learning_rate=0.25), "two": injected(learning_rate=0.25)}, {"w": "one", "b": "two"}),
+    "injected, in wrappers": optax.apply_if_finite(
+        optax.masked(injected(learning_rate=0.25), {"w": True, "b": True}), 3),
+    "behind which some parameters stay fixed": optax.chain(
+        optax.sgd(0.25), optax.masked(optax.set_to_zero(), {"w": False, "b": True})),
+}
+FIXED = {  # rates that cannot be set, as they do not scale the whole update
+    "a rate for some parameters": optax.masked(optax.sgd(0.25), {"w": True, "b": False}),
+    "a rate of fast parameters": optax.lookahead(optax.sgd(0.25), 2, 0.5),
+}
 UNKNOWN = {
     "a foreign transformation": foreign(-0.25),
     "a foreign stage at the end": optax.chain(optax.adam(0.25), foreign(1.0)),
     "a foreign stage in front of a linear one": optax.chain(foreign(1.0), optax.sgd(0.25)),
     "a rate in front of clipping": optax.chain(optax.sgd(0.25), optax.clip(1.0), optax.scale(1.0)),
     "a rate in front of a decay": optax.fromage(0.25),
-    "a rate for some parameters": optax.masked(optax.sgd(0.25), {"w": True, "b": False}),
-    "a rate for each group": optax.partition({"all": optax.sgd(0.25)}, {"w": "all", "b": "all"}),
-    "a wrapper that may skip updates": optax.apply_if_finite(optax.sgd(0.25), 3),
+    "a rate for each group": optax.partition({"one": optax.sgd(0.25), "two": optax.sgd(0.5)}, {"w": "one", "b": "two"}),
+    "groups without a rate": optax.partition({"all": optax.set_to_zero()}, {"w": "all", "b": "all"}),
+    "a wrapper behind a scale": optax.chain(optax.apply_if_finite(optax.sgd(0.25), 3), optax.scale(0.5)),
+    "an average that a rate enters": optax.contrib.schedule_free_sgd(0.25),
+    "a plateau on top of a rate": optax.chain(optax.sgd(0.25), optax.contrib.reduce_on_plateau()),
+    "an injected rate in front of a wrapped one": optax.chain(
+        injected(learning_rate=0.25), optax.apply_if_finite(injected(learning_rate=0.25), 3)),
     "a scale for each element": optax.chain(optax.scale(jnp.ones(3))),
     "no rate at all": optax.scale_by_adam(),
     "two injected rates": optax.chain(injected(learning_rate=0.25), injected(learning_rate=0.25)),
@@ -98,8 +125,40 @@ def test_the_rate_of_an_optax_transformation_is_found(transformation):
 
 
 @pytest.mark.parametrize("transformation", named(UNKNOWN))
-def test_a_rate_that_is_not_certain_reads_1(transformation):
-    assert float(optimizers.get(transformation).learning_rate) == 1.0
+def test_a_rate_that_is_not_certain_is_neither_read_nor_set(transformation):
+    optimizer = optimizers.get(transformation)
+    state = optimizer.init(PARAMS)
+    attached = AttachedOptimizer(optimizer, lambda: state, lambda state: None)
+    for read in (lambda: optimizer.learning_rate, lambda: attached.learning_rate):
+        with pytest.raises(ValueError, match=r"rate of this optax .* is not known.* `optax.inject_hyperparams"):
+            read()
+    with pytest.raises(ValueError, match="is not known"):
+        optimizer.with_learning_rate(state, 0.5)
+
+
+@pytest.mark.parametrize("transformation", named(FIXED))
+def test_a_rate_that_does_not_scale_all_of_an_update_is_read_but_not_set(transformation):
+    optimizer = optimizers.get(transformation)
+    assert float(optimizer.learning_rate) == 0.25
+    with pytest.raises(ValueError, match=r"\(.*scale\) cannot be set.* `optax.inject_hyperparams"):
+        optimizer.learning_rate = 0.5
+
+
+@pytest.mark.parametrize(("wrap", "second_grad", "rates"), [
+    (lambda inner: optax.MultiSteps(inner, 2), 1.0, [0.5, 0.5, 0.25, 0.25, 0.125]),
+    (lambda inner: optax.apply_if_finite(inner, 3), np.inf, [0.5, 0.25, 0.25, 0.125, 0.0625]),
+])
+@pytest.mark.parametrize("make", [optax.sgd, lambda schedule: injected(learning_rate=schedule)])
+def test_a_schedule_in_a_wrapper_stands_where_the_wrapper_has_made_updates(wrap, second_grad, rates, make):
+    optimizer = optimizers.get(wrap(make(halving)))
+    state, read = optimizer.init(PARAMS), []
+    for count in range(5):
+        read.append(float(optimizer.read_learning_rate(state)))
+        grads = jax.tree.map(lambda grad, factor=second_grad if count == 1 else 1.0: factor * grad, GRADS)
+        _, state = optimizer.update(grads, state, PARAMS)
+    assert read == rates
+    state = optimizer.with_learning_rate(state, 1.0)
+    assert float(optimizer.read_learning_rate(state)) == 1.0
 
 
 @pytest.mark.parametrize(("makers", "factor"), [
@@ -128,8 +187,8 @@ def test_every_stage_in_the_tables_is_optaxs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transformation", named(FOUND | {
-    name: unknown for name, unknown in UNKNOWN.items()
-    if name not in ("the rate of a line search", "a scale for each element")}))
+    name: unknown for name, unknown in UNKNOWN.items() if name not in (
+        "the rate of a line search", "a scale for each element", "a plateau on top of a rate")}))
 def test_updates_equal_optaxs_bit_for_bit_until_a_rate_is_set(transformation):
     optimizer = optimizers.get(transformation)
     ours, theirs = optimizer.init(PARAMS), transformation.init(PARAMS)
@@ -150,8 +209,7 @@ def test_updates_of_half_precision_stay_as_they_are_until_a_rate_is_set():
 
 
 @pytest.mark.parametrize("transformation", named(
-    {name: found for name, found in FOUND.items() if name != "ascent"} | {
-        name: UNKNOWN[name] for name in ("a foreign transformation", "a wrapper that may skip updates")}))
+    {name: found for name, found in FOUND.items() if name != "ascent"}))
 def test_half_the_rate_gives_half_the_update(transformation):
     optimizer = optimizers.get(transformation)
     state = optimizer.init(PARAMS)
@@ -163,7 +221,7 @@ def test_half_the_rate_gives_half_the_update(transformation):
 
 
 @pytest.mark.parametrize("optimizer", [
-    optimizers.SGD(0.1), optimizers.Adam(), optimizers.get(optax.sgd(0.1)), optimizers.get(foreign(1.0)),
+    optimizers.SGD(0.1), optimizers.Adam(), optimizers.get(optax.sgd(0.1)),
     optimizers.get(injected(learning_rate=0.1))])
 @pytest.mark.parametrize("value", [0.0075, 1 / 3, 0.0, np.float32(0.1), jnp.float32(0.1), optimizers.LearningRate(0.7)])
 def test_a_constant_rate_reads_back_as_the_float32_that_was_set(optimizer, value):

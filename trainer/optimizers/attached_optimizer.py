@@ -53,13 +53,18 @@ class AttachedOptimizer:
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The rate that the next update will use. Reading it waits for the steps that are running."""
+        """The rate that the next update will use. Reading it waits for the steps that are running.
+
+        Raises:
+          ValueError: if it is not known, as of an optax transformation with several rates; from setting it, also if
+            the transformation cannot take another.
+        """
         state = self._read()
         if state is None:
             return self.optimizer.learning_rate
-        count, rate = jax.device_get((state.count, state.learning_rate))
+        count, rate = jax.device_get((self.optimizer.schedule_count(state), state.learning_rate))
         with jax.transfer_guard("allow"):  # the user asks for it
-            return LearningRate(self.optimizer.read_learning_rate(OptimizerState(count, rate, None)))
+            return LearningRate(self.optimizer.rate_at(count, rate))
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

@@ -126,7 +126,11 @@ class Optimizer(ComparesByConfiguration):
 
     def read_learning_rate(self, state: OptimizerState) -> jax.Array:
         """Returns the rate that the next update will use, a float32 scalar."""
-        return self._effective(state.count, state.learning_rate)
+        return self.rate_at(self.schedule_count(state), state.learning_rate)
+
+    def schedule_count(self, state: OptimizerState) -> jax.Array:
+        """Returns at which number of updates a schedule stands, an int32 scalar."""
+        return state.count
 
     def with_learning_rate(self, state: OptimizerState, value: Any) -> OptimizerState:
         """Returns `state` with another rate for the next update: a constant rate is replaced, a schedule is scaled.
@@ -142,7 +146,7 @@ class Optimizer(ComparesByConfiguration):
           TypeError: if `value` is not a number.
           ValueError: if it is negative or not finite, or if the schedule is at 0, which no factor can change.
         """
-        stored = self._as_stored(state.count, value)
+        stored = self._as_stored(self.schedule_count(state), value)
         return state._replace(learning_rate=jnp.full_like(state.learning_rate, stored))
 
     @property
@@ -152,13 +156,14 @@ class Optimizer(ComparesByConfiguration):
         Setting it changes what the next `init` starts from, and nothing in a state that exists already. A step that
         was compiled with `init` inside keeps the rate that it was traced with.
         """
-        return LearningRate(self._effective(jnp.zeros((), jnp.int32), self._initial))
+        return LearningRate(self.rate_at(jnp.zeros((), jnp.int32), self._initial))
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
         self._initial = self._as_stored(jnp.zeros((), jnp.int32), value)
 
-    def _effective(self, count: jax.Array, stored: Any) -> jax.Array:
+    def rate_at(self, count: jax.Array, stored: Any) -> jax.Array:
+        """Returns the rate after a number of updates, of the number that a state has as `learning_rate`."""
         if self.schedule is None:
             return jnp.asarray(stored, jnp.float32)
         return jnp.asarray(self.schedule(count), jnp.float32) * stored

@@ -1,19 +1,54 @@
 """The parameters that averaging optimizers want to be evaluated, which are not those that they train.
 
-Owns which states of optax hold such parameters, and where: Schedule-Free's average follows from its sequence `z`.
+Owns which states of optax hold such parameters, and where: Schedule-Free's average follows from its sequence `z`, and
+look-ahead's slow parameters are kept next to its state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from trainer.core.types import PyTree
 
-FromParams = Callable[[Any, PyTree], Any]
+
+class SlowParamsState(NamedTuple):
+    """The state of a transformation with `optax.lookahead` in it, which optax itself keeps in the parameters.
+
+    Attributes:
+      slow: the slow parameters, a tree like the parameters.
+      inner: the state of the transformation.
+    """
+
+    slow: PyTree
+    inner: Any
+
+
+def with_slow_params(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Returns a transformation of plain parameters for one of `optax.LookaheadParams`, which keeps the slow ones.
+
+    Source: `optax.lookahead`.
+    """
+    transformation = optax.with_extra_args_support(transformation)
+
+    def init(params: PyTree) -> SlowParamsState:
+        slow = jax.tree.map(jnp.copy, params)
+        return SlowParamsState(slow, transformation.init(optax.LookaheadParams(params, slow)))
+
+    def update(grads: PyTree, state: SlowParamsState, params: PyTree, **extra: Any) -> tuple[Any, SlowParamsState]:
+        pair = optax.LookaheadParams(params, state.slow)
+        updates, inner = transformation.update(grads, state.inner, pair, **extra)
+        return updates.fast, SlowParamsState(optax.apply_updates(state.slow, updates.slow), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+# What each state keeps for the parameters to evaluate, a tree like the parameters.
+_KEPT = {SlowParamsState: "slow", optax.contrib.ScheduleFreeState: "z"}
 
 
 def keeps_averages(state: PyTree) -> bool:
@@ -29,7 +64,6 @@ def evaluation_params(state: PyTree, params: PyTree) -> Any:
       params: the parameters that it trains.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> optimizer, params = optax.contrib.schedule_free_sgd(0.5), {"w": jnp.ones(())}
       >>> state = optimizer.init(params)
       >>> for _ in range(2):
@@ -42,8 +76,9 @@ def evaluation_params(state: PyTree, params: PyTree) -> Any:
     """
     for averaging in _averaging(state):
         # Parameters that a mask hides from the optimizer stay as they are.
-        params = jax.tree.map(lambda z, param, of=averaging: param if _is_masked(z) else _schedule_free(of, z, param),
-                              averaging.z, params, is_leaf=_is_masked)
+        params = jax.tree.map(
+            lambda kept, param, of=averaging: param if _is_masked(kept) else _evaluated(of, kept, param),
+            _kept(averaging), params, is_leaf=_is_masked)
     return params
 
 
@@ -58,9 +93,9 @@ def map_averages(function: Callable[..., jax.Array], state: PyTree, *trees: PyTr
     def replaced(node: Any) -> Any:
         if not _is_averaging(node):
             return node
-        return node._replace(z=jax.tree_util.tree_map_with_path(
-            lambda path, z, *leaves: z if _is_masked(z) else function(path, z, *leaves), node.z, *trees,
-            is_leaf=_is_masked))
+        return node._replace(**{_KEPT[type(node)]: jax.tree_util.tree_map_with_path(
+            lambda path, kept, *leaves: kept if _is_masked(kept) else function(path, kept, *leaves), _kept(node),
+            *trees, is_leaf=_is_masked)})
 
     return jax.tree.map(replaced, state, is_leaf=_is_averaging)
 
@@ -70,12 +105,18 @@ def _averaging(state: PyTree) -> list[Any]:
 
 
 def _is_averaging(node: Any) -> bool:
-    return isinstance(node, optax.contrib.ScheduleFreeState)
+    return type(node) in _KEPT
+
+
+def _kept(node: Any) -> Any:
+    return getattr(node, _KEPT[type(node)])
 
 
 def _is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
-def _schedule_free(state: Any, z: jax.Array, param: jax.Array) -> jax.Array:
-    return optax.contrib.schedule_free_eval_params(state._replace(z=z), param).astype(param.dtype)
+def _evaluated(node: Any, kept: jax.Array, param: jax.Array) -> jax.Array:
+    if isinstance(node, SlowParamsState):
+        return kept
+    return optax.contrib.schedule_free_eval_params(node._replace(z=kept), param).astype(param.dtype)

@@ -3,8 +3,8 @@
 Optax keeps a rate only in the closures of its functions. They are read here, and nowhere else, by a rule that gives
 up rather than guess. From the last stage of a chain backwards, the rate is the product of all scales, up to a stage
 that normalizes: what was scaled before it comes out the same. Behind a stage that neither normalizes nor is linear,
-such as clipping, no scale may stand, since its part in the result depends on the gradient. Any stage that is not in
-the tables below leaves the rate unknown.
+such as clipping, no scale may stand, since its part in the result depends on the gradient. A wrapper has the rate of
+what it wraps. Any stage that is not in the tables below leaves the rate unknown.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
+from trainer.core.identity import configuration_key
 from trainer.optimizers.learning_rate import Schedule
 
 # Twice the gradient gives twice the update.
 LINEAR = frozenset({
-    "centralize", "ema", "identity", "scale_by_optimistic_gradient", "scale_by_param_block_rms", "trace", "zero_nans",
+    "centralize", "ema", "identity", "scale_by_optimistic_gradient", "scale_by_param_block_rms", "set_to_zero", "trace",
+    "zero_nans",
 })  # fmt: skip
 # Twice the gradient gives the same update.
 NORMALIZING = frozenset({
@@ -36,6 +38,13 @@ OTHER = frozenset({
     "adaptive_grad_clip", "add_decayed_weights", "add_noise", "clip", "clip_by_block_rms", "clip_by_global_norm",
     "scale_by_radam",
 })  # fmt: skip
+# What a wrapper calls the transformation, or the transformations by label, that it wraps.
+WRAPPERS = {
+    "MultiSteps": "_opt", "apply_if_finite": "inner", "lookahead": "fast_optimizer", "masked": "inner",
+    "partition": "transforms",
+}  # fmt: skip
+# Their updates have a part that the rate has none in: gradients that pass, or the way to the slow parameters.
+PARTLY_SCALED = frozenset({"lookahead", "masked"})
 
 
 class FoundRate(NamedTuple):
@@ -43,11 +52,13 @@ class FoundRate(NamedTuple):
 
     Attributes:
       value: a float, or a schedule from the number of updates done to the rate.
-      injected: whether `optax.inject_hyperparams` keeps the rate in the transformation's state.
+      injected: in how many places `optax.inject_hyperparams` keeps the rate in the transformation's state.
+      scales_updates: whether another rate is the same as so many times the finished updates.
     """
 
     value: float | Schedule
-    injected: bool = False
+    injected: int = 0
+    scales_updates: bool = True
 
 
 class _Stage(NamedTuple):
@@ -66,31 +77,52 @@ def find_learning_rate(transformation: optax.GradientTransformation) -> FoundRat
     """Returns the rate that `transformation` was built with, or None where it is not certain.
 
     Found are the rates of optax's own optimizers (`sgd`, `adam`, `adamw`, `lamb`, ...), constant or scheduled, also
-    behind clipping in an `optax.chain`, and those that `optax.inject_hyperparams` holds. Not found are those of
-    wrappers that skip or split updates (`apply_if_finite`, `MultiSteps`, `masked`, `partition`) and of
-    transformations from outside of optax.
+    behind clipping in an `optax.chain`, those that `optax.inject_hyperparams` holds, and those of wrappers
+    (`apply_if_finite`, `lookahead`, `masked`, `MultiSteps`, `partition`) where there is just one. Not found are those
+    of groups with several rates, and of transformations from outside of optax.
 
     Example:
       >>> find_learning_rate(optax.chain(optax.clip(1.0), optax.adam(0.25))).value
       0.25
     """
-    stages = list(_stages(transformation))
-    if sum(_holds_injected_rate(stage) for stage in stages) > 1:
-        return None
+    found = _find(transformation)
+    # To set one of several injected rates would set all.
+    several = found is not None and found.injected not in (0, sum(map(_holds_injected_rate, _nested(transformation))))
+    return None if several else found
+
+
+def _find(transformation: optax.GradientTransformation) -> FoundRate | None:
     scales: list[Any] = []
     scales_multiply = True
-    for stage in reversed(stages):
+    for stage in reversed(list(_stages(transformation))):
         if stage.maker in NORMALIZING:
             break
-        if stage.maker in OTHER or _is_masked_without_rate(stage):
+        if stage.maker in LINEAR or _is_masked(stage, LINEAR):
+            continue
+        if stage.maker in OTHER or _is_masked(stage, LINEAR | NORMALIZING | OTHER):
             scales_multiply = False
         elif stage.maker in ("scale", "scale_by_schedule") and scales_multiply:
             scales.append(stage.closure.get("step_size", stage.closure.get("step_size_fn")))
-        elif _holds_injected_rate(stage) and scales_multiply and not scales:
-            return _injected_rate(stage)
-        elif stage.maker not in LINEAR:
+        elif scales or not scales_multiply:
             return None
+        else:
+            return _injected_rate(stage) if _holds_injected_rate(stage) else _wrapped_rate(stage)
     return _product(scales)
+
+
+def _wrapped_rate(stage: _Stage) -> FoundRate | None:
+    """Returns the one rate of all that a wrapper wraps; None of other stages."""
+    wrapped = stage.closure.get(WRAPPERS.get(stage.maker, ""))
+    if wrapped is None:
+        return None
+    parts = list(wrapped.values()) if isinstance(wrapped, dict) else [wrapped]
+    rates = [_find(part) for part in parts if any(each.maker != "set_to_zero" for each in _stages(part))]
+    first = rates[0] if rates else None
+    if first is None or any(rate is None or configuration_key(tuple(rate)) != configuration_key(tuple(first))
+                            for rate in rates):
+        return None
+    scales_updates = first.scales_updates and stage.maker not in PARTLY_SCALED
+    return FoundRate(first.value, first.injected * len(rates), scales_updates)
 
 
 def stage_names(transformation: optax.GradientTransformation) -> list[str]:
@@ -102,16 +134,19 @@ def stage_names(transformation: optax.GradientTransformation) -> list[str]:
       >>> stage_names(optax.chain(optax.clip(1.0), optax.apply_if_finite(optax.adamw(0.25), 3)))
       ['clip', 'apply_if_finite', 'scale_by_adam', 'add_decayed_weights', 'scale']
     """
-    names: list[str] = []
+    return [name for stage in _nested(transformation) for name in (
+        [stage.maker, _made_by(stage.closure["inner_factory"])] if stage.maker == "inject_hyperparams"
+        else [stage.maker])]
+
+
+def _nested(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
+    """Yields the stages of nested chains in order, each before those inside of it."""
     for stage in _stages(transformation):
-        names.append(stage.maker)
+        yield stage
         for value in stage.closure.values():
-            parts = value.values() if isinstance(value, dict) else [value]
-            names += [name for part in parts if isinstance(part, optax.GradientTransformation)
-                      for name in stage_names(part)]
-        if stage.maker == "inject_hyperparams":
-            names.append(_made_by(stage.closure["inner_factory"]))
-    return names
+            for part in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(part, optax.GradientTransformation):
+                    yield from _nested(part)
 
 
 def _stages(transformation: optax.GradientTransformation) -> Iterator[_Stage]:
@@ -147,10 +182,9 @@ def _closure_of(function: Callable[..., Any]) -> dict[str, Any]:
     return closure
 
 
-def _is_masked_without_rate(stage: _Stage) -> bool:
+def _is_masked(stage: _Stage, makers: frozenset[str]) -> bool:
     inner = stage.closure.get("inner")
-    return stage.maker == "masked" and inner is not None and all(
-        part.maker in LINEAR | NORMALIZING | OTHER for part in _stages(inner))
+    return stage.maker == "masked" and inner is not None and all(part.maker in makers for part in _stages(inner))
 
 
 def _holds_injected_rate(stage: _Stage) -> bool:
@@ -160,7 +194,7 @@ def _holds_injected_rate(stage: _Stage) -> bool:
 
 def _injected_rate(stage: _Stage) -> FoundRate | None:
     if "learning_rate" in stage.closure["numeric_hps"]:
-        return FoundRate(float(stage.closure["numeric_hps"]["learning_rate"]), injected=True)
+        return FoundRate(float(stage.closure["numeric_hps"]["learning_rate"]), injected=1)
     # A plain schedule acts as it would without the injection; a stateful schedule is no function of the count.
     schedule = getattr(stage.closure["sched_hps"]["learning_rate"], "schedule_fn", None)
     return None if schedule is None else FoundRate(schedule)
@@ -168,7 +202,7 @@ def _injected_rate(stage: _Stage) -> FoundRate | None:
 
 def _product(scales: list[Any]) -> FoundRate | None:
     """Returns the size of the product of all `scales`, numbers or schedules; the sign says only which way is down."""
-    schedules = [scale for scale in scales if callable(scale)]
+    schedules = tuple(scale for scale in scales if callable(scale))
     numbers = [scale for scale in scales if not callable(scale)]
     if not scales or any(number is None or np.shape(number) != () for number in numbers):
         return None

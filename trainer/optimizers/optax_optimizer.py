@@ -11,6 +11,7 @@ import optax
 
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
+from trainer.optimizers.evaluation_params import with_slow_params
 from trainer.optimizers.extra_arguments import update_with
 from trainer.optimizers.optax_learning_rate import find_learning_rate, stage_names
 
@@ -20,17 +21,21 @@ def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
 
     Its learning rate is that of the transformation, where it can be found. A rate held by
     `optax.inject_hyperparams` is set there. Any other acts by scaling the finished updates: by the rate over the one
-    that the transformation was built with, or by the factor on top of its schedule. Where the rate is unknown it reads
-    1.0, a factor on top of whatever the transformation does.
+    that the transformation was built with, or by the factor on top of its schedule. A rate that is unknown, or cannot
+    act so, is neither guessed nor set.
 
     Example:
       >>> float(from_optax(optax.adam(0.25)).learning_rate)
       0.25
     """
     found = find_learning_rate(transformation)
+    if "lookahead" in stage_names(transformation):
+        transformation = with_slow_params(transformation)
     if found is not None and found.injected:
         return _InjectedOptimizer(transformation, found.value, "optax")
-    return _ScaledOptimizer(transformation, 1.0 if found is None else found.value)
+    if found is not None and found.scales_updates:
+        return _ScaledOptimizer(transformation, found.value, "optax")
+    return _FixedOptimizer(transformation, None if found is None else found.value)
 
 
 class _OptaxOptimizer(Optimizer):
@@ -38,12 +43,44 @@ class _OptaxOptimizer(Optimizer):
     def kind(self) -> str:
         return ", ".join(stage_names(self.transformation))
 
+    def schedule_count(self, state: OptimizerState) -> jax.Array:
+        # A transformation that skips or collects updates counts those that it makes.
+        counts = [node.count for node in jax.tree.leaves(state.inner, is_leaf=_counts) if _counts(node)]
+        return counts[0] if counts else state.count
+
+
+class _FixedOptimizer(_OptaxOptimizer):
+    """A transformation with a rate, or rates, that cannot be set from outside, or not even read."""
+
+    def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
+        super().__init__(transformation, 1.0 if learning_rate is None else learning_rate, "optax")
+        self._is_known = learning_rate is not None
+
+    def _transform(
+        self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        return update_with(self.transformation, grads, state.inner, params, extra)
+
+    def rate_at(self, count: jax.Array, stored: Any) -> jax.Array:
+        if not self._is_known:
+            raise self._error("is not known")
+        return super().rate_at(count, stored)
+
+    def _as_stored(self, count: jax.Array, value: Any) -> float:
+        raise self._error("cannot be set" if self._is_known else "is not known")
+
+    def _error(self, what: str) -> ValueError:
+        return ValueError(f"The learning rate of this optax transformation ({self.kind}) {what}: there may be several, "
+                          "or none that scales all of its updates. Build what holds the rate with, for example, "
+                          "`optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)`, which is read and set in its "
+                          "state, or give the transformation a schedule.")
+
 
 class _ScaledOptimizer(_OptaxOptimizer):
     """A transformation that has its own rate inside: another rate multiplies its updates."""
 
-    def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
-        super().__init__(transformation, learning_rate, "optax")
+    def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any, name: str):
+        super().__init__(transformation, learning_rate, name)
         self._base = self._initial
 
     def _transform(
@@ -63,6 +100,10 @@ class _InjectedOptimizer(_OptaxOptimizer):
         # The rate in the optimizer's state rules: every update hands it to the transformation's.
         inner = jax.tree.map(lambda node: _with_rate(node, state.learning_rate), state.inner, is_leaf=_holds_rate)
         return update_with(self.transformation, grads, inner, params, extra)
+
+
+def _counts(node: Any) -> bool:
+    return isinstance(node, (optax.ScaleByScheduleState, optax.schedules.InjectStatefulHyperparamsState))
 
 
 def _holds_rate(node: Any) -> bool:

@@ -25,10 +25,10 @@ def get(identifier: str | Optimizer | optax.GradientTransformation | optax.Multi
     Args:
       identifier: a Keras name in any case, for that optimizer with its defaults; an optimizer, returned as it is; or
         an optax transformation or `optax.MultiSteps`, whose updates stay what they are, bit for bit, until a learning
-        rate is set. Its rate reads as the rate that it was built with. Where that cannot be found it reads 1.0: a
-        factor on top of whatever the transformation does. A rate under `optax.inject_hyperparams` is set in the
-        transformation's own state. A transformation that needs further arguments gets the loss as `value` and, where
-        they can be had, `grad`, `value_fn` and `grad_fn`; one that asks for others raises at the first update.
+        rate is set. Its rate reads as the rate that it was built with. Where that cannot be found, reading and
+        setting it raise. A rate under `optax.inject_hyperparams` is set in the transformation's own state. A
+        transformation that needs further arguments gets the loss as `value` and, where they can be had, `grad`,
+        `value_fn` and `grad_fn`; one that asks for others raises at the first update.
 
     Raises:
       TypeError: if it is none of these.

@@ -81,8 +81,8 @@ class UpdateRule(ComparesByConfiguration):
         if self._ema_decay is not None:
             if keeps_averages(state.inner):
                 raise ValueError("`ema_decay` cannot be used with an optimizer that averages the parameters itself. "
-                                 f"Received: ema_decay={self._ema_decay:g} and an optimizer of `schedule_free`, with "
-                                 "whose averages `evaluate` computes. Leave out `ema_decay`.")
+                                 f"Received: ema_decay={self._ema_decay:g} and an optimizer of `schedule_free` or "
+                                 "`lookahead`, with whose averages `evaluate` computes. Leave out `ema_decay`.")
             state = state._replace(average=jax.tree.map(_as_average, trainable))
         if self._scales_gradients:
             state = state._replace(loss_scale=precision.initial_loss_scale())
