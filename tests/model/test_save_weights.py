@@ -424,6 +424,19 @@ def test_an_existing_file_is_replaced_unless_it_is_not_to_be(path):
     model.load_weights(other)
 
 
+def test_a_damaged_file_is_refused_and_nothing_changes(path):
+    model = built()
+    model.save_weights(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"is damaged: the array '.*' does not have the checksum"):
+        model.load_weights(path)
+    for mine, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_folders_are_not_made(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no folder.*Make it first"):
         built().save_weights(tmp_path / "missing" / "weights.safetensors")

@@ -5,11 +5,13 @@ import os
 import pathlib
 import shutil
 import tempfile
+import time
 import warnings
 
 import jax.numpy as jnp
 import pytest
 
+from trainer.core import file_locks
 from trainer.saving.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -277,6 +279,18 @@ def test_leftovers_of_killed_saves_are_removed_and_nothing_else(folder):
     folder.prepare()
     folder.release()
     assert sorted(os.listdir(folder.path)) == sorted([*others, "step_1"])
+
+
+def test_the_next_save_to_a_path_removes_what_killed_saves_to_it_have_left(tmp_path):
+    names = [".state.000000000000.tmp", ".state.111111111111.tmp", ".other.000000000000.tmp"]
+    for name in names:
+        (tmp_path / name / "state").mkdir(parents=True)
+        os.utime(tmp_path / name, (time.time() - 60,) * 2)
+    running = file_locks.open_locked(str(tmp_path / names[1]))
+    with CheckpointWriter() as writer:
+        writer.save(tmp_path / "state", {}, {})
+    assert sorted(os.listdir(tmp_path)) == sorted([*names[1:], "state"])
+    file_locks.close(running)
 
 
 def test_links_to_checkpoints_are_read_and_removed_as_links(folder, tmp_path):

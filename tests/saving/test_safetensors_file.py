@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import weakref
 from unittest import mock
 
@@ -20,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.support import project_files
+from trainer.core import file_locks
 from trainer.core.tree_paths import named_leaves
 from trainer.saving.arrays import safetensors_file
 from trainer.saving.arrays.safetensors_file import match_arrays, read_arrays, save_arrays
@@ -288,6 +290,18 @@ save_arrays(sys.argv[1], {"new": np.ones(100_000), "later": Stops()})
 """
 
 
+def test_leftovers_of_killed_saves_go_with_the_next_save_and_those_under_way_stay(path):
+    old, others = time.time() - 60, [".weights.safetensors.tmp", ".weights_safetensors.0123456789ab.tmp", "notes"]
+    killed, running = (path.with_name(f".weights.safetensors.{digit * 12}.tmp") for digit in "01")
+    for file in (killed, running, *map(path.with_name, others)):
+        file.write_bytes(b"")
+        os.utime(file, (old, old))
+    with running.open("rb") as file:
+        assert file_locks.lock(file.fileno())
+        save_arrays(path, {"x": np.ones(1)})
+    assert {file.name for file in path.parent.iterdir()} == {path.name, running.name, *others}
+
+
 def test_a_killed_save_leaves_the_old_file_whole(path):
     save_arrays(path, {"old": np.arange(5)})
     with subprocess.Popen([sys.executable, "-c", SAVE_THAT_STOPS_IN_THE_MIDDLE, str(path)], stdout=subprocess.PIPE,
@@ -300,6 +314,9 @@ def test_a_killed_save_leaves_the_old_file_whole(path):
     assert read_all(path)["old"].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="is cut short"):
         read_arrays(left)
+    os.utime(left, (time.time() - 60,) * 2)
+    save_arrays(path, {"new": np.arange(2)})
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(("header", "data", "message"), [

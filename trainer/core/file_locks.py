@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_UNLOCKED_SECS = 10.0
 _open: set[int] = set()
 
 
@@ -47,10 +49,32 @@ def lock(descriptor: int) -> bool:
     return True
 
 
+def is_abandoned(path: str) -> bool:
+    """Returns whether a file or folder that is locked as soon as it is made was left by a process that has ended.
+
+    False where that is not certain: without locks, or in its first seconds, in which it may not be locked yet.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return time.time() - os.fstat(descriptor).st_mtime > _UNLOCKED_SECS
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+
+
 def close(descriptor: int) -> None:
-    """Closes what `open_locked` opened, which ends its lock."""
-    _open.discard(descriptor)
-    os.close(descriptor)
+    """Closes what `open_locked` opened, which ends its lock; nothing in a forked process, whose parent holds it."""
+    if is_held(descriptor):
+        _open.remove(descriptor)
+        os.close(descriptor)
+
+
+def is_held(descriptor: int) -> bool:
+    """Returns whether this process holds a lock that it got from `open_locked`."""
+    return descriptor in _open
 
 
 def _close_in_child() -> None:

@@ -166,6 +166,8 @@ class StatefulModel(OverridableSteps):
     def save_weights(self, filepath: Path, overwrite: bool = True) -> None:
         """Writes all weights to one safetensors file, which appears complete under its name or not at all.
 
+        The metadata hold a SHA-256 of each array, which `load_weights` compares.
+
         A parameter is named by its path, such as "Dense_0/kernel", and so is the model state, of which Linen's paths
         begin with the collection: "batch_stats/BatchNorm_0/mean". Dtypes are those that the model stores. Arrays that
         are split over devices are whole in the file, and are fetched one at a time. Moving averages that `ema_decay`

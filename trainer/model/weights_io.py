@@ -62,7 +62,7 @@ def save_weights(holder: StateHolder, filepath: str | os.PathLike[str], overwrit
     if jax.process_index() != 0:
         return
     check_may_write(path, overwrite)
-    save_arrays(path, weights, {"package": export.PACKAGE, _VERSION_KEY: str(FORMAT_VERSION)})
+    save_arrays(path, weights, {"package": export.PACKAGE, _VERSION_KEY: str(FORMAT_VERSION)}, checksums=True)
 
 
 def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns: Sequence[str] | None,

@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -24,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors, tree_paths
+from trainer.core import errors, file_locks, tree_paths
 
 Spec = tuple[tuple[int, ...], Any]  # a shape and a dtype
 
@@ -36,11 +37,12 @@ _DTYPES = {code: np.dtype(name) for name, code in _CODES.items()}
 _KINDS = {"bool": np.bool_, "signed integer": np.signedinteger, "unsigned integer": np.unsignedinteger,
           "floating": np.floating, "complex": np.complexfloating}
 _METADATA = "__metadata__"
+_CHECKSUMS = "sha256_of_arrays"  # in the metadata: that of each array, its name, dtype and shape, as JSON
 _ALIGNMENT = 8  # bytes
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | np.ndarray],
-                metadata: Mapping[str, str] | None = None) -> None:
+                metadata: Mapping[str, str] | None = None, checksums: bool = False) -> None:
     """Writes arrays to a safetensors file, which appears complete under its name or not at all.
 
     The bytes go to a hidden file in the same folder, which then takes the name in one step. If the save fails, a file
@@ -50,6 +52,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
       path: the file, in a folder that exists. An existing file is replaced.
       arrays: arrays by name, such as "encoder/Dense_0/kernel". A name cannot be "__metadata__".
       metadata: text to keep with them.
+      checksums: whether to keep the SHA-256 of each array too, with which `ArraysFile` compares what it reads.
 
     Raises:
       TypeError: if a name or a text of the metadata is not a string, or a value is not an array.
@@ -70,14 +73,24 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | n
     # Widest first, so that each array starts at a multiple of its items' size.
     codes = {name: _code(name, array) for name, array in arrays.items()}
     order = sorted(codes, key=lambda name: -_DTYPES[codes[name]].itemsize)
-    header = _header(arrays, codes, order, metadata)
+    digests = dict.fromkeys(order, "0" * 64) if checksums else {}
+    header = _header(arrays, codes, order, metadata, digests)
+    _remove_leftovers(folder, file_name)
     temporary = os.path.join(folder, f".{file_name}.{secrets.token_hex(6)}.tmp")
     try:
         with open(temporary, "xb") as file:
+            file_locks.lock(file.fileno())  # until it is closed, so that no other save takes it for a leftover
             file.write(len(header).to_bytes(8, "little") + header)
             for name in order:
-                file.write(_bytes_of(_fetch(arrays[name]), _DTYPES[codes[name]]))
+                values = _bytes_of(_fetch(arrays[name]), _DTYPES[codes[name]])
+                file.write(values)
+                if checksums:
+                    digests[name] = _digest(name, (arrays[name].shape, _DTYPES[codes[name]]), values)
+                del values
                 gc.collect(1)  # since JAX 0.12 a fetched array can be part of a reference cycle
+            if checksums:
+                file.seek(8)
+                file.write(_header(arrays, codes, order, metadata, digests))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -105,7 +118,8 @@ def read_arrays(path: str | os.PathLike[str]) -> ArraysFile:
 
     Raises:
       OSError: if the file cannot be opened.
-      ValueError: if it is not a safetensors file, is cut short, or its header contradicts itself or the file.
+      ValueError: if it is not a safetensors file, is cut short, or its header contradicts itself or the file; also
+        from reading an array, if it does not have its checksum, in a file with checksums.
 
     >>> save_arrays("weights.safetensors", {"up/kernel": np.ones((2, 3), np.int8)})
     >>> with read_arrays("weights.safetensors") as weights:
@@ -143,6 +157,7 @@ class ArraysFile(Mapping[str, np.ndarray]):
         except (ValueError, RecursionError):
             raise ValueError(f"{path!r} is not a safetensors file, or its header is damaged: it has no JSON where a "
                              "header would be.") from None
+        self._digests = _parsed_digests(path, self.metadata.pop(_CHECKSUMS, None), self.shapes)
         described = self._data_start + max((end for _, end in self._offsets.values()), default=0)
         if described != size:
             raise ValueError(f"{path!r} is {'cut short' if size < described else 'too long'}: its header describes "
@@ -162,6 +177,9 @@ class ArraysFile(Mapping[str, np.ndarray]):
             if count == 0:
                 raise ValueError(f"{self._path!r} was cut short while it was open: {name!r} cannot be read.")
             done += count
+        if self._digests is not None and self._digests[name] != _digest(name, self.shapes[name], values.data):
+            raise ValueError(f"{self._path!r} is damaged: the array {name!r} does not have the checksum that it was "
+                             "saved with. Copy the file again, or save it again.")
         return values.view(dtype).reshape(shape)
 
     def __contains__(self, name: object) -> bool:
@@ -299,18 +317,49 @@ def _code(name: Any, array: Any) -> str:
 
 
 def _header(arrays: Mapping[str, Any], codes: Mapping[str, str], order: Iterable[str],
-            metadata: Mapping[str, str] | None) -> bytes:
+            metadata: Mapping[str, str] | None, digests: Mapping[str, str]) -> bytes:
     offsets, end = {}, 0
     for name in order:
         begin, end = end, end + math.prod(arrays[name].shape) * _DTYPES[codes[name]].itemsize
         offsets[name] = [begin, end]
-    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     if not all(isinstance(text, str) for pair in (metadata or {}).items() for text in pair):
         raise TypeError("`metadata` must map strings to strings. Received: a key or a value of another type.")
+    metadata = {**(metadata or {}), **({_CHECKSUMS: json.dumps(digests, ensure_ascii=False)} if digests else {})}
+    header: dict[str, Any] = {_METADATA: metadata} if metadata else {}
     for name, code in codes.items():
         header[name] = {"dtype": code, "shape": [int(dim) for dim in arrays[name].shape], "data_offsets": offsets[name]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % _ALIGNMENT)
+
+
+def _digest(name: str, spec: Spec, values: memoryview) -> str:
+    digest = hashlib.sha256(json.dumps([name, [int(dim) for dim in spec[0]], str(spec[1])]).encode())
+    digest.update(values)
+    return digest.hexdigest()
+
+
+def _parsed_digests(path: str, text: str | None, names: Mapping[str, Spec]) -> dict[str, str] | None:
+    """Returns the checksums of arrays by name; None if the file has none, as those of other programs."""
+    if text is None:
+        return None
+    try:
+        digests = json.loads(text)
+    except (ValueError, RecursionError):
+        digests = None
+    if not isinstance(digests, dict) or digests.keys() != names.keys():
+        raise ValueError(f"{path!r} is damaged: its checksums are not those of its arrays. Copy the file again, or "
+                         "save it again.")
+    return digests
+
+
+def _remove_leftovers(folder: str, file_name: str) -> None:
+    """Removes the temporary files of saves to the same name that were killed."""
+    leftover = re.compile(re.escape(f".{file_name}.") + "[0-9a-f]{12}[.]tmp")
+    for name in filter(leftover.fullmatch, os.listdir(folder)):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):  # another process has just done so
+            if file_locks.is_abandoned(path):
+                os.unlink(path)
 
 
 def _fetch(array: Any) -> np.ndarray:

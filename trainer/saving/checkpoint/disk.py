@@ -12,6 +12,8 @@ import re
 import secrets
 import shutil
 
+from trainer.core import file_locks
+
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -83,6 +85,21 @@ def put_in_place(temporary: str, path: str) -> None:
             raise
         flush(folder)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def make_temporary(path: str) -> tuple[str, int | None]:
+    """Makes a folder at a new `temporary_path` of `path`, and removes those that killed processes have left there.
+
+    Returns:
+      The folder, and its lock, which `file_locks.close` ends: it tells a folder in use from what was left.
+    """
+    folder, name = os.path.split(path)
+    for other in os.listdir(folder):
+        if name_of_temporary(other) == name and file_locks.is_abandoned(os.path.join(folder, other)):
+            shutil.rmtree(os.path.join(folder, other), ignore_errors=True)
+    temporary = temporary_path(path)
+    os.mkdir(temporary)
+    return temporary, file_locks.open_locked(temporary)
 
 
 def remove(path: str) -> None:

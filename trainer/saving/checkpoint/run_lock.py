@@ -58,11 +58,11 @@ class RunLock:
 
     def release(self) -> None:
         """Lets others use the folder. A second call does nothing."""
-        if self._file is not None:
+        if self._file is not None and file_locks.is_held(self._file):
             with contextlib.suppress(OSError):  # it is gone, with its folder for example
                 os.unlink(self._path)  # first, so that nobody else's file is
             file_locks.close(self._file)
-            self._file = None
+        self._file = None
 
 
 def _try_to_lock(path: str) -> int | None:

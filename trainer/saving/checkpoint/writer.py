@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.compile import jit
-from trainer.core import errors
+from trainer.core import errors, file_locks
 from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint import disk, layout, plain, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
@@ -92,13 +92,22 @@ class CheckpointWriter:
         specs = {name: _spec_of(name, array) for name, array in arrays.items()}
         encoded, document_arrays = plain.encode(document)
         text = json.dumps({"arrays": layout.specs_as_json(specs), "document": encoded}, allow_nan=False).encode()
-        temporary = processes.from_first(lambda: _make_temporary(place, replace))
+        lock = contextlib.ExitStack()
+
+        def make_temporary() -> str:
+            made, descriptor = _make_temporary(place, replace)
+            if descriptor is not None:
+                lock.callback(file_locks.close, descriptor)
+            return made
+
+        temporary = processes.from_first(make_temporary)
         try:
             finish_state = _begin_state(os.path.join(temporary, layout.STATE),
                                         {name: array for name, array in arrays.items()
                                          if layout.is_in_state(specs[name])})
         except BaseException as error:
             _remove(temporary)
+            lock.close()
             if isinstance(error, Exception):
                 raise _save_error(os.fspath(path), error) from error
             raise
@@ -110,10 +119,12 @@ class CheckpointWriter:
                     _write_document(temporary, text, document_arrays)
                     write_manifest(temporary)
                     disk.put_in_place(temporary, place)
+                lock.close()
             except Exception as error:
                 self._error = _save_error(os.fspath(path), error)
                 if jax.process_index() == 0:
                     _remove(temporary)
+                lock.close()
                 if not threading.main_thread().is_alive():  # so that nothing will wait
                     print("The process ends without `close` of its CheckpointWriter:", file=sys.stderr)
                     traceback.print_exception(self._error)
@@ -165,16 +176,14 @@ def _spec_of(name: Any, array: Any) -> layout.Spec:
     return tuple(array.shape), np.dtype(array.dtype)
 
 
-def _make_temporary(path: str, replace: bool) -> str:
+def _make_temporary(path: str, replace: bool) -> tuple[str, int | None]:
     if os.path.lexists(path):
         if not replace:
             raise FileExistsError(f"There is something at {path!r} already. Save elsewhere, or pass `replace=True`.")
         if not is_checkpoint(path):
             raise FileExistsError(f"What is at {path!r} is not a checkpoint, so it is not replaced. Save elsewhere.")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = disk.temporary_path(path)
-    os.mkdir(temporary)
-    return temporary
+    return disk.make_temporary(path)
 
 
 def _begin_state(path: str, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
