@@ -176,6 +176,16 @@ class CallbackList(Callback):
             if callback in self._called:
                 callback.load_state_dict(state[name])
 
+    def note_of_beginning(self) -> dict[str, Any]:
+        """Returns the notes of the callbacks that have one, by the names that `state_dict` has for them."""
+        notes = {name: callback.note_of_beginning() for name, callback in self._with_state()}
+        return {name: note for name, note in notes.items() if note is not None}
+
+    def begin_anew(self, note: Mapping[str, Any]) -> None:
+        for name, callback in self._with_state():
+            if name in note and callback in self._called:
+                callback.begin_anew(note[name])
+
     def _with_state(self) -> Iterator[tuple[str, Callback]]:
         counts: dict[str, int] = {}
         for callback in self.callbacks:

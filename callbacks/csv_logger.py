@@ -21,7 +21,8 @@ class CSVLogger(Callback):
     writes.
 
     A run that resumes goes on with its file: rows of epochs that it will repeat are cut off, so that the file ends up
-    as if there had been no interruption.
+    as if there had been no interruption. So does a run with `BackupAndRestore` that was killed before its first
+    checkpoint and begins anew.
 
     Args:
       filename: the path of the file; its folder must exist.
@@ -84,6 +85,14 @@ class CSVLogger(Callback):
         self._end = min(self._end, size)
         self._replaces = False
         self._cut()
+
+    def note_of_beginning(self) -> dict[str, Any] | None:
+        return {"file": os.path.abspath(self.filename), "end": self._end} if self.append else None
+
+    def begin_anew(self, note: Mapping[str, Any]) -> None:
+        if self.append and note["file"] == os.path.abspath(self.filename) and 0 <= note["end"] <= self._size():
+            self._end = note["end"]
+            self._cut()
 
     @adds_logs()
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

@@ -132,6 +132,22 @@ class Callback:
         for name in self.state_attributes:
             setattr(self, name, _copied_containers(state.get(name)))
 
+    def note_of_beginning(self) -> Any:
+        """Returns what `begin_anew` needs, as JSON can hold it; None if that is nothing.
+
+        Called behind `on_train_begin` of a run that saves its state, and has none yet.
+        """
+        return None
+
+    def begin_anew(self, note: Any) -> None:
+        """Undoes what a run has left outside of the program that was killed before its state was saved.
+
+        Called behind `on_train_begin` of the run that takes its place. Keras has no such hook.
+
+        Args:
+          note: what `note_of_beginning` returned in the run that was killed.
+        """
+
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Called when `fit` begins."""
 

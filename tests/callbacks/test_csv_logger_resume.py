@@ -2,10 +2,14 @@
 
 import itertools
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 import trainer
+from tests.support import project_files
 from tests.support.networks import LinenMLP, classification, logits_loss
 from trainer.callbacks import Callback, CallbackList, CSVLogger
 from trainer.callbacks.backup_and_restore import BackupAndRestore
@@ -175,9 +179,32 @@ class Interruption(Callback):
             raise KeyboardInterrupt
 
 
+def test_a_run_that_begins_anew_cuts_the_rows_of_the_one_before_it(start):
+    place, append = start
+    path = place("resumed.csv")
+    first = CallbackList([begun(path, append)])
+    note = first.note_of_beginning()
+    for killed in (2, 1):
+        log(first.callbacks[0], 0, killed)
+        first = CallbackList([begun(path, append)])
+        first.begin_anew(note)
+        assert first.note_of_beginning() == note
+    log(first.callbacks[0], 0, len(EPOCHS))
+    assert end(first.callbacks[0]) == undisturbed(start)
+
+
+def test_rows_of_another_file_are_not_cut(tmp_path):
+    one, other = (begun(tmp_path / name, append=True) for name in ("one.csv", "other.csv"))
+    note = one.note_of_beginning()
+    log(other, 0, 2)
+    other = begun(tmp_path / "other.csv", append=True)
+    other.begin_anew(note)
+    assert len(end(other).splitlines()) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("append", "save_freq", "where"), [
-    (True, "epoch", ("epoch", 1)), (False, 3, ("step", 8)), (True, 3, ("epoch", 1)),
+    (True, "epoch", ("epoch", 1)), (False, 3, ("step", 8)), (True, 3, ("epoch", 1)), (True, 100, ("epoch", 1)),
 ])
 def test_fit_goes_on_with_the_file_of_an_interrupted_run(append, save_freq, where, tmp_path):
     x, y, _ = classification(16)
@@ -196,3 +223,34 @@ def test_fit_goes_on_with_the_file_of_an_interrupted_run(append, save_freq, wher
     with pytest.raises(KeyboardInterrupt):
         run("resumed", Interruption(where), BackupAndRestore(**backup))
     assert run("resumed", BackupAndRestore(**backup)) == run("whole")
+
+
+KILLED_AT_THE_SECOND_ROW = """
+import os, signal, sys
+import numpy as np
+from flax import linen as nn
+import trainer
+from trainer import callbacks
+
+def kill(epoch, logs):
+    if epoch == 1 and sys.argv[1] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+model = trainer.Model(nn.Dense(1))
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2), np.float32), np.ones((8, 1), np.float32), batch_size=4, epochs=3, verbose=0, callbacks=[
+    callbacks.CSVLogger("log.csv", append=True), callbacks.LambdaCallback(on_epoch_end=kill),
+    callbacks.BackupAndRestore("backup", save_freq=100)])
+"""
+
+
+@pytest.mark.processes
+def test_rows_of_a_run_that_was_killed_before_its_first_checkpoint_are_not_repeated(tmp_path):
+    (tmp_path / "log.csv").write_bytes(b"epoch,loss,val_loss\r\n7,0.5,NA\r\n")
+    for argument, code in (("kill", -signal.SIGKILL), ("kill", -signal.SIGKILL), ("", 0)):
+        done = subprocess.run([sys.executable, "-c", KILLED_AT_THE_SECOND_ROW, argument], cwd=tmp_path, timeout=120,
+                              env={**os.environ, "PYTHONPATH": project_files.ROOT})
+        assert done.returncode == code
+        assert (tmp_path / "backup").exists() == (code != 0)
+    assert [line.split(b",")[0] for line in (tmp_path / "log.csv").read_bytes().splitlines()] == [
+        b"epoch", b"7", b"0", b"1", b"2"]

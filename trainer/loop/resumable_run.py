@@ -21,6 +21,7 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data import Reader
 from trainer.data.sources.batches import ResumeToken
+from trainer.loop import begun_run
 from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
@@ -176,11 +177,16 @@ class TrainingRun:
             checkpoints = CheckpointFolder(folder, keep)
             if self._writer is None:
                 self._writer = CheckpointWriter()
+
+            def on_saved() -> None:
+                begun_run.forget(folder)
+                checkpoints.prune()
+
             arrays = tree_paths.named_leaves({"state": self._model.state.current, "logs": self.running})
             document = self._before_validation or self._snapshot()
             # After the last batch of an epoch the run may have been saved already, before the epoch's end.
             self._writer.save(checkpoints.path_of(self.batches), arrays, document, replace=True,
-                              on_saved=checkpoints.prune)
+                              on_saved=on_saved)
             if wait:
                 self._writer.wait()
         return True
@@ -189,6 +195,8 @@ class TrainingRun:
         with self._timing.measure("checkpoint"):
             path = self._prepared(folder).newest_whole()
             if path is None:
+                if jax.process_index() == 0:
+                    begun_run.begin(folder, self._callbacks)
                 return None
             checkpoint = open_checkpoint(path, verify=False)
         document = checkpoint.document
@@ -218,7 +226,10 @@ class TrainingRun:
 
     def delete(self, folder: str) -> None:
         self.wait()
-        self._prepared(folder).delete()
+        checkpoints = self._prepared(folder)
+        if jax.process_index() == 0:
+            begun_run.forget(folder)
+        checkpoints.delete()
         del self._folders[folder]
 
     def is_preempted(self, boundary: int) -> bool:

@@ -1,0 +1,42 @@
+"""What callbacks noted of the world when a run began: for a run that is killed before anything of it is saved.
+
+Owns the file in which this lies, beside the checkpoints until the first of them is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+from trainer.callbacks import CallbackList
+
+FILE_NAME = "begun.json"
+
+
+def begin(folder: str, callbacks: CallbackList) -> None:
+    """Notes that a run begins in a folder without a checkpoint, or lets the callbacks begin anew with one that had.
+
+    Raises:
+      ValueError: if the file in the folder is none that was written here.
+      OSError: if it cannot be read or written.
+    """
+    path = os.path.join(folder, FILE_NAME)
+    if os.path.exists(path):
+        try:
+            with open(path, encoding="utf-8") as file:
+                callbacks.begin_anew(json.load(file))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path!r} is not a file that a run has written: {error!r}. Delete it.") from error
+    note = callbacks.note_of_beginning()
+    if note:
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            json.dump(note, file)
+        os.replace(f"{path}.tmp", path)
+
+
+def forget(folder: str) -> None:
+    """Removes the file: the run has a checkpoint, or is over."""
+    for name in (FILE_NAME, f"{FILE_NAME}.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name))
