@@ -8,6 +8,7 @@ if _typing.TYPE_CHECKING:
     from trainer.compile.persistent_cache import enable_compilation_cache
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+    from trainer.losses import regularizers
     from trainer.model.load import load
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
@@ -31,6 +32,7 @@ __all__ = [
     "models",
     "optimizers",
     "pack_x_y_sample_weight",
+    "regularizers",
     "testing",
     "unpack_x_y_sample_weight",
 ]
@@ -45,6 +47,7 @@ _HOMES = {
     "load": "model.load",
     "load_exported": "saving.export",
     "pack_x_y_sample_weight": "data",
+    "regularizers": "losses",
     "unpack_x_y_sample_weight": "data",
 }
 

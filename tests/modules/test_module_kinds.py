@@ -96,7 +96,8 @@ def test_what_nnx_sows_is_no_state():
     functional = as_functional(module)
     params, model_state, _ = functional.init(jax.random.key(0), X)
     assert (params, model_state) == ({}, {})
-    assert functional.apply(params, model_state, X, training=True, make_key=no_keys)[1] == {}
+    returned = functional.apply(params, model_state, X, training=True, make_key=no_keys)[1]
+    assert set(returned) == {"intermediates"} and len(returned["intermediates"]["seen"]) == 1
 
 
 class ManyStreams(nnx.Module):

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core import errors
+from trainer.core.tree_paths import restricted, updated
 from trainer.core.types import PyTree
 
 Apply = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -148,12 +149,14 @@ def apply_with_policy(
     outputs, new_model_state = apply(
         _narrowed(params, policy.compute_dtype), model_state, _narrowed(inputs, policy.compute_dtype))
     outputs = jax.tree.map(lambda leaf: _cast(leaf, policy.output_dtype), outputs)
-    # A state of another structure is left for the step to report.
+    # A state of another structure is left for the step to report; what the module has sown is no state.
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(model_state)
-    if structure == jax.tree.structure(new_model_state):
-        new_model_state = jax.tree.map(lambda new, old: _cast(new, old.dtype), new_model_state, model_state)
+    kept = restricted(new_model_state, model_state)
+    if structure == jax.tree.structure(kept):
+        kept = jax.tree.map(lambda new, old: _cast(new, old.dtype), kept, model_state)
         if scale is not None:
-            new_model_state = jax.tree.map(_kept_finite, new_model_state, model_state)
+            kept = jax.tree.map(_kept_finite, kept, model_state)
+        new_model_state = updated(new_model_state, kept)
     if scale is not None:
         # After the casts: going backward, the product is taken in float32, before a small gradient can become zero.
         outputs, new_model_state = _cotangents_times((outputs, new_model_state), scale)

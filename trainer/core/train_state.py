@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from trainer.core import errors
 from trainer.core.replica_context import ReduceOp, get_replica_context
+from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
 
 
@@ -166,7 +167,8 @@ class TrainState:
             step=self.step + 1,
             params=params,
             opt_state=opt_state,
-            model_state=self.model_state if model_state is None else model_state,
+            # Without what the module has sown, such as losses: that is no state.
+            model_state=self.model_state if model_state is None else restricted(model_state, self.model_state),
         )
 
     def _updated_by_name(

@@ -79,7 +79,8 @@ def matches(pattern: str, path: str) -> bool:
     A pattern is a regular expression. It matches a path if it matches one or more consecutive whole segments of it, a
     segment being what stands between slashes: "encoder" matches everything below "encoder", and "up/kernel" matches
     "block/up/kernel" but not "group/kernel". "^" and "$" stand for the path's own ends. A pattern that is equal to the
-    path matches it, whatever its characters mean in a regular expression.
+    path matches it, whatever its characters mean in a regular expression. As in file names, a segment "*" stands for
+    any segment, and "**" for any number of them.
 
     Args:
       pattern: a valid regular expression.
@@ -87,8 +88,32 @@ def matches(pattern: str, path: str) -> bool:
 
     >>> matches("bias", "bias"), matches(".*/bias", "bias"), matches(".*/bias", "block/up/bias")
     (True, False, True)
+    >>> matches("**/bias", "bias"), matches("block/*/bias", "block/up/bias"), matches("block/*", "blocks/up")
+    (True, True, False)
     """
     return pattern == path or _whole_segments(pattern).search(path) is not None
+
+
+def restricted(tree: PyTree, like: PyTree) -> Any:
+    """Returns the part of nested dicts that has the keys of other nested dicts.
+
+    >>> restricted({"mean": 1, "losses": {"l2": 2}}, {"mean": 0})
+    {'mean': 1}
+    """
+    if not isinstance(tree, Mapping) or not isinstance(like, Mapping):
+        return tree
+    return {name: restricted(value, like[name]) for name, value in tree.items() if name in like}
+
+
+def updated(tree: PyTree, part: PyTree) -> Any:
+    """Returns nested dicts with the leaves of others, which have some of their keys, in the place of their own.
+
+    >>> updated({"mean": 1, "losses": {"l2": 2}}, {"mean": 3})
+    {'mean': 3, 'losses': {'l2': 2}}
+    """
+    if not isinstance(tree, Mapping):
+        return part
+    return {name: updated(value, part[name]) if name in part else value for name, value in tree.items()}
 
 
 def matches_any(patterns: Sequence[str], path: str) -> bool:
@@ -147,6 +172,9 @@ def check_patterns(argument: str, patterns: Iterable[str], paths: Iterable[str])
 
 @functools.lru_cache(maxsize=1024)
 def _whole_segments(pattern: str) -> re.Pattern[str]:
+    pattern = re.sub(r"(^|/)\*\*/", r"\1(?:.*/)?", pattern)
+    pattern = re.sub(r"(^|/)\*\*$", r"\1.*", pattern)
+    pattern = re.sub(r"(^|/)\*(?=/|$)", r"\1[^/]+", pattern)
     flags = re.compile(pattern).flags  # on its own first: "a)|(b" is an error that the parentheses below would hide
     body = re.sub(r"^\(\?[aiLmsux]+\)", "", pattern)  # flags such as "(?i)" may only stand at the very start
     return re.compile(rf"(?:^|(?<={SEPARATOR}))(?:{body})(?={SEPARATOR}|$)", flags)

@@ -29,6 +29,7 @@ class Configuration:
       loss, metrics, options: as in `step`.
       rules: how gradients update the parameters; None without an optimizer.
       trainable: whether the default train step trains.
+      penalties_are_used: whether a step that was traced has called `compute_penalties`; may be assigned.
       phases: the compiled steps, by "train", "test" and "predict".
       outputs_checked: whether the outputs fit the loss: for batches with rows that count apart, and for others.
     """
@@ -39,6 +40,7 @@ class Configuration:
         self.options = CompileOptions()
         self.rules: UpdateRule | NamedRules | None = None
         self.trainable = True
+        self.penalties_are_used = False
         self._tracked: list[Metric] = []
         self.forget_phases()
 
@@ -103,4 +105,6 @@ class Configuration:
 
 def _check_params(rules: UpdateRule | NamedRules | None, options: CompileOptions, params: Any) -> None:
     check_names(rules, params, "top-level submodule")
-    tree_paths.check_patterns("freeze", options.freeze, tree_paths.named_leaves(params))
+    paths = tree_paths.named_leaves(params)
+    tree_paths.check_patterns("freeze", options.freeze, paths)
+    tree_paths.check_patterns("regularizers", [pattern for pattern, _ in options.regularizers], paths)

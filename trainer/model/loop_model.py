@@ -6,6 +6,7 @@ Owns what is checked before a phase compiles, and which of the model's overridab
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from trainer.core.train_state import TrainState
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
+from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
 from trainer.step import output_checks
@@ -131,19 +133,36 @@ class LoopModel:
 
     def _traced_phase(self, kind: str, state: TrainState, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
         phases, options, model = self._configuration.phases, self._configuration.options, self._model
-        if kind not in phases:
+        is_new = kind not in phases
+        if is_new:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
             settings["strategy"] = type(self.strategy).__name__
             self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
             phases[kind] = CompiledPhase(
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
+            self._configuration.penalties_are_used = False
         try:
             phases[kind].prepare(state, batch, batch_rows)
         except Exception as error:
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
+        if is_new and kind == "train" and type(model).train_step is not OverridableSteps.train_step:
+            self._check_penalties()
         return phases[kind]
+
+    def _check_penalties(self) -> None:
+        """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""
+        fix = ("The overridden `train_step` does not call `compute_penalties`: add `self.compute_penalties(params, "
+               "model_state)` to its loss, with the parameters to differentiate by and the state that `self.apply` "
+               "returned")
+        if self._configuration.penalties_are_used:
+            return
+        if self._configuration.options.regularizers:
+            raise ValueError(f"`compile` was given `regularizers`, which the training would leave out. {fix}.")
+        if self._module.sows_losses:
+            warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
+                          "what `model_state['losses']` holds.", stacklevel=2)
 
     def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:

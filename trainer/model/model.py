@@ -9,7 +9,7 @@ these as a `LoopModel`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from trainer.callbacks import CallbackList, History
@@ -17,6 +17,7 @@ from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
+from trainer.losses.regularizers import Penalty
 from trainer.metrics import Metric
 from trainer.model import inputs
 from trainer.model.loop_model import LoopModel, check_scope
@@ -79,6 +80,8 @@ class Model(StatefulModel):
         data_on_device: bool | Auto = "auto",
         compile_guard: Literal["warn", "error", "off"] = "warn",
         skip_non_finite: bool = False,
+        regularizers: Mapping[str, str | Penalty] | None = None,
+        state_reduction: Mapping[str, Literal["mean", "sum", "max", "first"]] | None = None,
     ) -> None:
         """Configures training. Weights that exist already are kept; the optimizer's state starts again.
 
@@ -124,6 +127,13 @@ class Model(StatefulModel):
           skip_non_finite: leave out updates whose gradients, of the whole batch, are not all finite: parameters, the
             optimizer's state and the model state stay as they were. The log "skipped_steps" counts them, and
             "skipped_in_a_row" has the most in a row. float16's loss scale does this in any case.
+          regularizers: penalties of weights, by path patterns like those of `freeze`: `{"**/kernel":
+            trainer.regularizers.L2(1e-4)}`. As in Keras, they are part of the loss, its gradient and what `evaluate`
+            returns. A `train_step` of your own adds `self.compute_penalties(params, model_state)` to its loss.
+          state_reduction: how the replicas' values of model state become one, by path patterns: "sum" adds up what each
+            has added in the step, "mean" weighs by rows, "max" takes the largest, "first" that of the first replica.
+            Without it, floating-point arrays take their mean; where that is not what one device would compute, or
+            replicas differ in other arrays, such as counts, the first step is refused.
 
         Raises:
           ValueError: for unknown names and values that cannot be used.
@@ -135,7 +145,7 @@ class Model(StatefulModel):
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
             ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
-            skip_non_finite=skip_non_finite)
+            skip_non_finite=skip_non_finite, penalties=regularizers, state_reduction=state_reduction)
         if options.microbatches > 1 and type(self).train_step is not OverridableSteps.train_step:
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")

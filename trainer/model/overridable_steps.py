@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from trainer.core import replica_context
 from trainer.core.precision import apply_with_policy
@@ -54,6 +55,26 @@ class OverridableSteps:
         loss = self._configuration.loss
         return loss.total(loss.values(y, y_pred, sample_weight))
 
+    def compute_penalties(self, params: Any, model_state: Any) -> jax.Array:
+        """Returns what belongs to the loss besides `compute_loss`: a float32 scalar.
+
+        These are the penalties of `compile(regularizers=...)`, and what the module has sown into "losses". The default
+        steps add it; a `train_step` of your own does so itself.
+
+        Args:
+          params: all parameters, by which the loss is differentiated.
+          model_state: what `apply` returned.
+        """
+        self._configuration.penalties_are_used = True
+        losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._functional.sown_losses(model_state)]
+        penalty = self._configuration.options.penalty_of(params)
+        return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
+
+    def _with_penalties(self, loss: jax.Array, params: Any, model_state: Any) -> jax.Array:
+        if not self._configuration.options.regularizers and not self._functional.sown_losses(model_state):
+            return loss
+        return loss + self.compute_penalties(params, model_state)
+
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
         """Returns the logs of the compiled metrics for this replica's rows, and the loss of each of several outputs."""
         loss, logs = self._configuration.loss, {}
@@ -82,6 +103,7 @@ class OverridableSteps:
             updated: list[Any] = []
             with step_metrics.metrics_of_transformed(updated):
                 loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+            loss = self._with_penalties(loss, params, model_state)
             return loss, (y_pred, model_state, updated)
 
         def compute(batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
@@ -104,9 +126,10 @@ class OverridableSteps:
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
-        y_pred, _ = self.apply(state.params, state, x, training=False)
+        y_pred, model_state = self.apply(state.params, state, x, training=False)
         with loss_parts.recorded() as parts:
             loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+        loss = self._with_penalties(loss, state.params, model_state)
         with loss_parts.recorded() as parts_of_outputs:
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
         return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}
@@ -120,6 +143,9 @@ class OverridableSteps:
         self, params: Any, state: TrainState, x: Any, *, module: str | None = None, training: bool = False
     ) -> tuple[Any, Any]:
         """Returns the module's outputs and the new model state; pure.
+
+        Beside the state stands what the module has sown: `model_state["losses"]`, for example. `apply_gradients` leaves
+        that out.
 
         Args:
           params: the parameters, only those of `module`, if it is given.

@@ -22,6 +22,9 @@ MakeKey = Callable[[str], jax.Array]
 IsFrozen = Callable[[str], bool]
 """Tells by its path, such as "encoder/Dense_0/kernel", whether a parameter stays as it is."""
 
+LOSSES, INTERMEDIATES = "losses", "intermediates"
+"""Collections that begin empty in each call: terms of the loss, as Keras's `add_loss` has them, and other values."""
+
 FLAGS = {"training": True, "train": True, "is_training": True, "deterministic": False, "use_running_average": False}
 """The parameter names that tell a module whether it is being trained, with the value that each has in training."""
 
@@ -81,8 +84,18 @@ class FunctionalModule(abc.ABC):
             averages in training too, and leave them as they are. None if all parameters are trained.
 
         Returns:
-          `(outputs, model_state)`; when not training, the state is returned as it was given.
+          `(outputs, model_state)`; when not training, the state is returned as it was given. Beside the state stands
+          what the module has sown in this call, by collection: "losses", "intermediates" and others.
         """
+
+    @property
+    def sows_losses(self) -> bool:
+        """Whether the module was seen to sow into "losses", since it was initialised."""
+        return False
+
+    def sown_losses(self, model_state: dict) -> list[jax.Array]:
+        """Returns the losses that the module has sown, from the state that `apply` returned."""
+        return jax.tree.leaves(model_state.get(LOSSES, {}))
 
     @abc.abstractmethod
     def summary_rows(self, inputs: PyTree) -> list[LayerRow]:

@@ -20,7 +20,16 @@ from flax.errors import InvalidRngError
 
 from trainer.core.tree_paths import SEPARATOR, named_leaves
 from trainer.core.types import PyTree
-from trainer.modules.base import FLAGS, FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
+from trainer.modules.base import (
+    FLAGS,
+    INTERMEDIATES,
+    LOSSES,
+    FunctionalModule,
+    IsFrozen,
+    MakeKey,
+    call_arguments,
+    key_for,
+)
 from trainer.modules.batch_norm import (
     call_linen_batch_norm,
     call_with_running_averages,
@@ -37,9 +46,9 @@ _NESTED_FLAGS = ("deterministic", "use_running_average")
 class LinenFunctional(FunctionalModule):
     """The functional form of a Linen module.
 
-    The collection "params" is the parameters. Each other collection that `init` creates is state, except for
-    "intermediates" and those whose structure changes when the module is applied, as `sow` makes it. State keeps the
-    dtypes that it is created in, as float32 averages do of float64 data.
+    The collection "params" is the parameters. Each other collection that `init` creates is state, except for "losses",
+    "intermediates" and those whose structure changes when the module is applied, as `sow` makes it. What is sown begins
+    empty in each call. State keeps the dtypes that it is created in, as float32 averages do of float64 data.
 
     What `nn.jit` has traced before, in the same process, stays as it was traced: it does not see other options of
     `apply`, such as `is_frozen`.
@@ -55,22 +64,47 @@ class LinenFunctional(FunctionalModule):
         self._streams: dict[bool, list[str]] = {True: [], False: []}
         self._streams_of_init: list[str] = []
         self._rematerialisation = Rematerialisation()
+        self._sown: tuple[str, ...] = (LOSSES, INTERMEDIATES)
+        self._sows_losses = False
+
+    @property
+    def sows_losses(self) -> bool:
+        """See the base class."""
+        return self._sows_losses
 
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class; `initial_values` is not used, as Linen modules hold no values."""
         params, collections, outputs = self._create(key, inputs)
         # The abstract step also finds the random streams, before a step is traced for good.
-        after_step = jax.eval_shape(
-            lambda: self.apply(params, collections, inputs, training=True, make_key=lambda name: key_for(key, name))[1])
-        model_state = {name: values for name, values in collections.items() if _spec(values) == _spec(after_step[name])}
+        after_step = jax.eval_shape(lambda: self._apply(
+            params, collections, inputs, DenyList("params"), training=True,
+            make_key=lambda name: key_for(key, name))[1])
+        model_state = {name: values for name, values in collections.items()
+                       if name not in (LOSSES, INTERMEDIATES) and _spec(values) == _spec(after_step.get(name))}
+        self._sown = (LOSSES, INTERMEDIATES, *(name for name, values in after_step.items()
+                                               if name not in model_state and _is_sown(values)))
+        self._sows_losses = LOSSES in after_step
         return params, model_state, outputs
 
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class."""
-        call = nn.apply(self._call(inputs, training), self._module, mutable=list(model_state))
-        variables = {"params": params, **model_state}
+        state = {name: values for name, values in model_state.items() if name not in self._sown}
+        outputs, updates = self._apply(
+            params, state, inputs, [*state, *self._sown], training=training, make_key=make_key, batch_norm=batch_norm,
+            remat=remat, compute_dtype=compute_dtype, is_frozen=is_frozen)
+        if not training:
+            updates = {name: values for name, values in updates.items() if name in self._sown}
+        return outputs, {**state, **updates} if updates or len(state) < len(model_state) else model_state
+
+    def _apply(
+        self, params: dict, state: dict, inputs: PyTree, mutable: Any, *, training: bool, make_key: MakeKey,
+        batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None, is_frozen: IsFrozen | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the outputs and all collections that may change."""
+        call = nn.apply(self._call(inputs, training), self._module, mutable=mutable)
+        variables = {"params": params, **state}
 
         def outputs_and_updates(make_key: MakeKey) -> tuple[Any, Any]:
             with nn.intercept_methods(_interceptor(training, batch_norm, compute_dtype, is_frozen)):
@@ -79,10 +113,7 @@ class LinenFunctional(FunctionalModule):
 
         outputs, updates = (self._rematerialisation.run(outputs_and_updates, make_key, inputs)
                             if remat and training else outputs_and_updates(make_key))
-        if not training:
-            return outputs, model_state
-        return outputs, {**model_state, **{name: _in_dtypes_of(model_state.get(name), values)
-                                           for name, values in _plain(updates).items()}}
+        return outputs, {name: _in_dtypes_of(state.get(name), values) for name, values in _plain(updates).items()}
 
     def absorb(self, params: dict, model_state: dict) -> None:
         """Does nothing: a Linen module holds no values."""
@@ -105,7 +136,7 @@ class LinenFunctional(FunctionalModule):
 
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
         create = nn.init_with_output(self._call(inputs, training=False), self._module,
-                                     mutable=DenyList("intermediates"))
+                                     mutable=DenyList(INTERMEDIATES))
         with nn.intercept_methods(_interceptor(training=False, batch_norm="global")):
             outputs, variables = _with_streams(
                 self._streams_of_init,
@@ -206,6 +237,12 @@ def _same_kind(*arrays: Any) -> bool:
     dtypes = [jnp.result_type(array) for array in arrays]
     return any(all(jnp.issubdtype(dtype, kind) for dtype in dtypes)
                for kind in (jnp.integer, jnp.floating, jnp.complexfloating))
+
+
+def _is_sown(collection: Any) -> bool:
+    """Returns whether all values of a collection are in tuples, as `sow` keeps them: others need to be stored."""
+    leaves = jax.tree.leaves(collection, is_leaf=lambda value: isinstance(value, tuple))
+    return all(isinstance(leaf, tuple) for leaf in leaves)
 
 
 def _spec(tree: PyTree) -> tuple[Any, list[Any]]:

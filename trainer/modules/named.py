@@ -96,7 +96,16 @@ class NamedFunctional(FunctionalModule):
             params, model_state[module], inputs, training=training, batch_norm=batch_norm, remat=remat,
             compute_dtype=compute_dtype, make_key=lambda stream: make_key(f"{module}/{stream}"),
             is_frozen=is_frozen and (lambda path: is_frozen(SEPARATOR.join(filter(None, (module, path))))))
-        return outputs, {**model_state, module: new_state} if training else model_state
+        return outputs, model_state if new_state is model_state[module] else {**model_state, module: new_state}
+
+    @property
+    def sows_losses(self) -> bool:
+        """See the base class."""
+        return any(part.sows_losses for part in self.parts.values())
+
+    def sown_losses(self, model_state: dict) -> list[jax.Array]:
+        """See the base class; those of all modules."""
+        return [loss for name, part in self.parts.items() for loss in part.sown_losses(model_state[name])]
 
     def absorb(self, params: dict, model_state: dict) -> None:
         """Writes copies of the values into those of the user's modules that hold values."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +20,15 @@ from flax.traverse_util import unflatten_dict
 
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import PyTree
-from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, call_arguments, key_for
+from trainer.modules.base import (
+    INTERMEDIATES,
+    LOSSES,
+    FunctionalModule,
+    IsFrozen,
+    MakeKey,
+    call_arguments,
+    key_for,
+)
 from trainer.modules.batch_norm import is_layer_frozen
 from trainer.modules.nnx_batch_norm import nnx_batch_norm_paths, replace_nnx_batch_norms, set_nnx_policy
 from trainer.modules.nnx_compute_dtype import set_nnx_compute_dtype
@@ -42,7 +51,8 @@ class NNXFunctional(FunctionalModule):
     """The functional form of an NNX module.
 
     `nnx.Param` variables are the parameters. Keys and counts of random streams are made again in each call, from the
-    path of the stream, and belong to no state. `nnx.Intermediate` values are dropped. All else is state.
+    path of the stream, and belong to no state. What a call sows, and variables of a type named "Loss", are no state
+    either: they begin empty, or as zeros, in each call. All else is state.
 
     Args:
       module: an NNX module; its values are where training starts.
@@ -58,7 +68,10 @@ class NNXFunctional(FunctionalModule):
         variables = dict(nnx.to_flat_state(nnx.state(self._template)))
         self._random = {path: value for path, value in variables.items() if isinstance(value, nnx.RngState)}
         self._param_paths = [path for path, value in variables.items() if isinstance(value, nnx.Param)]
-        self._state_paths = [path for path in variables if path not in self._random and path not in self._param_paths]
+        self._losses = {path: value for path, value in variables.items() if _is_loss(value)}
+        self._state_paths = [path for path in variables
+                             if path not in {*self._random, *self._param_paths, *self._losses}]
+        self._sows_losses = bool(self._losses)
         self._params_of_batch_norms = {
             layer: [_joined(path) for path in self._param_paths if path[:len(layer)] == layer]
             for layer in nnx_batch_norm_paths(self._template)}
@@ -73,8 +86,18 @@ class NNXFunctional(FunctionalModule):
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class; parameters and state are copies of `initial_values`."""
         params, model_state = jax.tree.map(jnp.copy, self.initial_values if initial_values is None else initial_values)
-        outputs, _ = self.apply(params, model_state, inputs, training=False, make_key=lambda name: key_for(key, name))
+        make_key = functools.partial(key_for, key)
+        outputs, after = self.apply(params, model_state, inputs, training=False, make_key=make_key)
+        self._sows_losses |= LOSSES in after
+        if not self._sows_losses:  # it may in training alone
+            self._sows_losses = LOSSES in jax.eval_shape(
+                lambda: self.apply(params, model_state, inputs, training=True, make_key=make_key)[1])
         return params, model_state, outputs
+
+    @property
+    def sows_losses(self) -> bool:
+        """See the base class."""
+        return self._sows_losses
 
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
@@ -88,8 +111,12 @@ class NNXFunctional(FunctionalModule):
             if remat:
                 _hook_calls(module, _call_or_rematerialise)
             args, kwargs = call_arguments(module, inputs, training)
-            outputs = module(*args, **kwargs)
-            return outputs, self._values(module)[1] if training else model_state
+            with warnings.catch_warnings():
+                # `nnx.capture` wants to know the types of what a module sows, which are its own business.
+                warnings.filterwarnings("ignore", r"Using 'Module.sow\(\)' outside", DeprecationWarning)
+                outputs = module(*args, **kwargs)
+            state, sown = self._values(module)[1] if training else model_state, self._sown(module)
+            return outputs, {**state, **sown} if sown else state
 
         return (self._rematerialisation.run(outputs_and_state, make_key, inputs) if remat
                 else outputs_and_state(make_key))
@@ -131,6 +158,8 @@ class NNXFunctional(FunctionalModule):
 
     def _merge(self, params: dict, model_state: dict, make_key: MakeKey, variant: _Variant) -> nnx.Module:
         values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths),
+                  **{path: jnp.zeros(value.get_value().shape, value.get_value().dtype)
+                     for path, value in self._losses.items()},
                   **{path: _fresh(path, variable, make_key) for path, variable in self._random.items()}}
         return nnx.merge(self._graphdef(variant), nnx.from_flat_state(values))
 
@@ -148,6 +177,14 @@ class NNXFunctional(FunctionalModule):
             self._graphdefs[variant] = nnx.graphdef(module)
         return self._graphdefs[variant]
 
+    def _sown(self, module: nnx.Module) -> dict[str, dict]:
+        """Returns what a call has sown, by collection."""
+        sown: dict[str, dict] = {}
+        for path, value in dict(nnx.to_flat_state(nnx.state(module))).items():
+            if _is_loss(value) or isinstance(value, nnx.Intermediate):
+                sown.setdefault(LOSSES if _is_loss(value) else INTERMEDIATES, {})[_names(path)] = value.get_value()
+        return {name: unflatten_dict(values) for name, values in sown.items()}
+
     def _values(self, module: nnx.Module) -> tuple[dict, dict]:
         """Returns `(params, model_state)` of a module that has the variables of this module, and maybe more."""
         variables = dict(nnx.to_flat_state(nnx.state(module)))
@@ -160,9 +197,14 @@ def _abstract_clone(module: nnx.Module) -> nnx.Module:
     """Returns a clone with shapes for values: it neither keeps the user's arrays alive nor needs them to live."""
     graphdef, state = nnx.split(module)
     clone = nnx.merge(graphdef, jax.eval_shape(lambda: state))
-    nnx.pop(clone, nnx.Intermediate)
+    nnx.pop(clone, lambda path, value: isinstance(value, nnx.Intermediate)
+            or (_is_loss(value) and isinstance(value.get_value(), tuple)))
     replace_nnx_batch_norms(clone)
     return clone
+
+
+def _is_loss(value: Any) -> bool:
+    return isinstance(value, nnx.Variable) and type(value).__name__ in ("Loss", "Losses")
 
 
 def _fresh(path: Path, variable: nnx.RngState, make_key: MakeKey) -> jax.Array:

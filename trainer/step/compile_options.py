@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from trainer.compile import recompilation_guard
 from trainer.core import arguments, errors, precision, tree_paths
+from trainer.losses import regularizers
 
+STATE_REDUCTIONS = ("mean", "sum", "max", "first")
 BATCH_NORM_POLICIES = ("global", "per_replica")
 
 
@@ -32,12 +37,14 @@ class CompileOptions:
     data_on_device: bool | str = "auto"
     compile_guard: str = "warn"
     skip_non_finite: bool = False
+    regularizers: tuple[tuple[str, regularizers.Penalty], ...] = ()
+    state_reduction: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
         batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
-        skip_non_finite: Any,
+        skip_non_finite: Any, penalties: Any, state_reduction: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
 
@@ -66,7 +73,19 @@ class CompileOptions:
             data_on_device=data_on_device,
             compile_guard=recompilation_guard.check_mode(guard_mode),
             skip_non_finite=skip_non_finite,
+            regularizers=tuple((pattern, regularizers.get(penalty)) for pattern, penalty in _by_pattern(
+                "regularizers", penalties, "penalties, such as {'**/kernel': trainer.regularizers.L2(1e-4)}")),
+            state_reduction=tuple((pattern, _checked_reduction(name)) for pattern, name in _by_pattern(
+                "state_reduction", state_reduction, "reductions, such as {'usage/*': 'sum'}")),
         )
+
+    def penalty_of(self, params: Any) -> jax.Array | None:
+        """Returns what the regularizers add to the loss, a float32 scalar; None if there are none."""
+        if not self.regularizers:
+            return None
+        leaves = tree_paths.named_leaves(params)
+        return sum((jnp.asarray(penalty(leaf), jnp.float32) for pattern, penalty in self.regularizers
+                    for path, leaf in leaves.items() if tree_paths.matches(pattern, path)), jnp.zeros((), jnp.float32))
 
     def stored(self, params: Any) -> Any:
         """Returns parameters in the dtypes that they are stored in."""
@@ -87,6 +106,22 @@ def _checked_decay(ema_decay: Any) -> float | None:
         return None
     arguments.require_decay_rate(ema_decay=ema_decay)
     return float(ema_decay)
+
+
+def _by_pattern(argument: str, given: Any, values: str) -> list[tuple[str, Any]]:
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise errors.wrong_type(argument, given, f"a dict from path patterns to {values}")
+    for pattern in given:
+        tree_paths.check_pattern(argument, pattern)
+    return list(given.items())
+
+
+def _checked_reduction(name: Any) -> str:
+    if name not in STATE_REDUCTIONS:
+        raise errors.unknown_name("state_reduction", str(name), STATE_REDUCTIONS)
+    return str(name)
 
 
 def _checked_patterns(freeze: Any) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 from trainer.core.precision import where_finite
 from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, WholeBatchContext
 from trainer.core.train_state import TrainState, check_same_structure
+from trainer.core.tree_paths import restricted
 from trainer.distribute.replica.zero import specs_of
 
 Tree = TypeVar("Tree")
@@ -129,6 +130,7 @@ def leave_replica(
     Raises:
       TypeError: if the function changed the structure, shapes or dtypes of the state.
     """
+    after = after.replace(model_state=restricted(after.model_state, before.model_state))
     check_same_structure(function, before, after)
     old, treedef = jax.tree.flatten(before.model_state)
     new = merged_model_state(old, jax.tree.leaves(after.model_state), mean or mean_over(context))
