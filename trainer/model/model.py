@@ -86,9 +86,9 @@ class Model(StatefulModel):
         """Configures training. Weights that exist already are kept; the optimizer's state starts again.
 
         Args:
-          optimizer: a Keras name, an optimizer of `trainer.optimizers`, an optax transformation of gradients and
-            parameters, or a dict of these by module name: the names of a dict of modules, or of the top-level
-            submodules of one module.
+          optimizer: a Keras name, an optimizer of `trainer.optimizers`, an optax transformation, which gets the
+            loss too if it asks for it, or a dict of these by module name: the names of a dict of modules, or of the
+            top-level submodules of one module.
           loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred)` that returns one value per row
             (or the mean over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or
             `train_step` is overridden.

@@ -22,7 +22,7 @@ Layer: TypeAlias = "nn.Module | nnx.Module | Callable[..., Any]"
 ModuleLike: TypeAlias = "Layer | Sequence[Layer] | Mapping[str, Layer | Sequence[Layer]]"
 """A Linen or NNX module, a function of the inputs, a list of layers, or a dict of these by name."""
 
-OptimizerLike: TypeAlias = str | Optimizer | optax.GradientTransformation
+OptimizerLike: TypeAlias = str | Optimizer | optax.GradientTransformation | optax.MultiSteps
 Optimizers: TypeAlias = OptimizerLike | Mapping[str, OptimizerLike]
 
 LossLike: TypeAlias = str | Loss | type[Loss] | Callable[[Any, Any], Any]

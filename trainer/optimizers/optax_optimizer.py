@@ -29,19 +29,23 @@ def from_optax(transformation: optax.GradientTransformation) -> Optimizer:
       0.25
     """
     found = find_learning_rate(transformation)
-    if "lookahead" in stage_names(transformation):
-        transformation = with_slow_params(transformation)
     if found is not None and found.injected:
-        return _InjectedOptimizer(transformation, found.value, "optax")
+        return _InjectedOptimizer(transformation, found.value)
     if found is not None and found.scales_updates:
-        return _ScaledOptimizer(transformation, found.value, "optax")
+        return _ScaledOptimizer(transformation, found.value)
     return _FixedOptimizer(transformation, None if found is None else found.value)
 
 
 class _OptaxOptimizer(Optimizer):
+    def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
+        names = stage_names(transformation)
+        super().__init__(with_slow_params(transformation) if "lookahead" in names else transformation, learning_rate,
+                         "optax")
+        self._kind = ", ".join(names)
+
     @property
     def kind(self) -> str:
-        return ", ".join(stage_names(self.transformation))
+        return self._kind
 
     def schedule_count(self, state: OptimizerState) -> jax.Array:
         # A transformation that skips or collects updates counts those that it makes.
@@ -53,7 +57,7 @@ class _FixedOptimizer(_OptaxOptimizer):
     """A transformation with a rate, or rates, that cannot be set from outside, or not even read."""
 
     def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
-        super().__init__(transformation, 1.0 if learning_rate is None else learning_rate, "optax")
+        super().__init__(transformation, 1.0 if learning_rate is None else learning_rate)
         self._is_known = learning_rate is not None
 
     def _transform(
@@ -79,8 +83,8 @@ class _FixedOptimizer(_OptaxOptimizer):
 class _ScaledOptimizer(_OptaxOptimizer):
     """A transformation that has its own rate inside: another rate multiplies its updates."""
 
-    def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any, name: str):
-        super().__init__(transformation, learning_rate, name)
+    def __init__(self, transformation: optax.GradientTransformation, learning_rate: Any):
+        super().__init__(transformation, learning_rate)
         self._base = self._initial
 
     def _transform(
