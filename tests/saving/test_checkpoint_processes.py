@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support import project_files
-from trainer.saving.checkpoint import CheckpointFolder, CheckpointWriter, open_checkpoint
+from trainer.saving.checkpoint import CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint, run_lock
 
 pytestmark = pytest.mark.processes
 
@@ -136,6 +136,7 @@ def test_a_process_killed_while_it_saves_leaves_whole_checkpoints_and_hidden_fol
             assert checkpoint.document == {"step": step} and len(checkpoint.specs) == 4
         assert folder.newest_whole() == folder.path_of(folder.steps()[-1])
         folder.prepare()
+        folder.release()
         assert sorted(os.listdir(folder.path)) == sorted(visible)
 
 
@@ -154,6 +155,7 @@ writer.write_manifest = lambda folder: os.kill(os.getpid(), 9)
     with CheckpointWriter() as checkpoints:
         checkpoints.save(folder.path_of(0), {}, None)
     folder.prepare()
+    folder.release()
     assert os.listdir(tmp_path) == ["step_0"]
 
 
@@ -196,3 +198,36 @@ def test_two_processes_save_and_restore_one_checkpoint(tmp_path):
     assert second[3].startswith("CheckpointError Process 0 could not do its part of a checkpoint.")
     restored = open_checkpoint(tmp_path / "step_2").specs
     assert restored == {"rows": ((8, 4), np.dtype("float32")), "all": ((8, 4), np.dtype("float32"))}
+
+
+HOLDS_A_FOLDER = """
+import os, sys, time
+from trainer.saving.checkpoint import CheckpointFolder
+
+folder = CheckpointFolder(sys.argv[1])
+folder.prepare()
+if os.fork() == 0:  # as a loader of data that outlives its parent
+    os.close(1)
+    time.sleep(60)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_is_held_until_its_process_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock, "_WAIT_SECS", 0.5)
+    folder = CheckpointFolder(tmp_path / "run")
+    with subprocess.Popen([sys.executable, "-c", HOLDS_A_FOLDER, folder.path], stdout=subprocess.PIPE, text=True,
+                          cwd=project_files.ROOT, start_new_session=True) as process:
+        try:
+            holder = int(process.stdout.readline())
+            with pytest.raises(CheckpointError, match=f"Another run saves to .*: process {holder} on "):
+                folder.prepare()
+            process.kill()
+            process.wait()
+            assert os.path.exists(os.path.join(folder.path, run_lock.FILE_NAME))
+            folder.prepare()
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    folder.release()
+    assert os.listdir(folder.path) == []

@@ -6,12 +6,34 @@ stay short and do not print a user's data.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 MAX_ITEMS = 8  # of a container, in a message
+
+
+@contextlib.contextmanager
+def naming_file(path: str) -> Iterator[None]:
+    """Names a file in the errors of code that takes apart what the file says.
+
+    Raises:
+      ValueError: in place of any error of what is malformed, unless it names the file already.
+
+    >>> with naming_file("state"):
+    ...     {}["format_version"]
+    Traceback (most recent call last):
+    ValueError: 'state' is malformed (KeyError: 'format_version'). Save it again, or take another copy of it.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        if repr(path) in str(error):
+            raise
+        raise ValueError(f"{path!r} is malformed ({type(error).__name__}: {error}). Save it again, or take another "
+                         "copy of it.") from error
 
 
 def near_names(received: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -26,6 +26,8 @@ from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
 _KIND = "run"
+_KEYS = ("epoch", "batch", "batches", "logs", "initial_epoch", "epochs", "settings", "stop_training", "data",
+         "validation", "fingerprint", "callbacks")  # of every version
 _TYPES = "types"  # of the fingerprint of data: other types are other steps
 
 
@@ -33,6 +35,9 @@ def check_is_of_run(path: str, document: Any) -> None:
     """Raises ValueError unless the document of the checkpoint at `path` is that of a run."""
     if not isinstance(document, Mapping) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is no checkpoint of a run. `trainer.load` reads what `Model.save` wrote.")
+    missing = [name for name in _KEYS if name not in document]
+    if missing:
+        raise ValueError(f"The checkpoint {path!r} is malformed: it lacks {', '.join(missing)}. Delete it.")
 
 
 def is_at_the_end(document: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import tree_paths
+from trainer.core.errors import naming_file
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import to_host
 from trainer.model.state_holder import INIT_ROWS, StateHolder
@@ -64,12 +65,13 @@ def restore(path: str, holder: StateHolder) -> None:
     if not isinstance(document, dict) or document.get("kind") != _KIND:
         raise ValueError(f"{path!r} is a checkpoint of a run of `fit`. Give the folder that it is in to "
                          "`BackupAndRestore`; what `Model.save` writes is loaded here.")
-    if document["format_version"] > FORMAT_VERSION:
-        raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. This "
-                         f"trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
+    with naming_file(path):
+        if document["format_version"] > FORMAT_VERSION:
+            raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. "
+                             f"This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
+        inputs = jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype), document["inputs"])
     if not holder.is_built:
-        holder.build(jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype),
-                                  document["inputs"]))
+        holder.build(inputs)
     state = holder.current
     now, then = optimizer_kinds(state.optimizer), document.get("optimizer")  # an older version did not save it
     if None not in (now, then) and now != then:
@@ -117,4 +119,5 @@ def _open_file(path: str) -> tuple[Any, Restore]:
         return {name: jax.make_array_from_callback(leaf.shape, leaf.sharding, found[name].__getitem__)
                 for name, leaf in targets.items()}
 
-    return plain.decode(json.loads(text), part(_DOCUMENT_ARRAYS)), restore
+    with naming_file(path):
+        return plain.decode(json.loads(text), part(_DOCUMENT_ARRAYS)), restore

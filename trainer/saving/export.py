@@ -94,24 +94,8 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
     text, arrays = read_with_text(
         path, MANIFEST_KEY, "an exported model, as `Model.export` writes it",
         "A checkpoint folder is loaded with `trainer.load`.", "The `load_weights` of a model reads weights.")
-    manifest = json.loads(text)
-    if manifest["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"{path!r} has version {manifest['format_version']} of the format of exported models. This "
-                         f"trainer knows version {FORMAT_VERSION}. Install the one that wrote the file.")
-    _check_can_serialize()
-    try:
-        exported = jax.export.deserialize(bytearray(arrays.pop(_PROGRAM).tobytes()))
-        exported.mlir_module()  # the program itself would be read in the first call only
-    except Exception as error:
-        raise ValueError(f"{path!r} was exported with JAX {manifest['jax']}, and JAX {jax.__version__} cannot read it. "
-                         f"JAX reads what the same or an older version exported. {error}") from error
-    device = _device_for(path, exported.platforms)
-    weights = [jax.device_put(arrays.pop(name), device) for name in manifest["weights"]]
-    rows = manifest["batch_size"] or _any_rows()
-    input_spec = _tree(
-        manifest["inputs"], lambda sizes, dtype: jax.ShapeDtypeStruct((rows, *sizes[1:]), jnp.dtype(dtype)))
-    outputs = jax.tree.structure(_tree(manifest["outputs"], lambda *leaf: 0))
-    return ExportedModel(exported, weights, input_spec, outputs, manifest["batch_size"])
+    with errors.naming_file(path):
+        return _exported(path, json.loads(text), arrays)
 
 
 class ExportedModel:
@@ -297,6 +281,26 @@ def _device_for(path: str, platforms: Sequence[str]) -> jax.Device:
             continue
     raise ValueError(f"{path!r} was exported for {', '.join(platforms)}; this machine has "
                      f"{jax.export.default_export_platform()}. Export the model with `platforms` that include it.")
+
+
+def _exported(path: str, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ExportedModel:
+    if manifest["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"{path!r} has version {manifest['format_version']} of the format of exported models. This "
+                         f"trainer knows version {FORMAT_VERSION}. Install the one that wrote the file.")
+    _check_can_serialize()
+    try:
+        exported = jax.export.deserialize(bytearray(arrays.pop(_PROGRAM).tobytes()))
+        exported.mlir_module()  # the program itself would be read in the first call only
+    except Exception as error:
+        raise ValueError(f"{path!r} was exported with JAX {manifest['jax']}, and JAX {jax.__version__} cannot read it. "
+                         f"JAX reads what the same or an older version exported. {error}") from error
+    device = _device_for(path, exported.platforms)
+    weights = [jax.device_put(arrays.pop(name), device) for name in manifest["weights"]]
+    rows = manifest["batch_size"] or _any_rows()
+    input_spec = _tree(
+        manifest["inputs"], lambda sizes, dtype: jax.ShapeDtypeStruct((rows, *sizes[1:]), jnp.dtype(dtype)))
+    outputs = jax.tree.structure(_tree(manifest["outputs"], lambda *leaf: 0))
+    return ExportedModel(exported, weights, input_spec, outputs, manifest["batch_size"])
 
 
 def _check_can_serialize() -> None:

@@ -91,11 +91,12 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
     path = os.path.abspath(path)
     if verify:
         check_manifest(path)
-    with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
-        content = json.load(file)
-    with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:
-        document = plain.decode(content["document"], dict(arrays))
-    return Checkpoint(path, document, layout.specs_from_json(content["arrays"]))
+    with errors.naming_file(path):
+        with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
+            content = json.load(file)
+        with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:
+            document = plain.decode(content["document"], dict(arrays))
+        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]))
 
 
 def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
