@@ -36,6 +36,10 @@ class BackupAndRestore(Callback):
       double_checkpoint: whether the checkpoint before the newest stays too, for the case that the newest gets damaged.
       delete_checkpoint: whether the checkpoints are deleted at the end of the training. If not, the end is saved,
         whatever `save_freq` is.
+      save_on_error: whether the run is also saved where an exception ends it, as it was after the last batch that all
+        callbacks were told of. Ctrl-C then ends it at the next boundary of batches, and at once if it comes again. A
+        step that fails on the device, or a callback that fails after a batch, leaves nothing but what was saved
+        before, which a warning says. For one process only.
       preemption_signal: a signal on which the run saves at the next boundary of batches and ends the process with the
         exit code 143; None for none. Several processes agree on the boundary, and on SIGTERM only: one of them may have
         received it.
@@ -58,23 +62,27 @@ class BackupAndRestore(Callback):
         double_checkpoint: bool = True,
         delete_checkpoint: bool = True,
         preemption_signal: signal.Signals | int | None = signal.SIGTERM,
+        *,
+        save_on_error: bool = False,
     ):
-        arguments.require_bool(double_checkpoint=double_checkpoint, delete_checkpoint=delete_checkpoint)
+        arguments.require_bool(double_checkpoint=double_checkpoint, delete_checkpoint=delete_checkpoint,
+                               save_on_error=save_on_error)
         self.backup_dir = arguments.as_path("backup_dir", backup_dir, "the path of a folder for the checkpoints")
         self.save_freq = _checked_save_freq(save_freq)
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
+        self.save_on_error = save_on_error
         self.preemption_signal = None if preemption_signal is None else _checked_signal(preemption_signal)
         self._folder = self.backup_dir
         self._saved_at = 0.0
         self._point: Any = None
-        self._is_preempted = False
+        self._is_preempted = self._is_interrupted = False
         self._boundaries = 0
-        self._outer_handler: Any = None
+        self._outer_handlers: dict[int, Any] = {}
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._saved_at = time.monotonic()
-        self._is_preempted = False
+        self._is_preempted = self._is_interrupted = False
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:
         if phase != "train" or not isinstance(self.save_freq, int):
@@ -92,6 +100,13 @@ class BackupAndRestore(Callback):
                 print(resumed)
             self._listen()
             return
+        if point.kind == "error":
+            if self.save_on_error and self._save(point, wait=True):
+                print(f"The run is saved in {self.backup_dir!r}, as it was before the exception. The same command goes "
+                      "on from there.", file=sys.stderr, flush=True)
+            return
+        if self._is_interrupted:
+            raise KeyboardInterrupt  # which saves
         if self._is_preempted_everywhere():
             self._save_and_exit()
         if self._is_due(point):
@@ -99,6 +114,11 @@ class BackupAndRestore(Callback):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._stop_listening()
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        if self._point.is_at_limit:  # the run is not over, and saved already
+            self._point.wait()
+            return
         if self._is_preempted:  # after the last boundary; without its end saved, the next start would begin again
             self._save_and_exit()
         self._point.wait()
@@ -110,6 +130,8 @@ class BackupAndRestore(Callback):
         return bool((self.params or {}).get("verbose"))
 
     def _is_due(self, point: Any) -> bool:
+        if point.is_at_limit:
+            return point.kind == "batches"
         if point.kind == "epoch" and not self.delete_checkpoint and (
                 self.model.stop_training or point.epoch >= (self.params or {}).get("epochs", math.inf)):
             return True  # the end, for which a `SidecarEvaluator` of the run waits
@@ -120,6 +142,9 @@ class BackupAndRestore(Callback):
         return time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
 
     def _save(self, point: Any, wait: bool = False) -> bool:
+        if point.is_at_limit and point.kind != "batches":  # saved already, where the run can go on
+            point.wait()
+            return True
         is_saved = point.save(self._folder, keep=2 if self.double_checkpoint else 1, wait=wait)
         self._saved_at = time.monotonic()
         return is_saved
@@ -138,6 +163,9 @@ class BackupAndRestore(Callback):
         if isinstance(self.save_freq, datetime.timedelta):
             raise ValueError("`save_freq` must be 'epoch' or a number of batches where several processes train: their "
                              f"clocks differ. Received: {self.save_freq!r}.")
+        if self.save_on_error:
+            raise ValueError("`save_on_error` is for one process: of several, the others would be waited for. Use a "
+                             "`save_freq`.")
         if self.preemption_signal not in (None, signal.SIGTERM):
             raise ValueError("`preemption_signal` must be SIGTERM or None where several processes train. Received: "
                              f"{self.preemption_signal!r}.")
@@ -153,24 +181,38 @@ class BackupAndRestore(Callback):
         if jax.process_count() > 1:
             return
         # Python calls handlers in the main thread only, and only there may they be set.
-        if self.preemption_signal is not None and threading.current_thread() is threading.main_thread():
-            outer = signal.signal(self.preemption_signal, self._note)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        numbers: set[int] = set() if self.preemption_signal is None else {self.preemption_signal}
+        if self.save_on_error and callable(signal.getsignal(signal.SIGINT)):  # a process may ignore it
+            numbers |= {signal.SIGINT}
+        for number in numbers:
+            outer = signal.signal(number, self._note)
             if outer != self._note:  # else an exception ended the last `fit`
-                self._outer_handler = signal.SIG_DFL if outer is None else outer
+                self._outer_handlers[number] = signal.SIG_DFL if outer is None else outer
 
     def _stop_listening(self) -> None:
-        number = self.preemption_signal
-        if number is not None and self._outer_handler is not None and signal.getsignal(number) == self._note:
-            signal.signal(number, self._outer_handler)
-            self._outer_handler = None
+        for number, outer in self._outer_handlers.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, outer)
+        self._outer_handlers = {}
 
     def _note(self, number: int, frame: Any) -> None:
-        if self._point.kind != "closed":
+        if self._point.kind != "closed" and number == self.preemption_signal:
             self._is_preempted = True
-            return
-        # `fit` ended by an exception: the signal means what it meant before.
-        self._stop_listening()
-        signal.raise_signal(number)
+        elif self._point.kind != "closed" and not self._is_interrupted:
+            self._is_interrupted = True
+            print("Ctrl-C: the run ends after these batches, and is saved; again, it ends at once.", file=sys.stderr,
+                  flush=True)
+        else:
+            # `fit` ended by an exception, or this is urgent: the signal means what it meant before.
+            outer = self._outer_handlers.get(number, signal.SIG_DFL)
+            self._stop_listening()
+            if callable(outer):
+                outer(number, frame)
+            else:
+                signal.signal(number, outer)
+                signal.raise_signal(number)
 
 
 def _checked_save_freq(value: Any) -> Any:

@@ -52,7 +52,8 @@ class SavePoint(Protocol):
 
     kind: str
     """"start" after `on_train_begin`, "batches" after an execution, "epoch" after `on_epoch_end`, "validation" after an
-    execution of a validation; "closed" once `fit` is over, however it ended."""
+    execution of a validation; "error" where an exception has ended `fit` in the only process: what is saved then is the
+    run at the save point before; "closed" once `fit` is over, however it ended."""
 
     epoch: int
     """The epoch, from 0, that the next batch belongs to."""
@@ -62,6 +63,9 @@ class SavePoint(Protocol):
 
     batches: int
     """How many batches were trained on since the first epoch began, before interruptions too."""
+
+    is_at_limit: bool
+    """Whether `fit` ends here because of `max_steps` or `max_time`: what is saved at this point can go on."""
 
     def save(self, folder: str, keep: int, wait: bool = False) -> bool:
         """Begins to write a checkpoint of the run to a folder of them, in which the newest `keep` stay.
@@ -78,6 +82,7 @@ class SavePoint(Protocol):
 
         Raises:
           OSError: if it, or the last that was begun, cannot be written.
+          RuntimeError: after an exception, if the run is no longer what it was at the save point before.
         """
 
     def restore(self, folder: str) -> str | None:

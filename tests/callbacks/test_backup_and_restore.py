@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pathlib
@@ -368,6 +369,96 @@ def test_a_preempted_run_saves_exits_and_goes_on(tmp_path, undisturbed, name, ph
     assert "not preempted" not in done.stdout
     model = make_model()
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path / "backup")), *undisturbed)
+
+
+def failing(folder, error, *callbacks, data=(X, Y), **arguments):
+    """Runs a fit that ends by an exception, with a checkpoint for nothing else."""
+    backup = cb.BackupAndRestore(folder, save_freq=10**6, save_on_error=True)
+    with pytest.raises(error):
+        fit(make_model(), backup, *callbacks, data=data, **arguments)
+    return backup
+
+
+def assert_goes_on(folder, expected, data=(X, Y), **arguments):
+    model = make_model()
+    assert_same_run(model, fit(model, cb.BackupAndRestore(folder), data=data, **arguments), *expected)
+
+
+def raise_at(epoch, error=Interruption):
+    def hook(number, logs=None):
+        if number == epoch:
+            raise error
+    return hook
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
+def test_an_exception_at_an_epochs_border_leaves_a_run_that_goes_on(tmp_path, undisturbed, hook, capfd):
+    rates = cb.LambdaCallback()  # changes what the exception must not leave behind
+    rates.on_epoch_end = lambda epoch, logs: setattr(
+        rates.model.optimizer, "learning_rate", 0.5 if epoch == 1 else 0.02)
+    failing(tmp_path, Interruption, *[rates] * (hook == "on_epoch_end"), cb.LambdaCallback(**{hook: raise_at(1)}))
+    assert f"The run is saved in {str(tmp_path)!r}, as it was before the exception" in capfd.readouterr().err
+    assert_goes_on(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_validation_leaves_a_run_that_goes_on(tmp_path, undisturbed):
+    failing(tmp_path, Interruption, Interrupt(1, 1, "test"))
+    assert_goes_on(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails_at", [3, 7])
+def test_an_exception_in_the_data_leaves_a_run_that_goes_on(tmp_path, fails_at):
+    class Data:
+        def __init__(self, fails_at=None):
+            self.fails_at, self.read = fails_at, -1  # the first is looked at
+
+        def __iter__(self):
+            for start in range(0, 40, 8):
+                if self.read == self.fails_at:
+                    raise OSError("the disk is gone")
+                self.read += 1
+                yield X[start:start + 8], Y[start:start + 8]
+
+    model = make_model()
+    expected = model, fit(model, data=(Data(),), batch_size=None, validation_batch_size=8)
+    failing(tmp_path, RuntimeError, data=(Data(fails_at),), batch_size=None, validation_batch_size=8)
+    assert_goes_on(tmp_path, expected, data=(Data(),), batch_size=None, validation_batch_size=8)
+
+
+def test_a_callback_that_fails_after_a_batch_leaves_what_was_saved_before(tmp_path):
+    with pytest.warns(UserWarning, match=r"could not be saved.* a step had run after batch 3 of epoch 1"):
+        failing(tmp_path, Interruption, Interrupt(0, 3))
+    assert not list(tmp_path.glob("*"))
+
+
+def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tmp_path):
+    begun = cb.LambdaCallback(on_epoch_begin=raise_at(0))
+    with pytest.warns(UserWarning, match=r"could not be saved.*it had just begun"):
+        failing(tmp_path, Interruption, begun)
+    interrupted(tmp_path / "other", cb.LambdaCallback(on_epoch_end=raise_at(0)), save_freq=10**6)
+    assert not list(tmp_path.glob("**/step*"))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tmp_path, undisturbed, times, capfd):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def press(batch, logs):
+        if batch == 3:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    context = pytest.warns(UserWarning, match="could not be saved") if times == 2 else contextlib.nullcontext()
+    try:
+        with context:
+            failing(tmp_path, KeyboardInterrupt, cb.LambdaCallback(on_train_batch_end=press))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "Ctrl-C: the run ends after these batches" in capfd.readouterr().err
+    if times == 1:
+        assert_goes_on(tmp_path, undisturbed)
 
 
 def test_the_signal_means_what_it_meant_once_fit_is_over(tmp_path):

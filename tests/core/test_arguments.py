@@ -50,7 +50,9 @@ STOPPING, PLATEAU = made(callbacks.EarlyStopping, "loss"), made(callbacks.Reduce
 TABLE = [
     *((FIT, name, COUNTS) for name in ("epochs", "initial_epoch")),
     *((FIT, name, POSITIVE_COUNTS) for name in (
-        "batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq")),
+        "batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq", "max_steps",
+        "limit_batches")),
+    (FIT, "max_time", [*POSITIVE_NUMBERS, (datetime.timedelta(), ValueError)]),
     (FIT, "validation_split", [("half", TypeError), (True, TypeError), (NAN, ValueError), (1.0, ValueError)]),
     (FIT, "verbose", [(1.5, TypeError), (None, TypeError), (3, ValueError), ("loud", ValueError)]),
     (FIT, "class_weight", [([1.0], TypeError), ({0.5: 1.0}, TypeError), ({0: "a"}, TypeError), ({0: NAN}, ValueError),
@@ -77,6 +79,7 @@ TABLE = [
     (CHECKPOINT, "save_best_only", SWITCHES), (CHECKPOINT, "save_weights_only", SWITCHES),
     (BACKUP, "save_freq", [*POSITIVE_COUNTS[:3], (0, ValueError), ("batch", ValueError),
                            (datetime.timedelta(), ValueError)]),
+    (BACKUP, "save_on_error", SWITCHES),
     (BACKUP, "double_checkpoint", SWITCHES), (BACKUP, "delete_checkpoint", SWITCHES),
     (made(callbacks.BackupAndRestore), "backup_dir", PATHS),
     (BACKUP, "preemption_signal", [("SIGTERM", TypeError), (True, TypeError), (0, ValueError), (2**20, ValueError)]),

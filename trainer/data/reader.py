@@ -54,6 +54,7 @@ class Reader:
       steps_per_epoch: batches of an epoch; None for as many as the source yields in a pass.
       group_size: the most batches that a group holds; may be assigned between epochs.
       first_epoch: the number of the first epoch that will be read, at which a one-shot source begins.
+      limit_batches: the most batches that an epoch takes of its pass; None for all.
 
     Attributes:
       group_size: see above.
@@ -66,8 +67,14 @@ class Reader:
     """
 
     def __init__(
-        self, source: Source, steps_per_epoch: int | None = None, group_size: int = 1, first_epoch: int = 0
+        self, source: Source, steps_per_epoch: int | None = None, group_size: int = 1, first_epoch: int = 0,
+        limit_batches: int | None = None,
     ):
+        if limit_batches is not None and (
+                steps_per_epoch is not None or source.is_one_shot or source.num_batches == math.inf):
+            steps_per_epoch, limit_batches = min(steps_per_epoch or limit_batches, limit_batches), None
+        if limit_batches is not None and isinstance(source, DatasetSource):
+            source, limit_batches = DatasetSource(source.dataset.take(limit_batches)), None
         if steps_per_epoch is not None:
             steps_per_epoch = as_count("steps_per_epoch", steps_per_epoch)
         elif source.num_batches == math.inf:
@@ -75,6 +82,7 @@ class Reader:
                              "how many batches an epoch has.")
         self._source = source
         self._steps = steps_per_epoch
+        self._limit = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0
         self.group_size = as_count("group_size", group_size)
         self.exhausted = False
@@ -89,12 +97,14 @@ class Reader:
         if self._steps is not None:
             return self._steps
         num_batches = self._source.num_batches
-        return num_batches if is_finite(num_batches) else None
+        if not is_finite(num_batches):
+            return None
+        return num_batches if self._limit is None else min(num_batches, self._limit)
 
     @property
     def epoch_rows(self) -> int | None:
         """Rows of an epoch, or None if only reading will tell."""
-        return self._source.rows if self._steps is None else None
+        return self._source.rows if self._steps is None and self._limit is None else None
 
     @property
     def capacity(self) -> int:
@@ -307,9 +317,10 @@ class Reader:
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
         number, buffer, token = start, GroupBuffer(self.capacity), None
+        most = self._limit if self._steps is None else self._steps
         self._is_being_read = True
         try:
-            while self._steps is None or number < self._steps:
+            while most is None or number < most:
                 if self.keeps_resume_tokens and buffer.count == 0:
                     token = self._resume_token(stream, number)
                 element = self._draw(stream, number)

@@ -25,6 +25,7 @@ from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.phase_input import PhaseInput, start_phase
 from trainer.loop.resumable_run import TrainingRun
 from trainer.loop.run_fingerprint import describe_data, describe_run
+from trainer.loop.run_limits import RunLimits
 from trainer.loop.trainable_model import TrainableModel
 
 # How many executions may not have ended when the next begins.
@@ -45,6 +46,7 @@ def fit(
     validation: Reader | None = None,
     validation_freq: Any = 1,
     timing: Timing | None = None,
+    limits: RunLimits | None = None,
 ) -> None:
     """Trains for `epochs - initial_epoch` epochs.
 
@@ -57,7 +59,9 @@ def fit(
       validation: batches to evaluate at the end of an epoch.
       validation_freq: evaluate every so many epochs, or in the epochs listed (counted from 1).
       timing: the clock to use.
+      limits: what ends the run before.
     """
+    limits = limits or RunLimits()
     validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
     if validation is not None and validation.is_single_pass and validations > 1:
         raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {validations} "
@@ -71,9 +75,10 @@ def fit(
         validation_names = test.phase.log_names if test else ()
         _assert_consistent(model, "training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
-            logs=", ".join(train.phase.log_names), validation_freq=validation_freq))
+            logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
         callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
-        run = TrainingRun(model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing)
+        run = TrainingRun(
+            model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
         validator = None if test is None else functools.partial(_evaluate, test, callbacks)
         with run, model.run.validating(validator):
             with timing.measure("callbacks"):
@@ -89,12 +94,12 @@ def fit(
                     with timing.measure("callbacks"):
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
-                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained)
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch)
                     if epoch + 1 < epochs and not model.stops("train"):
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running)
+                run.epoch_trained()
                 if test is not None and _is_due(epoch, validation_freq):
-                    run.validation_begins()
                     for name, value in _evaluate(test, callbacks, run.validated).items():
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
@@ -226,11 +231,12 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
 
 def _run_epoch(
     inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
-    reached: Reached | None = None,
+    reached: Reached | None = None, last_of_run: int | None = None,
 ) -> Running:
     """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
 
-    `reached` is called after each execution, after all callbacks.
+    `reached` is called after each execution, after all callbacks. No execution goes beyond the
+    batch `last_of_run`.
     """
     model, kind, timing = inputs.model, inputs.kind, inputs.timing
     running = inputs.phase.empty_logs if running is None else running
@@ -238,7 +244,7 @@ def _run_epoch(
     agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
     one_by_one = per_batch or _stops(model, kind, agrees)  # asked before the epoch, it ends after one batch
     with inputs.interrupts, inputs.groups(epoch, batch) as groups:
-        for group, start, stop in _executions(inputs, groups, callbacks, one_by_one):
+        for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
             first, last = group.first + start, group.first + stop - 1
             if per_batch:
                 with timing.measure("callbacks"):
@@ -258,11 +264,12 @@ def _run_epoch(
 
 
 def _executions(
-    inputs: PhaseInput, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool
+    inputs: PhaseInput, groups: Iterator[PlacedGroup], callbacks: CallbackList, one_by_one: bool, last: int | None
 ) -> Iterator[tuple[PlacedGroup, int, int]]:
     """Yields `(group, start, stop)`: which batches of which group to execute at once.
 
-    That is as many as go into one execution, unless they go one by one or a callback has a sync point in the middle.
+    That is as many as go into one execution, unless they go one by one, or a callback has a sync point or the run its
+    `last` batch in the middle.
     """
     has_sync_points = callbacks.wants("next_sync_step")
     # Where a group is of many executions, these end where they would if each had a group of its own.
@@ -272,8 +279,9 @@ def _executions(
         while start < group.count:
             stop = min((start // steps + 1) * steps, group.count)
             sync_step = callbacks.next_sync_step(inputs.kind, group.first + start) if has_sync_points else None
-            if sync_step is not None:
-                stop = min(stop, sync_step - group.first + 1)
+            for number in (sync_step, last):
+                if number is not None:
+                    stop = min(stop, number - group.first + 1)
             yield group, start, stop
             start = stop
 

@@ -22,6 +22,7 @@ from trainer.core.train_state import TrainState
 from trainer.data import Reader
 from trainer.data.sources.batches import ResumeToken
 from trainer.loop import begun_run
+from trainer.loop.run_limits import RunLimits
 from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
@@ -83,23 +84,29 @@ class TrainingRun:
       empty_logs: the running logs at the beginning of an epoch.
       epochs: the first epoch, and the number after that of the last epoch.
       timing: the clock of the run.
+      limits: what ends the run before its last epoch.
 
     Attributes:
-      kind, epoch, batch, batches: see `SavePoint`.
+      kind, epoch, batch, batches, is_at_limit: see `SavePoint`.
       running: the running logs of the epoch so far.
       logs: those of the last epoch that ended.
       is_epoch_over: whether the epoch has no further batch, as the run that is resumed was stopped in it.
       is_over: whether there is no further epoch, as the run was stopped.
+
+    An exception may come between two save points. What a checkpoint then holds is of the last one: the training state
+    that was there, if no step has taken its memory since, and, where hooks have been called since, what they have
+    changed as it was before.
     """
 
     def __init__(self, model: TrainableModel, reader: Reader, validation: Reader | None, callbacks: CallbackList,
-                 empty_logs: Any, epochs: tuple[int, int], timing: Timing):
+                 empty_logs: Any, epochs: tuple[int, int], timing: Timing, limits: RunLimits):
         self.kind = "start"
         self.epoch = epochs[0]
         self.logs: dict[str, Any] = {}
         self.batch = self.batches = 0
         self.running = self._empty_logs = empty_logs
-        self.is_epoch_over = self.is_over = False
+        self.is_epoch_over = self.is_over = self.is_at_limit = False
+        self._limits = limits
         self._epochs = epochs
         self._is_restored = False
         self._model = model
@@ -107,7 +114,8 @@ class TrainingRun:
         self._callbacks = callbacks
         self._timing = timing
         self._resume_token: ResumeToken | None = None
-        self._before_validation: dict[str, Any] | None = None
+        self._before_hooks: dict[str, Any] | None = None  # what `_snapshot` returned at the last save point
+        self._state: TrainState | None = None  # at the last save point
         self._writer: CheckpointWriter | None = None
         self._folders: dict[str, CheckpointFolder] = {}  # which are locked for as long as the run goes on
         self._is_watched = callbacks.wants("on_save_point")
@@ -117,20 +125,31 @@ class TrainingRun:
 
     # --- what the loop tells ---------------------------------------------------------------------------------------
 
+    @property
+    def last_batch(self) -> int | None:
+        """The number of the epoch's batch beyond which no execution may go; None if there is none."""
+        return self._limits.last_batch(self.batches, self.batch)
+
     def started(self) -> None:
         """All callbacks were told that training begins."""
         self._reached("start")
+        if self.batches and self._limits.are_reached(self.batches, self._model.strategy):
+            self.is_at_limit = self.is_over = True
 
     def trained(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
         """`batch` batches of the epoch are done, the last of a group with this `resume_token`."""
         self.batches += batch - self.batch
         self.batch, self.running, self._resume_token = batch, running, resume_token
+        self._before_hooks = None
+        self.is_at_limit = self._limits.are_reached(self.batches, self._model.strategy)
         self._reached("batches")
+        if self.is_at_limit:  # not before: what is saved here can go on
+            self._model.set_stops("train", True)
 
-    def validation_begins(self) -> None:
-        """The epoch's training is over, and its validation begins."""
-        # Callbacks may count what they see of it, and will see it again if the run is resumed.
-        self._before_validation = self._snapshot() if self._is_watched else None
+    def epoch_trained(self) -> None:
+        """The epoch's training is over; its validation and its end are to come."""
+        # Callbacks may count what they see of these, and will see them again if the run is resumed.
+        self._keep_snapshot()
 
     def validated(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
         """Some batches of the validation are done."""
@@ -140,15 +159,20 @@ class TrainingRun:
         """All callbacks were told that the epoch is over, which had these logs."""
         self.logs = dict(logs) if self._is_watched else {}
         self.epoch, self.batch, self.running, self._resume_token = self.epoch + 1, 0, self._empty_logs, None
-        self._before_validation = None
         self.is_epoch_over, self.is_over = False, self._model.stops("train")
+        self._keep_snapshot()
         self._reached("epoch")
 
     def _reached(self, kind: str) -> None:
         self.kind = kind
         if self._is_watched:
+            if kind != "start":  # where it may still be being made
+                self._state = self._model.state.current
             with self._timing.measure("callbacks"):
                 self._callbacks.on_save_point(self)
+
+    def _keep_snapshot(self) -> None:
+        self._before_hooks = self._snapshot() if self._is_watched else None
 
     def __enter__(self) -> TrainingRun:
         return self
@@ -156,6 +180,8 @@ class TrainingRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, (Exception, KeyboardInterrupt)) and self._is_watched and jax.process_count() == 1:
+            self._failed()
         self.kind = "closed"
         try:
             if self._writer is None or (error is not None and jax.process_count() > 1):
@@ -169,6 +195,14 @@ class TrainingRun:
         finally:
             for folder in self._folders.values():
                 folder.release()
+
+    def _failed(self) -> None:
+        """Gives callbacks the chance to save; what goes wrong in that must not hide the exception."""
+        self.kind = "error"
+        try:
+            self._callbacks.on_save_point(self)
+        except Exception as failure:
+            warnings.warn(f"The run could not be saved when it ended by an exception: {failure}", stacklevel=2)
 
     # --- SavePoint -------------------------------------------------------------------------------------------------
 
@@ -187,8 +221,9 @@ class TrainingRun:
                 begun_run.forget(folder)
                 checkpoints.prune()
 
-            arrays = tree_paths.named_leaves({"state": self._model.state.current, "logs": self.running})
-            document = self._before_validation or self._snapshot()
+            state = self._model.state.current if self.kind != "error" else self._state_of_last_point()
+            arrays = tree_paths.named_leaves({"state": state, "logs": self.running})
+            document = self._before_hooks or self._snapshot()
             # After the last batch of an epoch the run may have been saved already, before the epoch's end.
             self._writer.save(checkpoints.path_of(self.batches), arrays, document, replace=True,
                               on_saved=on_saved)
@@ -248,6 +283,14 @@ class TrainingRun:
         return self._folders[folder]
 
     # --- what is saved ---------------------------------------------------------------------------------------------
+
+    def _state_of_last_point(self) -> TrainState:
+        if self._state is None:
+            raise RuntimeError("it had just begun.")
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state) if isinstance(leaf, jax.Array)):
+            raise RuntimeError(f"a step had run after batch {self.batch} of epoch {self.epoch + 1} of which not all "
+                               "callbacks were told. The newest checkpoint is the last that was written before.")
+        return self._state
 
     def _snapshot(self) -> dict[str, Any]:
         validation = self._validation

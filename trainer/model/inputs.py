@@ -28,12 +28,13 @@ PHASES = ("train", "test", "predict")
 def training_readers(
     model: LoopModel, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, shuffle: Any, class_weight: Any,
     steps_per_epoch: int | None, initial_epoch: int, validation_split: float, validation_data: Any,
-    validation_steps: int | None, validation_batch_size: int | None,
+    validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None,
 ) -> Iterator[tuple[Reader, Reader | None]]:
     """Gives the readers of `fit`: of the data to train on, and of those to validate on."""
     for name, count, minimum in (("initial_epoch", initial_epoch, 0), ("steps_per_epoch", steps_per_epoch, 1),
                                  ("validation_steps", validation_steps, 1),
-                                 ("validation_batch_size", validation_batch_size, 1)):
+                                 ("validation_batch_size", validation_batch_size, 1),
+                                 ("limit_batches", limit_batches, 1)):
         arguments.check_count(name, count, minimum, optional=name != "initial_epoch")
     if validation_split:
         if validation_data is not None:
@@ -45,13 +46,13 @@ def training_readers(
         reader = readers.enter_context(Reader(
             adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=model.seed,
                   class_weight=class_weight, steps=steps_per_epoch, processes=processes),
-            steps_per_epoch, first_epoch=initial_epoch))
+            steps_per_epoch, first_epoch=initial_epoch, limit_batches=limit_batches))
         validation = None
         if validation_data is not None:
             source = _adapt_validation(
                 validation_data, validation_batch_size or batch_size, validation_steps, processes)
             output_checks.check_holds_steps(source, "validation_steps", validation_steps)
-            validation = readers.enter_context(Reader(source, validation_steps))
+            validation = readers.enter_context(Reader(source, validation_steps, limit_batches=limit_batches))
         yield reader, validation
 
 

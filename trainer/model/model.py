@@ -8,6 +8,7 @@ these as a `LoopModel`.
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
@@ -17,6 +18,7 @@ from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
+from trainer.loop.run_limits import RunLimits
 from trainer.losses.regularizers import Penalty
 from trainer.metrics import Metric
 from trainer.model import inputs
@@ -223,6 +225,10 @@ class Model(StatefulModel):
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
         validation_freq: int | Sequence[int] = 1,
+        *,
+        max_steps: int | None = None,
+        max_time: float | datetime.timedelta | None = None,
+        limit_batches: int | None = None,
     ) -> History:
         """Trains the model.
 
@@ -250,6 +256,13 @@ class Model(StatefulModel):
             batch, except that a generator continues where the last validation stopped.
           validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
           validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
+          max_steps: how many batches to train on in all, also before an interruption; `epochs` may end the run before.
+            As with `stop_training`, the epoch ends there, with its validation. `BackupAndRestore` saves what came
+            before that end, so that the same `fit` with more steps, or with none given, goes on exactly.
+          max_time: the seconds, or a `datetime.timedelta`, after which the run ends in the same way, once the batches
+            that run are done: of this call, so that a job of a queue can take its part of a run.
+          limit_batches: the most batches of an epoch and of a validation, for a dry run of all that a run does:
+            `fit(..., epochs=2, limit_batches=2)`.
 
         Returns:
           The `History`, whose `history` has a list of floats per log.
@@ -262,18 +275,18 @@ class Model(StatefulModel):
         self._configuration.require_compiled("fit")
         arguments.check_count("epochs", epochs, 0)
         arguments.check_validation_freq(validation_freq)
-        model, timing = LoopModel(self), Timing()
+        model, timing, limits = LoopModel(self), Timing(), RunLimits(max_steps, max_time)
         with inputs.training_readers(
             model, x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight,
             steps_per_epoch=steps_per_epoch, initial_epoch=initial_epoch, validation_split=validation_split,
             validation_data=validation_data, validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size,
+            validation_batch_size=validation_batch_size, limit_batches=limit_batches,
         ) as (reader, validation):
             called = inputs.callback_list(
                 self, callbacks, verbose, history=True, epochs=epochs, steps=reader.num_batches)
             history = next(callback for callback in called.callbacks if isinstance(callback, History))
             try:
-                loop.fit(model, reader, called, epochs, initial_epoch, validation, validation_freq, timing)
+                loop.fit(model, reader, called, epochs, initial_epoch, validation, validation_freq, timing, limits)
             finally:
                 self._state_holder.end_fit()
                 history.timing = timing.report()

@@ -1,0 +1,62 @@
+"""Where a `fit` ends before its last epoch: after a number of steps, or some time."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+from trainer.core import arguments
+from trainer.distribute import Strategy
+
+
+class RunLimits:
+    """The `max_steps` and `max_time` of a `fit`.
+
+    Args:
+      max_steps: how many batches to train on, those before an interruption included; None for no limit.
+      max_time: the seconds, or a `datetime.timedelta`, from now on until the execution after which the run ends; None
+        for no limit.
+
+    Raises:
+      TypeError: for arguments of a wrong type.
+      ValueError: for arguments that are not above 0.
+
+    Example:
+
+    >>> limits = RunLimits(max_steps=10)
+    >>> limits.last_batch(trained=8, batch=3)
+    4
+    """
+
+    def __init__(self, max_steps: int | None = None, max_time: float | datetime.timedelta | None = None):
+        arguments.check_count("max_steps", max_steps, optional=True)
+        if isinstance(max_time, datetime.timedelta):
+            max_time = max_time.total_seconds()
+        if max_time is not None:
+            arguments.require_positive(max_time=max_time)
+        self._max_steps = max_steps
+        self._max_secs = max_time
+        self._begin = time.monotonic()
+
+    def last_batch(self, trained: int, batch: int) -> int | None:
+        """Returns the number of the epoch's batch that is the last of the run; None if the steps are not limited.
+
+        Args:
+          trained: how many batches the run has trained on.
+          batch: how many of the epoch are among them.
+        """
+        return None if self._max_steps is None else batch + self._max_steps - trained - 1
+
+    def are_reached(self, trained: int, strategy: Strategy) -> bool:
+        """Returns whether the run ends after `trained` batches; the same in all processes, which all have to ask."""
+        if self._max_steps is not None and trained >= self._max_steps:
+            return True
+        if self._max_secs is None:
+            return False
+        is_over = time.monotonic() - self._begin >= self._max_secs
+        return strategy.process_group.any(is_over) if strategy.spans_processes else is_over
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what must be the same in all processes."""
+        return {"max_steps": self._max_steps, "max_time": self._max_secs}
