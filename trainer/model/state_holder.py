@@ -18,7 +18,7 @@ from trainer.core.rng import stream_key
 from trainer.core.train_state import TrainState, initial_opt_state, initial_state
 from trainer.data import Batch
 from trainer.distribute import Strategy
-from trainer.distribute.placement.placement import to_host
+from trainer.distribute.placement.placement import free_to_move, to_host
 from trainer.loop.run_context import RunContext
 from trainer.model.configuration import Configuration
 from trainer.modules import FunctionalModule
@@ -81,7 +81,7 @@ class StateHolder:
         """Makes the weights while a block runs, which is given their shapes; the first to need them later waits."""
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
         making = init_placed(self._make, self._strategy.state_shardings, np.uint32(self.seed), inputs,
-                             self._module.initial_values)
+                             free_to_move(self._module.initial_values))
         if spec != self.inputs:
             self._configuration.forget_phases()  # they are of weights of other shapes
         self.inputs = spec

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from trainer.core.replica_context import RowMask
 from trainer.core.types import PyTree
@@ -134,6 +134,26 @@ def to_host(array: Any) -> np.ndarray:
     assert isinstance(array.sharding, NamedSharding), "of a strategy's mesh"
     whole = jax.device_put(array, NamedSharding(array.sharding.mesh, PartitionSpec()))
     return np.asarray(whole.addressable_data(0))
+
+
+def free_to_move(tree: PyTree, mesh: Mesh | None = None) -> Any:
+    """Returns a tree whose arrays may be used on any devices.
+
+    JAX does not use an array that was put on some devices, by a model before or by the user, together with others.
+
+    Args:
+      tree: arrays.
+      mesh: arrays that lie on its devices are left as they are; others come to the host.
+    """
+    devices = set() if mesh is None else set(mesh.devices.flat)
+
+    def free(leaf: Any) -> Any:
+        if not getattr(leaf, "committed", False):
+            return leaf
+        fits = leaf.sharding.device_set == devices and getattr(leaf.sharding, "mesh", mesh) == mesh
+        return leaf if fits else to_host(leaf)
+
+    return jax.tree.map(free, tree)
 
 
 def pad_rows(array: np.ndarray, size: int, axis: int) -> np.ndarray:

@@ -23,6 +23,7 @@ from trainer.core.identity import Identity
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
+from trainer.distribute.placement.placement import free_to_move
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica
 from trainer.distribute.replica.replicated_state import (
     StateStrategy,
@@ -60,7 +61,9 @@ class ReplicaRunner:
         """Returns what `function(*args, **kwargs)` returns on each replica; see `Strategy.run`."""
         leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_argument)
         objects = {index: leaf for index, leaf in enumerate(leaves) if is_nnx_object(leaf)}
+        mesh = self._strategy.mesh
         object_structure, object_values = _split(objects.values())
+        object_values = free_to_move(object_values, mesh)
         split = {index: leaf for index, leaf in enumerate(leaves) if is_per_replica(leaf)}
         constants: dict[int, Any] = {}
         mirrored: dict[int, Any] = {}
@@ -68,7 +71,7 @@ class ReplicaRunner:
             if index in split or index in objects:
                 continue
             is_data = isinstance(leaf, (TrainState, jax.Array, np.ndarray, np.generic))
-            (mirrored if is_data else constants)[index] = leaf
+            (mirrored if is_data else constants)[index] = free_to_move(leaf, mesh) if is_data else leaf
         dynamic = (mirrored, split, object_values)
         key = (_identity(function), treedef, object_structure, tuple(constants.items()), _spec(dynamic))
         try:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from trainer.core.precision import where_finite
 from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, WholeBatchContext
@@ -31,6 +31,8 @@ Mean = Callable[[list[jax.Array]], Sequence[jax.Array]]
 
 class StateStrategy(Protocol):
     """What a strategy does with the state of training, and how it runs a function on its replicas."""
+
+    mesh: Mesh
 
     @property
     def rows_spec(self) -> PartitionSpec:
