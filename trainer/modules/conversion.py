@@ -16,6 +16,7 @@ from trainer.modules.base import FunctionalModule
 from trainer.modules.linen import LinenFunctional
 from trainer.modules.named import NamedFunctional
 from trainer.modules.nnx_types import is_nnx_module
+from trainer.modules.plain_callables import check_holds_no_weights
 from trainer.modules.sequential import linen_stack
 
 
@@ -30,7 +31,8 @@ def as_functional(module: Any) -> FunctionalModule:
       A `NamedFunctional` for a dict, whose parameters are kept per name; otherwise a module without names.
 
     Raises:
-      TypeError: `module` is none of these, or a list or dict has an item that is none of these.
+      TypeError: `module` is none of these, or a list or dict has an item that is none of these, such as a callable
+        object that holds arrays.
       ValueError: a list or dict is empty.
 
     >>> import jax, jax.numpy as jnp
@@ -51,6 +53,7 @@ def as_functional(module: Any) -> FunctionalModule:
     if isinstance(module, (list, tuple)):
         return as_functional(_stack(module))
     if callable(module) and not isinstance(module, type):
+        check_holds_no_weights(module, "`module`")
         return as_functional(_stack([module]))
     raise wrong_type("module", module, "an instance of a Flax module (Linen or NNX), a list of layers, a function, "
                                        "or a dict of names to these")
@@ -67,6 +70,8 @@ def _stack(layers: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
         if not callable(layer):
             raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: a value of type "
                             f"{type(layer).__name__}.")
+        if not isinstance(layer, nn.Module) and not is_nnx_module(layer):
+            check_holds_no_weights(layer, f"Layer {index}")
     has_nnx = any(map(is_nnx_module, layers))
     if has_nnx and any(isinstance(layer, nn.Module) for layer in layers):
         raise TypeError("A stack must have either Linen or NNX layers. Received: both. Use layers of one kind.")
