@@ -26,8 +26,9 @@ def test_one_object_is_trained_under_one_strategy_after_the_other():
         return [evaluated(module, strategy) for strategy in strategies]
 
     devices = jax.devices()
-    ways = [OneDeviceStrategy("cpu:0"), MirroredStrategy(devices=devices[:4]), FullyShardedStrategy(devices=devices[:2]),
-            MirroredStrategy(devices=devices[2:4]), OneDeviceStrategy("cpu:1")]
+    ways = [OneDeviceStrategy("cpu:0"), MirroredStrategy(devices=devices[:4]),
+            FullyShardedStrategy(devices=devices[:2]), MirroredStrategy(devices=devices[2:4]),
+            OneDeviceStrategy("cpu:1")]
     np.testing.assert_allclose(losses(ways), losses([ways[0]] * len(ways)), rtol=1e-5)
 
 
