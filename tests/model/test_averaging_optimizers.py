@@ -8,7 +8,9 @@ import pytest
 from flax import linen as nn
 
 import trainer
+from trainer import optimizers
 from trainer.callbacks import EarlyStopping, SwapEMAWeights
+from trainer.optimizers.update_rule import UpdateRule
 
 RNG = np.random.default_rng(0)
 X, Y = (RNG.normal(size=(14, features)).astype(np.float32) for features in (64, 2))
@@ -171,3 +173,44 @@ def test_weights_become_the_averages_and_evaluate_as_before():
 def test_a_moving_average_of_averages_is_refused():
     with pytest.raises(ValueError, match="`ema_decay` cannot be used with an optimizer that averages the parameters"):
         compiled(schedule_free(), ema_decay=0.9)
+
+
+STARTING_FROM_WEIGHTS = {
+    "DoG": optax.contrib.dog, "COCOB": optax.contrib.cocob, "MADGRAD": lambda: optax.contrib.madgrad(0.05),
+    "one of two groups": lambda: optax.partition({"train": optax.contrib.dog(), "fixed": optax.sgd(0.1)}, HALF_FROZEN),
+}
+
+
+@pytest.mark.parametrize("name", STARTING_FROM_WEIGHTS)
+def test_an_optimizer_that_keeps_the_first_weights_starts_from_weights_that_are_set_before_training(name):
+    optimizer, params = STARTING_FROM_WEIGHTS[name](), {"kernel": jnp.array(KERNEL), "bias": jnp.array(BIAS)}
+    state = optimizer.init(params)
+    for start in (0, 8, 0, 8):
+        grads = jax.grad(loss)(params, X[start:start + 8], Y[start:start + 8])
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    model = compiled(STARTING_FROM_WEIGHTS[name](), "four replicas")
+    fit(model)
+    np.testing.assert_allclose(model.get_weights()[1], params["kernel"], rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimizer_that_has_made_updates_keeps_its_state_when_weights_are_set():
+    model = compiled(optax.contrib.dog())
+    fit(model)
+    before = jax.device_get(jax.tree.leaves(model.state.opt_state))
+    model.set_weights([BIAS, KERNEL])
+    for old, new in zip(before, jax.tree.leaves(model.state.opt_state), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_only_optimizers_that_keep_weights_are_started_again():
+    params = {"kernel": jax.ShapeDtypeStruct((64, 2), jnp.float32)}
+    keeps = {name: UpdateRule(optimizers.get(made)).reads_params_in_init(params) for name, made in {
+        "adam": optax.adam(0.1), "Adam": "adam", "dog": optax.contrib.dog(), "average": schedule_free()}.items()}
+    assert keeps == {"adam": False, "Adam": False, "dog": True, "average": True}
+
+
+def test_an_optimizer_may_hold_a_random_key():
+    model = compiled(optax.noisy_sgd(0.05, key=jax.random.key(0)), "four replicas")
+    fit(model)
+    assert np.isfinite(evaluated(model))

@@ -6,7 +6,7 @@ Steps donate these buffers. So a state that a user holds is *lent*: the next tra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,6 +32,11 @@ INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many
 def first_rows(batch: Batch) -> Batch:
     """Returns the rows of a batch that a model is initialised on."""
     return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
+
+
+def shapes_of(tree: Any) -> Any:
+    """Returns the shapes and dtypes of a tree of arrays."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 class StateHolder:
@@ -91,7 +96,7 @@ class StateHolder:
     def shapes(self, inputs: Any = None) -> TrainState:
         """Returns the shapes of the state, allocating nothing; of weights for `inputs`, where they are given."""
         if inputs is None:
-            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.state_or_shapes)
+            return shapes_of(self.state_or_shapes)
         return jax.eval_shape(self._make, np.uint32(self.seed), inputs, self._module.initial_values)
 
     def start_training_again(self) -> None:
@@ -108,6 +113,30 @@ class StateHolder:
             state = state.replace(optimizer=configuration.rules, opt_state=None)
             self.keep(init_placed(started, strategy.state_shardings, state)[1]())
             self._is_lent = False
+
+    def start_unused_optimizers_again(self) -> None:
+        """Has optimizers that have made no update yet, and keep parameters, start from the present ones.
+
+        Some, such as DoG, measure how far parameters are from the first ones.
+        """
+        state = self.current
+        named = isinstance(state.optimizer, Mapping)
+        parts = {name: (rule, state.opt_state[name], state.params[name]) for name, rule in state.optimizer.items()
+                 } if named else {None: (state.optimizer, state.opt_state, state.params)}
+        unused = [name for name, (rule, opt_state, params) in parts.items() if rule is not None
+                  and rule.reads_params_in_init(shapes_of(params)) and int(opt_state.count) == 0]
+
+        def started(state: TrainState) -> TrainState:
+            state = self._strategy.on_devices(state)
+            first = initial_opt_state(state.optimizer, state.params)
+            if not named:
+                return state.replace(opt_state=state.opt_state._replace(inner=first.inner))
+            return state.replace(opt_state={
+                name: part._replace(inner=first[name].inner) if name in unused else part
+                for name, part in state.opt_state.items()})
+
+        if unused:
+            self.keep_lent(init_placed(started, self._strategy.state_shardings, state)[1]())
 
     def take_over_rules(self) -> None:
         """Follows the configuration, whose rules are others for the same optimizers: their state stays."""

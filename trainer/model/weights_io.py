@@ -88,7 +88,7 @@ def check_may_write(path: str, overwrite: bool) -> None:
 
 
 def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> None:
-    """Replaces some weights; their moving averages start from the new ones.
+    """Replaces some weights; averages start from the new ones, and so does an optimizer that has not been used yet.
 
     Args:
       holder: the state.
@@ -108,6 +108,7 @@ def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> N
     params, model_state = jax.tree.unflatten(structure, leaves)
     opt_state = _with_averages(state, lambda name, _: averages[name])
     holder.keep_lent(state.replace(params=params, model_state=model_state, opt_state=opt_state))
+    holder.start_unused_optimizers_again()
 
 
 def _named_weights(state: TrainState) -> dict[str, jax.Array]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import optax
 
@@ -150,6 +151,13 @@ class UpdateRule(ComparesByConfiguration):
         else:
             average = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.average, trainable)
         return self.with_trained(params, average)
+
+    def reads_params_in_init(self, params: PyTree) -> bool:
+        """Returns whether the first state holds more of the parameters than their shapes and dtypes, as DoG's does."""
+        traced = jax.make_jaxpr(lambda params: self.optimizer.init(params).inner)(self.trainable(params)).jaxpr
+        given = set(traced.invars)
+        return any(not isinstance(value, jax.extend.core.Literal) and value in given
+                   for values in ([equation.invars for equation in traced.eqns] + [traced.outvars]) for value in values)
 
     def restarted(self, state: OptimizerState, params: PyTree) -> OptimizerState:
         """Returns the state with which an averaging optimizer goes on from parameters that it has not computed."""

@@ -227,8 +227,11 @@ class CompiledPhase:
             self._placed_shapes(state), *running, group.data, group.mask, *bounds)
 
     def _placed_shapes(self, state: Any) -> Any:
-        return jax.tree.map(lambda leaf, sharding: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type), state, self._state_shardings)
+        def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+            weak_type = getattr(leaf, "weak_type", False)  # random keys have none
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak_type)
+
+        return jax.tree.map(placed, state, self._state_shardings)
 
     def fetch_results(self, running: Any) -> dict[str, Any]:
         """Returns the values of running logs, as an execution returned them, on the host.
