@@ -55,6 +55,11 @@ def by_hand(optimizer, asked=()):
     return params["kernel"]
 
 
+class OwnLossLog(trainer.Model):
+    def compute_metrics(self, x, y, y_pred, sample_weight):
+        return {"loss": jnp.float32(1e3)}
+
+
 class OwnStep(trainer.Model):
     def train_step(self, state, batch):
         def loss_of(params):
@@ -87,6 +92,7 @@ def fitted(optimizer, strategy="one device", kind=trainer.Model, **options):
     *((name, {"strategy": strategy}) for name in ("plateau", "polyak") for strategy in ("four replicas", "sharded")),
     ("accumulated polyak", {"strategy": "four replicas"}),
     ("plateau", {"microbatches": 2}), ("polyak", {"microbatches": 3, "strategy": "four replicas"}),
+    ("polyak", {"kind": OwnLossLog}),
     ("polyak", {"kind": OwnStep, "strategy": "four replicas"}), ("polyak", {"kind": OwnStep, "strategy": "sharded"}),
 ])
 def test_a_transformation_is_handed_the_loss_of_the_whole_batch(optimizer, options):

@@ -112,16 +112,16 @@ class OverridableSteps:
             (loss, (y_pred, model_state, updated)), grads = gradient(state.params, batch)
             step_metrics.add(updated)
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
-            return state.trainable(grads), model_state, logs
+            return (state.trainable(grads), loss), model_state, logs  # the loss is a mean over parts as gradients are
 
         microbatches = self._configuration.options.microbatches
-        grads, model_state, logs = (
+        (grads, loss), model_state, logs = (
             compute(batch) if microbatches == 1 else accumulated(compute, batch, microbatches))
         tracked = {**logs, **step_metrics.results()}
         if not self._configuration.trainable:
             return tracked, state
         value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, batch)[0]
-        return tracked, state.apply_gradients(grads, model_state=model_state, value=logs["loss"], value_fn=value_fn)
+        return tracked, state.apply_gradients(grads, model_state=model_state, value=loss, value_fn=value_fn)
 
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
