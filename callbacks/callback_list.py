@@ -29,6 +29,8 @@ class CallbackList(Callback):
     """Several callbacks behind the interface of a callback: each hook calls that hook of all of them, in the list's
     order.
 
+    As a context manager it releases them at its end.
+
     Before an epoch's end and before one of them saves, all of them flush (see `Callback.flush`), wherever they stand.
 
     Args:
@@ -270,6 +272,16 @@ class CallbackList(Callback):
         """Flushes all callbacks; returns those of `callbacks` that may act: no savers of non-finite weights."""
         is_non_finite = self.flush()
         return [callback for callback in callbacks if not (is_non_finite and callback.saves)]
+
+    def release(self) -> None:
+        for callback in self._called:
+            callback.release()
+
+    def __enter__(self) -> CallbackList:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
     def on_save_point(self, point: SavePoint) -> None:
         for callback in self._called:

@@ -228,6 +228,12 @@ class Callback:
         """
         return False
 
+    def release(self) -> None:
+        """Called once a run is over, however it ended: give back what is the process's, such as `sys.stdout`.
+
+        Keras has no such hook.
+        """
+
     def on_save_point(self, point: SavePoint) -> None:
         """Called in `fit` wherever all of the run can be saved, after all other hooks of that moment.
 

@@ -1,6 +1,7 @@
 """The progress that fit, evaluate and predict print.
 
 Owns what is printed and when. Reading a log waits for the device, so it reads them a few times a second at most.
+How a line is drawn is in `terminal_line.py` and `notebook_line.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +15,31 @@ from typing import TYPE_CHECKING, Any
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.lazy_logs import begin_fetch
 from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.progress.notebook_line import NotebookLine, is_in_notebook
 from trainer.callbacks.progress.pace import Pace
+from trainer.callbacks.progress.printed_above import PrintedAbove
 from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text, timing_text
 from trainer.callbacks.progress.terminal_line import TerminalLine
 from trainer.core.arguments import check_verbose
+from trainer.core.errors import wrong_type
 from trainer.core.types import Phase
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _REDRAW_SECS = 0.25
+_LINE_SECS = 30  # between whole lines; an execution that takes as long still leaves a line a minute
 
 
 class ProgressBar(Callback):
     """Prints the progress and the logs of every epoch, of `evaluate`, and of `predict`.
 
-    In a terminal, with `verbose=1`, a bar is drawn while batches run, with the steps, the remaining time and the logs
-    of a moment ago; its last state stays. How long compiling took is shown with the epoch that it delayed, and a line
-    at the end of `fit` says where the time went. With `verbose=2`, and wherever the output is no terminal (a pipe, a
-    notebook, CI), there is one line for each epoch, in standard output. A validation inside `fit` has no bar; its logs
-    are in the epoch's line.
+    In a terminal and in a notebook, with `verbose=1`, a bar is drawn while batches run, with the steps, the logs of a
+    moment ago and the remaining time; its last state stays. A narrow terminal shows fewer timings, then no bar, and
+    always all logs. What other code prints meanwhile goes above it. How long compiling took is shown with the epoch
+    that it delayed, and a line at the end of `fit` says where the time went. With `verbose=2`, and wherever the output
+    is no terminal (a pipe, the log of a job, CI), there is one line for each epoch, in standard output, and in a long
+    epoch more, less than a minute apart. The progress of a validation inside `fit` is shown with the epoch's.
 
     It listens to `on_execution_end` and to no batch hook.
 
@@ -55,7 +61,10 @@ class ProgressBar(Callback):
     stops_consistently = True
 
     def __init__(self, console: Console | None = None):
+        if console is not None and not hasattr(console, "is_interactive"):
+            raise wrong_type("console", console, "a `rich.console.Console`")
         self._console = console
+        self._own_console = console
         self._verbose = 1
         self._epochs = 1
         self._steps: int | None = None
@@ -64,7 +73,11 @@ class ProgressBar(Callback):
         self._title = ""
         self._pace = Pace()
         self._compiled_secs = 0.0  # that were shown already
-        self._line: TerminalLine | None = None
+        self._line: TerminalLine | NotebookLine | None = None
+        self._printed_above: PrintedAbove | None = None
+        self._validated: Pace | None = None  # the batches of the validation that runs inside of `fit`
+        self._validation_steps: int | None = None
+        self._line_printed_at = 0.0
         self._late_logs: Mapping[str, Any] | None = None  # of the execution before, where they are to be shown
         self._log_texts: list[str] = []  # those that are shown
         self._logs_shown_at = float("-inf")
@@ -80,6 +93,16 @@ class ProgressBar(Callback):
         self._epochs = params.get("epochs", 1)
         self._steps = params.get("steps")
         self._outermost = None  # an exception may have ended the last run
+        self._validation_steps = None
+        self.release()
+
+    def release(self) -> None:
+        """Gives `sys.stdout` back."""
+        if self._printed_above is not None:
+            self._printed_above.end()
+            self._printed_above = None
+        if self._own_console is None:
+            self._console = None  # that of another moment may write elsewhere
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._outermost = "train"
@@ -100,9 +123,12 @@ class ProgressBar(Callback):
         self._end(logs or {})
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
+        self._validated = Pace() if self._outermost == "train" else None
         self._begin_unless_inside("test", "Evaluate")
 
     def on_test_end(self, logs: Logs | None = None) -> None:
+        if self._validated is not None:
+            self._validation_steps, self._validated = self._validated.step or None, None
         self._end_unless_inside("test", logs or {})
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
@@ -112,12 +138,31 @@ class ProgressBar(Callback):
         self._end_unless_inside("predict", {})  # the logs of predict are its outputs
 
     def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
-        if phase != self._outermost:
+        if phase == "test" and self._validated is not None:
+            self._validated.reach(batch + 1)
+        elif phase == self._outermost:
+            self._pace.reach(batch + 1)
+            self._has_executed = True
+        else:
             return
-        self._pace.reach(batch + 1)
-        self._has_executed = True
+        if self._line is None:
+            self._print_progress(logs if phase == self._outermost and phase != "predict" else None)
+        elif phase == self._outermost:
+            self._draw_progress(self._line, phase, logs)
+        elif time.perf_counter() - self._logs_shown_at >= _REDRAW_SECS:
+            self._logs_shown_at = time.perf_counter()
+            self._draw(self._line, self._log_texts, self._validation())
+
+    def _print_progress(self, logs: Logs | None) -> None:
+        if self._verbose and time.perf_counter() - self._line_printed_at >= _LINE_SECS:
+            texts = [f"{self._pace.step}/{self._steps or '?'}", *self._validation(), *self._remaining(),
+                     *log_texts(logs or {})]
+            self._line_printed_at = time.perf_counter()
+            print(" - ".join([self._title, *texts]), flush=True)
+
+    def _draw_progress(self, line: TerminalLine | NotebookLine, phase: Phase, logs: Logs | None) -> None:
         late_logs, self._late_logs = self._late_logs, None
-        if self._line is None or time.perf_counter() - self._logs_shown_at < _REDRAW_SECS:
+        if time.perf_counter() - self._logs_shown_at < _REDRAW_SECS:
             return
         # They are shown when the next execution has begun, so that the device has work while the host waits for them.
         self._late_logs = {} if phase == "predict" else logs or {}
@@ -125,7 +170,7 @@ class ProgressBar(Callback):
         if late_logs is not None:
             self._log_texts = log_texts(late_logs)
             self._logs_shown_at = time.perf_counter()
-        self._draw(self._line, [*self._remaining(), *self._compilation(), *self._step_duration(), *self._log_texts])
+        self._draw(line, self._log_texts, [*self._remaining(), *self._compilation(), *self._step_duration()])
 
     def _begin_unless_inside(self, phase: str, title: str) -> None:
         if self._outermost is None:
@@ -142,11 +187,11 @@ class ProgressBar(Callback):
     def _begin(self, title: str) -> None:
         self._title = title
         self._pace = Pace()
-        self._late_logs, self._log_texts = None, []
-        console = self._terminal() if self._verbose == 1 else None
-        self._line = None if console is None else TerminalLine(console)
+        self._late_logs, self._log_texts, self._validated = None, [], None
+        self._line_printed_at = time.perf_counter()
+        self._line = self._new_line() if self._verbose == 1 else None
         if self._line is not None:
-            self._draw(self._line, [] if self._has_executed else ["compiling..."])
+            self._draw(self._line, [], [] if self._has_executed else ["compiling..."])
             # The first logs of a run are to be seen at once.
             self._logs_shown_at = time.perf_counter() if self._has_executed else float("-inf")
 
@@ -155,17 +200,24 @@ class ProgressBar(Callback):
         if not self._verbose:
             return
         texts = log_texts(logs)  # before the clock is read: fetching the logs waits for the last step
-        texts = [f"{self._pace.elapsed_secs():.0f}s", *self._compilation(), *self._step_duration(), *texts]
+        timings = [f"{self._pace.elapsed_secs():.0f}s", *self._compilation(), *self._step_duration()]
         self._compiled_secs = self._timing().get("compile", 0.0)
         if self._steps is None:
             self._steps = self._pace.step  # the next epochs are expected to be as long as this one
         if self._line is not None:
-            self._draw(self._line, texts, final=True)
+            self._draw(self._line, texts, timings, final=True)
+            self.release()
         else:
-            print(" - ".join([self._title, *texts]), flush=True)
+            print(" - ".join([self._title, *timings, *texts]), flush=True)
 
-    def _draw(self, line: TerminalLine, texts: list[str], final: bool = False) -> None:
-        line.draw(self._title, self._pace.step, self._steps, texts, final)
+    def _draw(
+        self, line: TerminalLine | NotebookLine, logs: list[str], timings: list[str], final: bool = False
+    ) -> None:
+        line.draw(self._title, self._pace.step, self._steps, logs, timings, final)
+
+    def _validation(self) -> list[str]:
+        return [] if self._validated is None else [
+            f"validation {self._validated.step}/{self._validation_steps or '?'}"]
 
     def _step_duration(self) -> list[str]:
         return [step_duration_text(self._pace.secs_per_step())] if self._pace.step else []
@@ -179,18 +231,25 @@ class ProgressBar(Callback):
         return [f"compiled in {secs:.1f}s"] if secs >= 0.05 else []
 
     def _remaining(self) -> list[str]:
-        if not self._steps:
+        if not self._steps or not self._pace.step or self._validated is not None:
             return []
         return ["ETA " + remaining_text(self._pace.secs_per_step() * max(self._steps - self._pace.step, 0))]
 
-    def _terminal(self) -> Console | None:
-        """Returns the console to draw in, or None where only whole lines should be printed."""
+    def _new_line(self) -> TerminalLine | NotebookLine | None:
+        """Returns a line to draw; None where only whole lines should be printed."""
         if "CI" in os.environ:  # some CI systems offer a terminal, or colours, to what becomes a file
             return None
         if self._console is None:
+            if is_in_notebook():
+                return NotebookLine()
             if not sys.stdout.isatty():
                 return None
             from rich.console import Console
 
-            self._console = Console()
-        return self._console if self._console.is_interactive else None
+            self._console = Console(file=sys.stdout)
+        if not self._console.is_interactive:
+            return None
+        line = TerminalLine(self._console)
+        if self._own_console is None:
+            self._printed_above = PrintedAbove(line)
+        return line

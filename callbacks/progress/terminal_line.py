@@ -1,13 +1,14 @@
 """One line of a terminal that is drawn over and over.
 
-Owns the control codes and the bar's form. It keeps no thread, hides no cursor and redirects no output, so that an
-exception, or a callback that prints, leaves nothing to restore. rich's `Live` and `Progress` hide the cursor until they
-are stopped, and a `fit` that ends by an exception calls no hook that would stop them; so only rich's console is used.
+Owns the control codes and the bar's form. It keeps no thread and hides no cursor, so that an exception leaves nothing
+to restore. rich's `Live` and `Progress` hide the cursor until they are stopped; so only rich's console is used.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +17,10 @@ _BAR_WIDTH = 20
 
 
 class TerminalLine:
-    """Draws a title, a bar and texts into the current line of a rich console.
+    """Draws a title, a bar and texts at the end of what a rich console shows.
+
+    Where the terminal is narrow, timings are left out first, the last one first, then the bar; logs never are, but
+    begin another line.
 
     Args:
       console: the console; it must be a terminal.
@@ -27,38 +31,93 @@ class TerminalLine:
     >>> from rich.console import Console
     >>> screen = io.StringIO()
     >>> line = TerminalLine(Console(file=screen, force_terminal=True, color_system=None, width=80))
-    >>> line.draw("Epoch 1/3", 5, 10, ["loss: 0.2500"], final=True)
-    >>> screen.getvalue().endswith("Epoch 1/3 ━━━━━━━━━━━━━━━━━━━━ 5/10 - loss: 0.2500\\n")
+    >>> line.draw("Epoch 1/3", 5, 10, ["loss: 0.2500"], ["1s"], final=True)
+    >>> screen.getvalue().endswith("Epoch 1/3 ━━━━━━━━━━━━━━━━━━━━ 5/10 - loss: 0.2500 - 1s\\n")
     True
     """
 
     def __init__(self, console: Console):
         self._console = console
+        self._lock = threading.RLock()  # code of the user's may print in other threads
+        self._rows = 0  # of the terminal that are drawn on
+        self._drawn: tuple[str, int, int | None, Sequence[str], Sequence[str]] | None = None
 
-    def draw(self, title: str, step: int, steps: int | None, texts: list[str], final: bool = False) -> None:
-        """Replaces the line by this text; a final line stays, and may be longer than the terminal is wide.
+    def draw(self, title: str, step: int, steps: int | None, logs: Sequence[str], timings: Sequence[str] = (),
+             final: bool = False) -> None:
+        """Replaces what was drawn before.
 
         Args:
           title: what comes first.
           step: how many steps have been taken.
           steps: how many there are; None if that is unknown, and then there is no bar.
-          texts: what follows, with dashes between.
-          final: whether the line is done with.
+          logs: what follows, with dashes between.
+          timings: what follows that.
+          final: whether this stays, with all timings, and the next is drawn below.
         """
-        from rich.control import Control
-        from rich.segment import ControlType
         from rich.text import Text
 
-        count = (f"{step}/{steps or '?'}", "bold")
+        head = f"{title} ", f"{step}/{steps or '?'}"
+        width = self._console.width - 1  # a full line would make the terminal begin another one
         bar = self._bar(step, steps) if steps else []
-        line = Text.assemble(f"{title} ", *bar, count, "".join(f" - {text}" for text in texts))
-        if not final:
-            line.truncate(self._console.width - 1)  # a full line would make the terminal begin another one
-        with self._console:  # in one write, so that nothing flickers
-            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
-            self._console.print(line, end="\n" if final else "", soft_wrap=True, highlight=False)
+        timings = list(timings)
+
+        def lines() -> list[str]:
+            return _wrapped("".join((head[0], *(mark for mark, _ in bar), head[1])), [*logs, *timings], width)
+
+        while not final and timings and len(lines()) > 1:
+            timings.pop()
+        if len(lines()) > 1:
+            bar = []
+        first, *others = lines()
+        rest = first.removeprefix("".join((head[0], *(mark for mark, _ in bar), head[1])))
+        text = Text.assemble(head[0], *bar, (head[1], "bold"), rest, *(f"\n{line}" for line in others))
+        with self._lock, self._console:  # in one write, so that nothing flickers
+            self._erase()
+            self._console.print(text, end="\n" if final else "", soft_wrap=True, highlight=False)
+            self._rows = 0 if final else 1 + len(others)
+            self._drawn = None if final else (title, step, steps, logs, timings)
+
+    def above(self, write: Callable[[str], Any], text: str) -> None:
+        """Writes a text to the terminal, above what is drawn here.
+
+        Args:
+          write: the function that writes.
+          text: whole lines.
+        """
+        with self._lock:
+            with self._console:
+                self._erase()
+            write(text)
+            if self._drawn is not None:
+                self.draw(*self._drawn)
+
+    def _erase(self) -> None:
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        if not self._rows:
+            return
+        erase = ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)
+        self._console.control(Control(*erase, *((ControlType.CURSOR_UP, 1), *erase) * (self._rows - 1)))
+        self._rows = 0
 
     def _bar(self, step: int, steps: int) -> list[tuple[str, str]]:
         done_mark, open_mark = "=-" if self._console.options.ascii_only else "━━"
         done = min(_BAR_WIDTH * step // steps, _BAR_WIDTH)
         return [(done_mark * done, "green"), (open_mark * (_BAR_WIDTH - done), "dim"), (" ", "")]
+
+
+def _wrapped(line: str, texts: Sequence[str], width: int) -> list[str]:
+    """Returns a line and texts with dashes between, in as many lines as it takes to cut no text.
+
+    >>> _wrapped("Epoch 1/3", ["loss: 0.5", "accuracy: 0.7"], 24)
+    ['Epoch 1/3 - loss: 0.5', '  accuracy: 0.7']
+    """
+    lines = [line]
+    for text in texts:
+        longer = f"{lines[-1]} - {text}"
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(f"  {text}")
+    return lines

@@ -4,12 +4,16 @@ import io
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from flax import linen as nn
 from rich.console import Console
 
 from tests.support.clock import StandingClock
-from trainer.callbacks import CallbackList, LazyLogs, ProgressBar
+from trainer import Model
+from trainer.callbacks import CallbackList, LambdaCallback, LazyLogs, ProgressBar
 from trainer.callbacks.progress import pace, progress_bar
 
 LOGS = {"accuracy": 0.9, "loss": 0.1, "val_loss": 0.00012}
@@ -25,11 +29,11 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def screen(monkeypatch):
-    """A terminal 100 columns wide."""
+    """A terminal 120 columns wide."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     screen = io.StringIO()
-    screen.console = Console(file=screen, force_terminal=True, color_system=None, width=100)
+    screen.console = Console(file=screen, force_terminal=True, color_system=None, width=120)
     return screen
 
 
@@ -38,7 +42,23 @@ def shown(screen):
     text = screen.getvalue()
     screen.seek(0)
     screen.truncate()
-    return [re.split(r"\r\x1b\[2K", line)[-1] for line in text.split("\n") if line]
+    return [line for line in rows(text) if line]
+
+
+def rows(text):
+    """Returns the rows of a terminal on which a text was written."""
+    rows, row = [""], 0
+    for part in re.findall(r"\r|\n|\x1b\[2K|\x1b\[1A|[^\r\n\x1b]+", text):
+        if part == "\n":
+            row += 1
+            rows += [""] * (row == len(rows))
+        elif part == "\x1b[2K":
+            rows[row] = ""
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part != "\r":
+            rows[row] += part
+    return rows
 
 
 def callback_list(bar=None, verbose=1, epochs=1, steps=10):
@@ -118,7 +138,7 @@ def test_a_run_that_an_exception_ended_does_not_silence_the_next(capsys, clock):
 def test_in_a_terminal_each_epoch_leaves_one_line(capsys, clock, screen):
     fit(callback_list(ProgressBar(screen.console), epochs=2), clock)
     bar = "━" * 20
-    logs = "1s - 100ms/step - accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04"
+    logs = "accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04 - 1s - 100ms/step"
     assert shown(screen) == [f"Epoch 1/2 {bar} 10/10 - {logs}", f"Epoch 2/2 {bar} 10/10 - {logs}"]
     assert capsys.readouterr().out == ""
 
@@ -135,10 +155,10 @@ def test_the_bar_follows_the_batches(clock, screen):
     clock.now += 2
     callbacks.on_execution_end("train", 2, {"loss": 0.25})
     # The logs are those of the execution before, which ends sooner.
-    assert shown(screen) == [f"Epoch 1/1 {bar} 3/10 - ETA 7s - 1s/step - loss: 0.5000"]
+    assert shown(screen) == [f"Epoch 1/1 {bar} 3/10 - loss: 0.5000 - ETA 7s - 1s/step"]
     clock.now += 1
     callbacks.on_execution_end("train", 3, {"loss": 0.125})
-    assert shown(screen) == [f"Epoch 1/1 {bar} 4/10 - ETA 6s - 1s/step - loss: 0.2500"]
+    assert shown(screen) == [f"Epoch 1/1 {bar} 4/10 - loss: 0.2500 - ETA 6s - 1s/step"]
     callbacks.on_epoch_end(0, {"loss": 0.2})
     screen.truncate(0)
     callbacks.on_epoch_begin(1)
@@ -165,17 +185,163 @@ def test_unknown_steps_are_known_after_the_first_epoch(clock, screen):
     assert shown(screen)[-1] == f"Epoch 2/2 {'━' * 20} 0/4"
 
 
-def test_a_redrawn_line_fits_the_terminal_and_the_last_one_is_whole(clock, screen):
-    screen.console.width = 40
+BAR = "━" * 20
+
+
+@pytest.mark.parametrize(("width", "drawn", "final"), [
+    (80, [f"Epoch 1/1 {BAR} 5/10 - loss: 0.1000 - accuracy: 0.9000 - ETA 5s"],
+     ["Epoch 1/1 5/10 - loss: 0.2000 - accuracy: 0.8000 - 5s - 1s/step"]),
+    (70, [f"Epoch 1/1 {BAR} 5/10 - loss: 0.1000 - accuracy: 0.9000"],
+     ["Epoch 1/1 5/10 - loss: 0.2000 - accuracy: 0.8000 - 5s - 1s/step"]),
+    (60, ["Epoch 1/1 5/10 - loss: 0.1000 - accuracy: 0.9000"],
+     ["Epoch 1/1 5/10 - loss: 0.2000 - accuracy: 0.8000 - 5s", "  1s/step"]),
+    (40, ["Epoch 1/1 5/10 - loss: 0.1000", "  accuracy: 0.9000"],
+     ["Epoch 1/1 5/10 - loss: 0.2000", "  accuracy: 0.8000 - 5s - 1s/step"]),
+    (10, ["Epoch 1/1 5/10", "  loss: 0.1000", "  accuracy: 0.9000"],
+     ["Epoch 1/1 5/10", "  loss: 0.2000", "  accuracy: 0.8000", "  5s", "  1s/step"]),
+])
+def test_a_narrow_terminal_shows_all_logs_and_fewer_timings(clock, screen, width, drawn, final):
+    screen.console.width = width
     callbacks = callback_list(ProgressBar(screen.console))
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
-    logs = {f"metric_{i}": float(i) for i in range(5)}
-    callbacks.on_execution_end("train", 3, logs)
-    callbacks.on_execution_end("train", 4, logs)
-    assert [len(line) for line in shown(screen)] == [39]
-    callbacks.on_epoch_end(0, logs)
-    assert shown(screen)[0].endswith("metric_4: 4.0000")
+    for batch, loss in ((3, 0.1), (4, 0.5)):
+        clock.now += 4 if batch == 3 else 1
+        callbacks.on_execution_end("train", batch, {"loss": loss, "accuracy": 1 - loss})
+    # A longer line was there before, and nothing of it is left.
+    assert [row for row in rows(screen.getvalue()) if row] == drawn
+    callbacks.on_epoch_end(0, {"loss": 0.2, "accuracy": 0.8})
+    assert shown(screen) == final
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def as_terminal(screen, monkeypatch):
+    """Returns a function that gives the terminal that `sys.stdout` and `sys.stderr` are from then on."""
+    def made():  # pytest sets them when a test begins
+        terminal = Terminal()
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        return terminal
+
+    return made
+
+
+def text_rows(terminal):
+    return [row for row in rows(re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())) if row]
+
+
+def test_prints_go_above_the_bar(clock, as_terminal):
+    terminal = as_terminal()
+    callbacks = callback_list(steps=4)
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    print("one", "two")
+    callbacks.on_execution_end("train", 0, {"loss": 0.5})
+    print("par", end="")
+    callbacks.on_execution_end("train", 1, {"loss": 0.5})
+    print("tial\nthree")
+    print("a warning", file=sys.stderr)
+    assert text_rows(terminal)[:4] == ["one two", "partial", "three", "a warning"]
+    assert text_rows(terminal)[4].startswith(f"Epoch 1/1 {'━' * 20} 2/4")
+    callbacks.on_epoch_end(0, {"loss": 0.5})
+    assert sys.stdout is sys.stderr is terminal
+    print("between")
+    callbacks.on_train_end()
+    assert text_rows(terminal)[4].endswith("4 - loss: 0.5000 - 0s - 0us/step")
+    assert text_rows(terminal)[5] == "between"
+
+
+def test_a_run_that_fails_gives_the_streams_back(as_terminal):
+    terminal = as_terminal()
+    model = Model(nn.Dense(1))
+    model.compile("sgd", "mse")
+    x = np.zeros((4, 1), np.float32)
+
+    def fail(*_, **__):
+        print("unfinished", end="")
+        raise OverflowError
+
+    for name, run in {"on_train_batch_end": model.fit, "on_test_batch_end": model.evaluate}.items():
+        with pytest.raises(OverflowError):
+            run(x, x, callbacks=[LambdaCallback(**{name: fail})])
+        assert sys.stdout is sys.stderr is terminal
+        assert terminal.getvalue().endswith("unfinished")
+
+
+def test_a_bar_of_other_code_is_passed_through(clock, as_terminal):
+    terminal = as_terminal()
+    callbacks = callback_list()
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    print("\r 50%", end="", file=sys.stderr)
+    assert terminal.getvalue().endswith("\r 50%")
+    callbacks.release()
+
+
+def test_a_long_epoch_leaves_lines_in_a_pipe(capsys, clock):
+    callbacks = callback_list(epochs=2, steps=100)
+    callbacks.on_train_begin()
+    for epoch in range(2):
+        callbacks.on_epoch_begin(epoch)
+        for batch in range(100):
+            clock.now += 1
+            callbacks.on_execution_end("train", batch, {"loss": 0.5})
+        callbacks.on_test_begin()
+        for batch in range(40):
+            clock.now += 1
+            callbacks.on_execution_end("test", batch, {"loss": 7.0})
+        callbacks.on_test_end({"loss": 7.0})
+        callbacks.on_epoch_end(epoch, {"loss": 0.5})
+    train = [f"{step}/100 - ETA {left} - loss: 0.5000" for step, left in ((30, "1:10"), (60, "40s"), (90, "10s"))]
+    lines = capsys.readouterr().out.splitlines()
+    for epoch, steps in ((1, "?"), (2, 40)):
+        assert lines[:5] == [f"Epoch {epoch}/2 - {line}" for line in (
+            *train, f"100/100 - validation 20/{steps}", "140s - 1s/step - loss: 0.5000")]
+        del lines[:5]
+
+
+def test_a_validation_is_seen_in_the_bar(clock, screen):
+    callbacks = callback_list(ProgressBar(screen.console), epochs=1, steps=4)
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    callbacks.on_execution_end("train", 3, {"loss": 0.5})
+    callbacks.on_test_begin()
+    clock.now += 1
+    callbacks.on_execution_end("test", 5, {"loss": 7.0})
+    assert shown(screen) == [f"Epoch 1/1 {BAR} 4/4 - validation 6/?"]
+
+
+def test_a_notebook_gets_a_live_bar(capsys, clock, monkeypatch):
+    outputs = []
+
+    class Output:
+        def __init__(self, content):
+            outputs.append([content["text/plain"]])
+
+        def update(self, content, raw):
+            outputs[-1].append(content["text/plain"])
+
+    display = SimpleNamespace(display=lambda content, raw, display_id: Output(content))
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(
+        display=display, get_ipython=lambda: SimpleNamespace(kernel=object())))
+    fit(callback_list(epochs=2), clock)
+    assert [len(drawn) for drawn in outputs] == [4, 4]
+    assert outputs[0][1] == f"Epoch 1/2 {'█' * 10}{'░' * 10} 5/10 - ETA 0s - 100ms/step"
+    assert outputs[1][-1] == (
+        f"Epoch 2/2 {'█' * 20} 10/10 - accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04 - 1s - 100ms/step")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_console_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match=r"`console` must be a `rich.console.Console`. Received: a value of type int"):
+        ProgressBar(3)
 
 
 def test_a_terminal_without_unicode_gets_ascii(clock, screen, monkeypatch):
@@ -237,8 +403,8 @@ def test_slow_executions_are_counted_at_once(clock, screen):
             clock.now += 0.5
             callbacks.on_execution_end("train", batch, {"loss": 0.1 * batch})
             counts.append(shown(screen)[-1].split("━ ")[1])
-        assert counts == ["1/3 - ETA 1s - 500ms/step", "2/3 - ETA 0s - 500ms/step - loss: 0.0000e+00",
-                          "3/3 - ETA 0s - 500ms/step - loss: 0.1000"]
+        assert counts == ["1/3 - ETA 1s - 500ms/step", "2/3 - loss: 0.0000e+00 - ETA 0s - 500ms/step",
+                          "3/3 - loss: 0.1000 - ETA 0s - 500ms/step"]
 
 
 def test_the_time_is_read_after_the_logs_which_wait_for_the_device(capsys, clock):

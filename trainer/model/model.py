@@ -288,6 +288,7 @@ class Model(StatefulModel):
             try:
                 loop.fit(model, reader, called, epochs, initial_epoch, validation, validation_freq, timing, limits)
             finally:
+                called.release()
                 self._state_holder.end_fit()
                 history.timing = timing.report()
                 self.history = history  # a callback may have called `fit` too
@@ -377,9 +378,9 @@ class Model(StatefulModel):
         """
         self._configuration.require_compiled("evaluate")
         model = LoopModel(self)
-        with inputs.single_reader(
-                model, "evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps) as reader:
-            called = inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches)
+        with (inputs.single_reader(model, "evaluate", x, y, sample_weight, batch_size=batch_size,
+                                   steps=steps) as reader,
+              inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches) as called):
             logs = loop.evaluate(model, reader, called)
         return logs if return_dict else inputs.as_list(logs)
 
@@ -406,8 +407,8 @@ class Model(StatefulModel):
           As `fit` does, but the model need not be compiled.
         """
         model = LoopModel(self)
-        with inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader:
-            called = inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches)
+        with (inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader,
+              inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches) as called):
             return collect(loop.predict(model, reader, called), reader.epoch_rows)
 
     def predict_iter(self, x: Data, batch_size: int | None = None, steps: int | None = None) -> Iterator[Any]:

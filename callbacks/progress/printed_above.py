@@ -1,0 +1,64 @@
+"""Prints of other code while a line of the terminal is drawn over and over: they go above it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from trainer.callbacks.progress.terminal_line import TerminalLine
+
+
+class PrintedAbove:
+    """Stands for `sys.stdout`, and for `sys.stderr` if it is a terminal too, until `end` is called.
+
+    Args:
+      line: what is drawn.
+    """
+
+    def __init__(self, line: TerminalLine):
+        self._replaced: dict[str, tuple[Any, Any]] = {}
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and stream.isatty():
+                self._replaced[name] = stream, _Stream(stream, line)
+                setattr(sys, name, self._replaced[name][1])
+
+    def end(self) -> None:
+        """Gives the streams back, unless other code has replaced them since."""
+        for name, (stream, own) in self._replaced.items():
+            if getattr(sys, name) is own:
+                setattr(sys, name, stream)
+            own.end()  # somebody may have kept it
+        self._replaced = {}
+
+
+class _Stream:
+    def __init__(self, stream: Any, line: TerminalLine):
+        self.stream = stream
+        self.line: TerminalLine | None = line
+        self._begun = ""  # a line that has no end yet: `print` writes in parts
+
+    def end(self) -> None:
+        self.line = None
+        if self._begun:
+            self.stream.write(self._begun)
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        if self.line is None or "\r" in text:  # a bar of other code is its business
+            return self.stream.write(text)
+        self._begun += text
+        whole, newline, self._begun = self._begun.rpartition("\n")
+        if newline:
+            self.line.above(self.stream.write, whole + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
