@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import trainer
 from tests.support.event_files import scalars
@@ -193,3 +194,9 @@ def test_the_rate_of_accumulated_gradients_is_scheduled_by_a_callback():
     history = model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[
         LearningRateScheduler(lambda epoch, rate: rate / 2)]).history
     assert history["learning_rate"] == [0.25, 0.125]
+
+
+def test_an_optimizer_of_nnx_is_refused_with_the_transformation_in_it():
+    model = trainer.Model(nn.Dense(4))
+    with pytest.raises(TypeError, match=r"type Optimizer, which updates a module by itself. .* `optimizer.tx`"):
+        model.compile(nnx.Optimizer(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.adam(1e-3), wrt=nnx.Param), "mse")

@@ -53,4 +53,7 @@ def get(identifier: str | Optimizer | optax.GradientTransformation | optax.Multi
         # A class such as `Adam`, or a function such as `optax.adam`.
         name = getattr(identifier, "__name__", type(identifier).__name__)
         raise TypeError(f"`optimizer` must be {expected}. Received: {name} itself. Call it: {name}(...).")
+    if isinstance(getattr(identifier, "tx", None), optax.GradientTransformation):
+        raise TypeError(f"`optimizer` must be {expected}. Received: a value of type {type(identifier).__name__}, which "
+                        "updates a module by itself. Give the transformation in it: `optimizer.tx`.")
     raise errors.wrong_type("optimizer", identifier, expected)
