@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -11,8 +13,10 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import classification, logits_loss
 from trainer import callbacks as cb
+from trainer import distribute
 from trainer.data import Dataset
 from trainer.loop import run_limits
+from trainer.testing import LocalCluster
 
 X, Y, _ = classification(52)  # 7 batches of 8 rows, the last one of 4
 VALIDATION = X[:20], Y[:20]
@@ -181,3 +185,24 @@ def test_each_epoch_of_a_dry_run_begins_with_the_first_batches():
 
 def test_a_limit_that_is_no_limit_changes_nothing(unlimited):
     same(fit(limit_batches=100, max_steps=100, max_time=1e6), unlimited)
+
+
+def fit_with_own_clock(folder):
+    """Trains in one of several processes, whose clocks differ, and goes on; returns the steps of both."""
+    strategy = distribute.MultiWorkerMirroredStrategy()
+    run_limits.time = Clock() if jax.process_index() else SimpleNamespace(monotonic=lambda: 0.0)
+    steps = []
+    for options in ({"max_time": 4}, {}):
+        with strategy.scope():
+            model = trainer.Model(nn.Dense(3), seed=3)
+            model.compile("sgd", logits_loss(), steps_per_execution=1)
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[cb.BackupAndRestore(folder)], **options)
+        steps.append(int(model.state.step))
+    return steps, float(np.sum(model.get_weights()[1]))
+
+
+@pytest.mark.processes
+def test_several_processes_end_after_the_same_batch(tmp_path):
+    one, other = LocalCluster(2, timeout_secs=240).run(fit_with_own_clock, str(tmp_path / "backup"))
+    assert one == other
+    assert one[0] == [4, 14]
