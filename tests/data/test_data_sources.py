@@ -48,18 +48,53 @@ def test_every_kind_of_data_gives_its_batches_in_order(build, num_batches, expec
 
 
 @pytest.mark.parametrize("name", [name for name in FEEDS if name != "generator"])
-def test_steps_per_epoch_cuts_one_stream_of_all_passes_and_any_epoch_can_come_first(name):
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_steps_per_epoch_cuts_each_pass_and_any_epoch_can_come_first(name, steps):
+    build, num_batches, expected = FEEDS[name]
+    epochs = [expected[start:start + steps] for start in range(0, 3, steps)] * 4
+    with Reader(build(), steps, group_size=3) as reader:
+        assert reader.num_batches == min(steps, num_batches or steps)
+        for epoch, batches in enumerate(epochs):
+            assert [rows for group in reader.read(epoch) for rows in rows_of(group)] == batches
+    for first in range(1, 4):
+        with Reader(build(), steps) as reader:
+            assert [rows for group in reader.read(first) for rows in rows_of(group)] == epochs[first]
+    with Reader(build(), steps) as reader:
+        groups = list(reader.read(1, start=1))
+        assert [rows for group in groups for rows in rows_of(group)] == epochs[1][1:]
+        assert [group.first for group in groups] == list(range(1, len(epochs[1])))
+
+
+@pytest.mark.parametrize("name", ["arrays", "mapped dataset", "re-iterable", "indexed", "grain iter dataset"])
+def test_an_epoch_that_ends_with_its_pass_warns_and_one_that_ends_as_it_should_does_not(name):
     build, _, expected = FEEDS[name]
-    stream = list(itertools.islice(itertools.cycle(expected), 12))
-    with Reader(build(), steps_per_epoch=4, group_size=3) as reader:
-        assert reader.num_batches == 4
-        for epoch in range(3):
-            found = [rows for group in reader.read(epoch) for rows in rows_of(group)]
-            assert found == stream[epoch * 4 : epoch * 4 + 4]
-    with Reader(build(), steps_per_epoch=4) as reader:
-        groups = list(reader.read(2, start=1))
-        assert [rows for group in groups for rows in rows_of(group)] == stream[9:12]
-        assert [group.first for group in groups] == [1, 2, 3]
+    with Reader(build(), 2) as reader:
+        list(reader.read(0))
+        with pytest.warns(UserWarning, match=r"ended after 1 of the 2 batches.*`trainer\.data\.Dataset.*repeat"):
+            list(reader.read(1))
+    for steps in (1, 3):
+        with Reader(build(), steps) as reader:
+            assert [rows for epoch in range(6) for group in reader.read(epoch) for rows in rows_of(group)] == (
+                expected * 6)[:6 * steps]
+
+
+def test_passes_of_other_lengths_than_the_data_say_are_read_to_their_ends():
+    class Wrong(ReIterable):
+        def __len__(self):
+            return 5
+
+    with pytest.warns(UserWarning, match="1 of the 2 batches"), Reader(adapt(Wrong()), 2) as reader:
+        found = [[rows[0] for group in reader.read(epoch) for rows in rows_of(group)] for epoch in range(4)]
+    assert found == [[0, 4], [8], [0, 4], [8]]
+
+
+def test_an_indexed_object_is_told_the_end_of_each_epoch():
+    data = Indexed()
+    with Reader(adapt(data), 1) as reader:
+        for epoch in range(4):
+            list(reader.read(epoch))
+            assert data.epochs_ended == epoch + 1
 
 
 def test_shuffled_arrays_read_the_same_passes_with_and_without_steps_per_epoch():
@@ -110,7 +145,8 @@ def test_few_row_numbers_are_found_in_vain(monkeypatch, rows, group_size):
     found, real = [], Dataset.index_block
     monkeypatch.setattr(Dataset, "index_block", lambda self, pass_index, start, stop: (
         found.append(stop - start) or real(self, pass_index, start, stop)))
-    reader = Reader(adapt(np.arange(rows), batch_size=32), steps_per_epoch=400, group_size=group_size)
+    endless = Dataset.from_arrays(np.arange(rows)).batch(32).repeat()
+    reader = Reader(adapt(endless), steps_per_epoch=400, group_size=group_size)
     groups = list(reader.read(0))
     assert sum(group.count for group in groups) == 400
     assert sum(found) <= 2 * 400 + len(groups) * (group_size - 1)
@@ -215,12 +251,13 @@ def test_peeking_opens_a_re_iterable_once_and_every_pass_is_closed():
 
 @pytest.mark.parametrize("name", [name for name in FEEDS if name != "generator"])
 @pytest.mark.parametrize("steps", [None, 2, 4])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_reading_epoch_0_again_starts_from_the_first_batch(name, steps):
     build, _, expected = FEEDS[name]
     with Reader(build(), steps) as reader:
         for _ in range(3):
             reader.peek()
-            assert [r for g in reader.read(0) for r in rows_of(g)] == (expected * 2)[: steps or 3]
+            assert [r for g in reader.read(0) for r in rows_of(g)] == expected[:steps]
         abandoned = reader.read(0)
         next(abandoned)
         abandoned.close()

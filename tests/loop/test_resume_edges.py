@@ -60,6 +60,7 @@ class Indexed:
 
 @pytest.mark.parametrize("steps", [None, 5])
 @pytest.mark.parametrize("data", [Shuffled, Indexed])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_data_that_depend_on_the_passes_before_go_on(tmp_path, data, steps):
     arguments = {"batch_size": None, "steps_per_epoch": steps, "shuffle": False}
     expected = make_model()

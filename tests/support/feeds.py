@@ -128,7 +128,8 @@ class FakeTfDataset:
         raise TypeError("The dataset is infinite or of unknown length.")
 
     def __iter__(self):
-        return ((FakeTfTensor(x), FakeTfTensor(y)) for x, y in pairs())
+        count = itertools.count() if self._cardinality == -1 else range(1)
+        return ((FakeTfTensor(x), FakeTfTensor(y)) for _ in count for x, y in pairs())
 
 
 class Frame:

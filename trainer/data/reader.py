@@ -35,7 +35,7 @@ from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import clip, is_finite
 from trainer.data.sources.sources import DatasetSource, Source
-from trainer.data.stream import END, Stream, all_passes, rest_of_passes
+from trainer.data.stream import END, Stream
 
 _ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed
 
@@ -43,15 +43,15 @@ _ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed
 class Reader:
     """Reads epochs of a source as groups of batches.
 
-    Without `steps_per_epoch`, epoch e is pass e of the source. With it, the batches of all passes form one stream, and
-    epoch e is batches `[e * steps_per_epoch, (e + 1) * steps_per_epoch)` of that. A one-shot source has no passes: each
-    epoch continues where the last epoch stopped.
+    Without `steps_per_epoch`, epoch e is pass e of the source. With it, an epoch takes the next so many batches of a
+    pass, as in Keras: where the pass ends before, so does the epoch, with a warning, and the next epoch begins the next
+    pass. A one-shot source has no passes: each epoch continues where the last epoch stopped.
 
     A reader opens iterators and keeps them open from one epoch to the next: close it, or use it as a context manager.
 
     Args:
       source: what `adapt` returned.
-      steps_per_epoch: batches of an epoch; None for as many as the source yields in a pass.
+      steps_per_epoch: the most batches of an epoch; None for as many as the source yields in a pass.
       group_size: the most batches that a group holds; may be assigned between epochs.
       first_epoch: the number of the first epoch that will be read, at which a one-shot source begins.
       limit_batches: the most batches that an epoch takes of its pass; None for all.
@@ -84,22 +84,22 @@ class Reader:
         self._steps = steps_per_epoch
         self._limit = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0
+        self._epochs_before = first_epoch
         self.group_size = as_count("group_size", group_size)
         self.exhausted = False
         self.keeps_resume_tokens = False
         self._stream: Stream | None = None
+        self._starts: dict[int, tuple[int, int]] = {}  # of epochs in the passes, where that was found by reading
         self._is_being_read = False
         self._spec: BatchSpec | None = None
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch, or None if only reading will tell."""
-        if self._steps is not None:
-            return self._steps
+        """The most batches of an epoch, or None if only reading will tell."""
         num_batches = self._source.num_batches
-        if not is_finite(num_batches):
+        if self._steps is None and not is_finite(num_batches):
             return None
-        return num_batches if self._limit is None else min(num_batches, self._limit)
+        return min(count for count in (self._steps, self._limit, num_batches) if is_finite(count))
 
     @property
     def epoch_rows(self) -> int | None:
@@ -224,14 +224,14 @@ class Reader:
           batch: its number there.
           resume_token: that of the group that holds the batch before it, if any.
         """
-        stream = self._stream
+        stream, start = self._stream, self._start_of(epoch)
         # The state of an iterator that another thread is reading may be that of half a batch. Without a token,
         # the first batches of the epoch are read again.
-        if (resume_token is None and stream is not None and not self._is_being_read
-                and (stream.pass_index, stream.position) == self._place(epoch, batch)):
+        if (resume_token is None and stream is not None and start is not None and not self._is_being_read
+                and (stream.pass_index, stream.position) == (start[0], start[1] + batch)):
             resume_token = self._resume_token(stream, batch)
-        # The key is that of every checkpoint so far.
-        return {"mark": None if resume_token is None else dataclasses.asdict(resume_token)}
+        # The key "mark" is that of every checkpoint so far.
+        return {"mark": None if resume_token is None else dataclasses.asdict(resume_token), "start": start}
 
     def resume(self, epoch: int, batch: int, position: dict[str, Any]) -> int:
         """Lets the next `read` of that epoch from that batch on continue as in the process that `position` is from.
@@ -247,23 +247,22 @@ class Reader:
         if self.is_single_pass and epoch > self._first_epoch:
             self.exhausted = True
             return 0
-        place, token, skipped = self._place(epoch, batch), position["mark"], 0
+        token, skipped = position["mark"], 0
+        if self._is_continuous and (start := position.get("start")):
+            self._starts[epoch] = start[0], start[1]
+        self._source.end_epochs(epoch - self._epochs_before)
         if token is None:
-            if self._source.seeks or self.is_exact:
-                num_batches = self._source.num_batches
-                self._source.leave_out(
-                    place[0] if self._steps is None or not is_finite(num_batches) else place[1] // num_batches)
-            else:
-                skipped = self._read_up_to(place)
-            stream = self._seek(epoch, batch)
+            if not self._source.seeks and not self.is_exact:
+                skipped = self._read_up_to(self._place(epoch, batch))
+            self._stream = self._seek(epoch, batch)
         else:
             self.close()
             state, skipped = token["source_state"], batch - token["batch"]
-            batches = rest_of_passes(self._source, state) if self._is_continuous else self._source.read_from(state)
-            stream = self._stream = Stream(batches, place[0], place[1] - skipped, ResumeToken(token["batch"], state))
+            first = self._place(epoch, token["batch"])
+            self._stream = Stream(self._source.read_from(state), *first, ResumeToken(token["batch"], state))
             for number in range(token["batch"], batch):
-                self._next_batch(stream, number)
-        self._look_at(stream, batch)
+                self._next_batch(self._stream, number)
+        self._look_at(self._stream, batch)
         return 0 if self.is_exact else skipped
 
     def _read_up_to(self, place: tuple[int, int]) -> int:
@@ -290,10 +289,9 @@ class Reader:
     def _read_arrays(
         self, dataset: Dataset, epoch: int, start: int, numbers_of: int | None
     ) -> Generator[Group, None, None]:
-        pass_index, first, stop = epoch, 0, dataset.cardinality
+        (pass_index, first), stop = self._place(epoch, 0), dataset.cardinality
         if self._steps is not None:
-            dataset, pass_index, first = dataset.repeat(), 0, epoch * self._steps
-            stop = first + self._steps
+            stop = clip(first + self._steps, stop)
         position, group_size = first + start, numbers_of or self.group_size
         capacity = self._capacity_of(group_size)
         # Row numbers of several small groups are found at once, as it takes longer than to read a few rows. Of more and
@@ -313,6 +311,7 @@ class Reader:
                     data = dataset.arrays.gather(index, capacity, POOL)
                 yield Group(data, count, rows, position - first)
                 position += count
+        self._warn_if_short(position - first)
 
     def _read_stream(self, epoch: int, start: int, is_urgent: Callable[[], bool]) -> Generator[Group, None, None]:
         stream = self._seek(epoch, start)
@@ -344,10 +343,12 @@ class Reader:
             self._is_being_read = False
             if self._steps is None and not self._source.is_one_shot:
                 self._close(stream)
+        self._note_end(epoch, stream, number)
+        self._source.end_epochs(1)
         if buffer.count:
             yield buffer.take(token)
         if number < (self._steps or 1):
-            self._report_end(stream)
+            self._report_end(stream, number)
 
     def _look_ahead(self) -> tuple[Stream, Batch | Part | None]:
         """Returns the stream at epoch 0, where a one-shot source has any place, and its next batch, which it keeps."""
@@ -362,9 +363,37 @@ class Reader:
         return batch
 
     def _place(self, epoch: int, start: int) -> tuple[int, int]:
-        """Returns the pass and the position in its stream of an epoch's batch."""
-        epoch -= self._first_epoch
-        return (epoch, start) if self._steps is None else (0, epoch * self._steps + start)
+        """Returns the pass and the position in it of an epoch's batch, after reading up to the epoch if need be."""
+        found = self._start_of(epoch)
+        if found is None:
+            for earlier in range(max((known for known in self._starts if known < epoch), default=0), epoch):
+                stream, number = self._seek(earlier, 0), 0
+                while number != self._steps and self._next_batch(stream, number) is not None:
+                    number += 1
+                self._note_end(earlier, stream, number)
+            if start:
+                self._seek(epoch, 0)  # shows whether the pass is over
+            found = self._starts[epoch]
+        return found[0], found[1] + start
+
+    def _start_of(self, epoch: int) -> tuple[int, int] | None:
+        """Returns the pass and the position in it at which an epoch begins; None if only reading will tell."""
+        epoch, count = epoch - self._first_epoch, self._source.num_batches
+        if self._steps is None:
+            return epoch, 0
+        if epoch == 0 or self._source.is_one_shot or count == math.inf:
+            return self._starts.get(epoch, (0, epoch * self._steps))
+        if self._source.seeks and is_finite(count):
+            pass_index, number = divmod(epoch, max(math.ceil(count / self._steps), 1))
+            return self._starts.get(epoch, (pass_index, number * self._steps))
+        return self._starts.get(epoch)
+
+    def _note_end(self, epoch: int, stream: Stream, number: int) -> None:
+        """Notes where the epoch after one of so many batches begins."""
+        if self._is_continuous:
+            is_pass_over = number != self._steps
+            self._starts[epoch + 1] = (
+                (stream.pass_index + 1, 0) if is_pass_over else (stream.pass_index, stream.position))
 
     def _resume_token(self, stream: Stream, number: int) -> ResumeToken | None:
         if stream.is_ahead:  # and the source with it, or it has not come to this stream yet
@@ -375,7 +404,12 @@ class Reader:
 
     def _seek(self, epoch: int, start: int) -> Stream:
         """Returns the stream of batches from where the epoch's batch `start` is next."""
-        return self._seek_place(*self._place(epoch, start))
+        stream = self._seek_place(*self._place(epoch, start))
+        if start == 0 and stream.position and self._is_continuous and self._look_at(stream, 0) is None:
+            # Only now it shows that the epoch before has taken the last batch of a pass.
+            stream = self._seek_place(stream.pass_index + 1, 0)
+            self._starts[epoch] = stream.pass_index, 0
+        return stream
 
     def _seek_place(self, pass_index: int, position: int) -> Stream:
         stream = self._stream
@@ -389,9 +423,7 @@ class Reader:
         return stream
 
     def _open(self, pass_index: int, position: int) -> Stream:
-        batches = (
-            all_passes(self._source, position) if self._is_continuous else self._source.read(pass_index, position))
-        return Stream(batches, pass_index, position)
+        return Stream(self._source.read(pass_index, position), pass_index, position)
 
     @property
     def _is_continuous(self) -> bool:
@@ -424,12 +456,23 @@ class Reader:
         except Exception as error:
             raise _named(error, number) from error
 
-    def _report_end(self, stream: Stream) -> None:
+    def _report_end(self, stream: Stream, number: int = 0) -> None:
+        if self._is_continuous and number:
+            self._warn_if_short(number)
+            return
         if stream.position == 0 or not self._source.is_one_shot:
             raise self._empty_error(stream)
         self.exhausted = True
         warnings.warn("Your input ran out of data; there will be no further batches. Make sure that it yields at "
                       "least `steps_per_epoch * epochs` batches, or pass data that can be read again.", stacklevel=2)
+
+    def _warn_if_short(self, number: int) -> None:
+        if self._steps is not None and number < self._steps:
+            warnings.warn(
+                f"Your input ran out of data: an epoch ended after {number} of the {self._steps} batches that "
+                "`steps_per_epoch` (`validation_steps`, `steps`) asks for, with the pass over the data, and the next "
+                "epoch begins another pass, as in Keras. To read on beyond the end, pass an endless generator, or "
+                "`trainer.data.Dataset.from_arrays((x, y)).batch(batch_size).repeat()`.", stacklevel=2)
 
     def _empty_error(self, stream: Stream) -> DataError:
         kind = "generator" if self._source.is_one_shot else "dataset"

@@ -16,9 +16,9 @@ from trainer.core.types import Data, Phase
 from trainer.data import HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.data.sources.sources import DatasetSource
 from trainer.loop import loop
 from trainer.model.loop_model import LoopModel
-from trainer.step import output_checks
 from trainer.step.compiled_phase import MAX_FUSED_STEPS
 
 PHASES = ("train", "test", "predict")
@@ -51,7 +51,6 @@ def training_readers(
         if validation_data is not None:
             source = _adapt_validation(
                 validation_data, validation_batch_size or batch_size, validation_steps, processes)
-            output_checks.check_holds_steps(source, "validation_steps", validation_steps)
             validation = readers.enter_context(Reader(source, validation_steps, limit_batches=limit_batches))
         yield reader, validation
 
@@ -64,7 +63,6 @@ def single_reader(
     arguments.check_count("steps", steps, 1, optional=True)
     loop.agree_on_data(model, call, x=x)
     source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=model.strategy.processes)
-    output_checks.check_holds_steps(source, "steps", steps)
     return Reader(source, steps)
 
 
@@ -93,8 +91,10 @@ def compile_ahead(
         if source.is_one_shot:
             raise ValueError("`sample` must be data that can be read again. Received: a generator, whose first "
                              "batches `fit` would miss. Pass a batch of it.")
-        # Of endless data any number of steps will do that fills a group, and a batch stands for so many.
-        many = MAX_FUSED_STEPS if source.num_batches == math.inf or is_sample else None
+        if is_sample and isinstance(source, DatasetSource):  # one batch stands for a stream of such batches
+            source = DatasetSource(source.dataset.repeat())
+        # Of endless data any number of steps will do that fills a group.
+        many = MAX_FUSED_STEPS if source.num_batches == math.inf else None
         with Reader(source, steps_per_epoch or many) as reader:
             once = is_sample or kind == "predict"
             for passes in (1,) if once else (1, 2) if epochs is None else (epochs,):

@@ -250,10 +250,14 @@ class Model(StatefulModel):
           class_weight: weights of rows by their label.
           sample_weight: weights of rows, if `x` is arrays.
           initial_epoch: the number of the first epoch.
-          steps_per_epoch: batches of an epoch; without it, all that `x` has. With it, epochs follow each other in one
-            stream of batches, of which other data than arrays and generators are read up to `initial_epoch`.
-          validation_steps: batches of a validation; without it, all there are. Each validation starts from the first
-            batch, except that a generator continues where the last validation stopped.
+          steps_per_epoch: the most batches of an epoch; without it, all that `x` has. As in Keras, each epoch takes the
+            next batches of a pass over `x`: where the pass ends before, so does the epoch, with a warning, and the next
+            epoch begins another pass. A generator has one pass, whose end ends the training. To read on beyond the end,
+            pass a `trainer.data.Dataset` that was made endless by `repeat()`, or an endless generator. Other data than
+            arrays and generators are read up to `initial_epoch`.
+          validation_steps: the most batches of a validation; without it, all there are. Each validation starts from the
+            first batch, except that a generator continues where the last validation stopped. Fewer batches than that
+            are all taken, with a warning.
           validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
           validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
           max_steps: how many batches to train on in all, also before an interruption; `epochs` may end the run before.
@@ -369,7 +373,7 @@ class Model(StatefulModel):
           batch_size: rows of a batch, if `x` is arrays; 32 by default.
           verbose: as in `fit`.
           sample_weight: weights of rows, if `x` is arrays.
-          steps: how many batches to evaluate; by default all.
+          steps: the most batches to evaluate; by default all. Fewer are all taken, with a warning.
           callbacks: callbacks, or a list of them.
           return_dict: False returns Keras's list, or the loss alone if there are no metrics.
 
@@ -400,7 +404,7 @@ class Model(StatefulModel):
           x: inputs, as in `fit`; targets in batches are ignored.
           batch_size: rows of a batch, if `x` is arrays; 32 by default.
           verbose: as in `fit`.
-          steps: how many batches to predict; by default all.
+          steps: the most batches to predict; by default all. Fewer are all taken, with a warning.
           callbacks: callbacks, or a list of them.
 
         Raises:

@@ -33,7 +33,6 @@ from trainer.saving.checkpoint import (
     open_checkpoint,
 )
 from trainer.saving.checkpoint.manifest import FILE_NAME as MANIFEST
-from trainer.step import output_checks
 
 # Also of checkpoints that are being written, replaced or deleted, and of damaged checkpoints.
 _OF_CHECKPOINTS = re.compile(r"(corrupt_|\.)?step_[0-9]+(_|\.|$)")
@@ -66,7 +65,7 @@ class SidecarEvaluator:
       data: what to evaluate on, each time from the start: `(x, y)` or `(x, y, sample_weight)` of arrays, a batched
         `trainer.data.Dataset`, or another iterable of batches that can be read more than once.
       checkpoint_dir: the folder that the training's `BackupAndRestore` has. It need not exist yet.
-      steps: how many batches to evaluate; by default all.
+      steps: the most batches to evaluate; by default all.
       max_evaluations: after how many evaluations to end; None for no limit. TensorFlow counts checkpoints instead,
         those that were skipped too.
       callbacks: callbacks, or a list of them, for each `evaluate`. At `on_test_end` the model's
@@ -216,7 +215,6 @@ class SidecarEvaluator:
             raise ValueError("`data` must be data that can be read again for each checkpoint. Received: a generator or "
                              "another iterator. Pass arrays, a `trainer.data.Dataset`, or an object whose `__iter__` "
                              "starts again.")
-        output_checks.check_holds_steps(source, "steps", self.steps)
         return source
 
     def _last_text(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer import metrics
 from trainer.core import errors, replica_context
-from trainer.data import Batch, Source, unpack_x_y_sample_weight
+from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.losses.base import BuiltinLoss, values_per_row
 from trainer.modules.base import FunctionalModule
 from trainer.step.compiled_loss import CompiledLoss
@@ -256,13 +256,3 @@ def _differs_from_mean(
         return None
     return (f"returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose {'sum' if is_sum else 'mean'} is "
             f"{float(expected):.4g}")
-
-
-def check_holds_steps(source: Source, argument: str, steps: int | None) -> None:
-    """Raises ValueError if data that are read once have fewer batches than `steps`, given as an argument of this name.
-
-    Beyond its end a source starts again, which for `fit` is another pass, but otherwise would count rows twice.
-    """
-    if steps is not None and source.num_batches is not None and steps > source.num_batches:
-        raise ValueError(f"`{argument}` must be at most the number of batches. Received: {argument}={steps}, for data "
-                         f"of {source.num_batches} batches. Leave it out to take them all.")

@@ -73,8 +73,8 @@ class JoinedSource:
                              f"position for each. Received: {self._processes.count} processes.")
         return self._joined(self._source.read_from(states[self._processes.index]), self._channel.open())
 
-    def leave_out(self, passes: int) -> None:
-        self._source.leave_out(passes)
+    def end_epochs(self, count: int) -> None:
+        self._source.end_epochs(count)
 
     def _joined(self, batches: Generator[Any, None, None], channel: Channel) -> Generator[Part, None, None]:
         own_batches = map(BatchConverter(), batches)

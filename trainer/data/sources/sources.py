@@ -64,8 +64,8 @@ class Source(Protocol):
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         """Returns a generator of the rest of the pass in which `state` was taken."""
 
-    def leave_out(self, passes: int) -> None:
-        """Does what else belongs to whole passes that a run, as it is resumed, need not read."""
+    def end_epochs(self, count: int) -> None:
+        """Does what belongs to the end of an epoch: of one just read, or of those that a resumed run need not read."""
 
 
 class DatasetSource:
@@ -88,7 +88,7 @@ class DatasetSource:
     def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
         return self.dataset.read(pass_index, start)
 
-    def leave_out(self, passes: int) -> None:
+    def end_epochs(self, count: int) -> None:
         """Does nothing: no pass depends on another."""
 
     def state(self) -> None:
@@ -145,7 +145,7 @@ class IterableSource:
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         return self._read(state["pass_index"], 0, state["iterator"])
 
-    def leave_out(self, passes: int) -> None:
+    def end_epochs(self, count: int) -> None:
         """Does nothing: passes that do not depend on each other have a state, and others are read."""
 
     def _batches(self, elements: Iterator[Any]) -> Iterator[Any]:
@@ -168,7 +168,7 @@ class IndexedSource:
     """Batches of an object with `__getitem__`, such as a `keras.utils.PyDataset`.
 
     Args:
-      items: gives batch i for `items[i]`; its `on_epoch_end()`, if any, is called after each whole pass.
+      items: gives batch i for `items[i]`; its `on_epoch_end()`, if any, is called after each epoch.
       num_batches: batches in a pass, or `math.inf`.
       shuffle: draw the batches in another order in each pass; an endless pass stays in order.
       seed: of the order.
@@ -189,11 +189,10 @@ class IndexedSource:
     def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
         for index in self._indices(pass_index, start):
             yield self._items[index]
-        self.leave_out(1)
 
-    def leave_out(self, passes: int) -> None:
+    def end_epochs(self, count: int) -> None:
         if hasattr(self._items, "on_epoch_end"):
-            for _ in range(passes):
+            for _ in range(count):
                 self._items.on_epoch_end()
 
     def state(self) -> None:
@@ -236,8 +235,8 @@ class WeightedSource:
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         return self._weighted(self._source.read_from(state))
 
-    def leave_out(self, passes: int) -> None:
-        self._source.leave_out(passes)
+    def end_epochs(self, count: int) -> None:
+        self._source.end_epochs(count)
 
     def _weighted(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         convert = BatchConverter()
