@@ -9,7 +9,8 @@ from flax import linen as nn
 import trainer
 
 PUBLIC = {
-    "apply", "build", "built", "compile", "compile_ahead", "compute_loss", "compute_metrics", "count_params",
+    "apply", "build", "built", "compile", "compile_ahead", "compute_loss", "compute_metrics", "compute_penalties",
+    "count_params",
     "current_run", "evaluate", "export", "fit", "get_weights", "history", "load_weights", "make_rng", "metrics",
     "name", "optimizer", "predict", "predict_iter", "predict_on_batch", "predict_step", "reset_metrics",
     "run_eagerly", "sample_inputs", "save", "save_weights", "set_weights", "skip_non_finite", "state", "state_shapes",

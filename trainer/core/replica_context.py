@@ -89,6 +89,13 @@ class ReplicaContext:
             raise RuntimeError("`global_rows` is only known inside a step.")
         return self.rows * self.num_replicas_in_sync
 
+    @property
+    def row_share(self) -> float | jax.Array:
+        """This replica's share of the real rows of the batch, which adds up to 1 over all replicas."""
+        if self._row_mask is None:
+            return 1.0 / self.num_replicas_in_sync
+        return self._row_mask.sum() / self.global_rows
+
     def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: Any = None) -> Any:
         """Returns the sum or the mean of `value`, a tree of arrays, over all replicas.
 

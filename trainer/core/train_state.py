@@ -28,6 +28,8 @@ class TrainState:
       model_state: every other collection of the model, such as BatchNorm's running averages.
       opt_state: the optimizer's state; for a dict of optimizers, one entry per optimizer. None without an optimizer.
       seed: what all random streams derive from, a uint32 scalar.
+      state_reduction: how replicas' values of `model_state` become one: pairs of a path pattern and a reduction, as in
+        `compile(state_reduction=...)`. Not part of the pytree's leaves.
       optimizer: the `UpdateRule` that gradients are applied by, or a mapping of them by module name. Not part of the
         pytree's leaves.
     """
@@ -38,6 +40,7 @@ class TrainState:
     opt_state: PyTree
     seed: jax.Array
     optimizer: Any = dataclasses.field(default=None, metadata={"static": True})
+    state_reduction: tuple[tuple[str, str], ...] = dataclasses.field(default=(), metadata={"static": True})
 
     def replace(self, **changes: Any) -> TrainState:
         """Returns a copy with the given fields replaced."""
@@ -188,7 +191,10 @@ class TrainState:
         return params, opt_state
 
 
-def initial_state(params: PyTree, model_state: PyTree, optimizer: Any, seed: jax.Array) -> TrainState:
+def initial_state(
+    params: PyTree, model_state: PyTree, optimizer: Any, seed: jax.Array,
+    state_reduction: tuple[tuple[str, str], ...] = (),
+) -> TrainState:
     """Returns the state before the first step."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -197,6 +203,7 @@ def initial_state(params: PyTree, model_state: PyTree, optimizer: Any, seed: jax
         opt_state=initial_opt_state(optimizer, params),
         seed=seed,
         optimizer=optimizer,
+        state_reduction=state_reduction,
     )
 
 

@@ -6,21 +6,24 @@ Owns what is checked before a phase compiles, and which of the model's overridab
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from trainer.compile.jit import is_jit_disabled, run_once
 from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
-from trainer.step import output_checks
+from trainer.step import output_checks, replica_checks
 from trainer.step.compiled_phase import CompiledPhase
 
 if TYPE_CHECKING:
@@ -92,6 +95,8 @@ class LoopModel:
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
+            if is_new and not eager:
+                self._check_replicas(kind, phase, batch)
         return phase
 
     def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
@@ -163,6 +168,48 @@ class LoopModel:
         if self._module.sows_losses:
             warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
                           "what `model_state['losses']` holds.", stacklevel=2)
+
+    def _check_replicas(self, kind: str, phase: CompiledPhase, batch: Batch) -> None:
+        """Refuses code that computes other numbers on several replicas; see `step/replica_checks.py`."""
+        options, replicas = self._configuration.options, self.strategy.num_replicas_in_sync
+        simulated = replicas if replicas > 1 else min(options.microbatches, 2)
+        state = None if simulated == 1 else self._state_here()
+        if state is None:
+            return
+        name = f"{kind}_step"
+        changed = [each for each in (name, "compute_loss", "compute_metrics") if self._overrides(each)]
+        rows = replica_checks.some_rows(batch, simulated)
+        if changed or self._module.sows_losses:
+            # A default train step is compared by what a test step has of it, without randomness.
+            step = (getattr(self._model, name) if self._overrides(name)
+                    else functools.partial(OverridableSteps.test_step, self._model))
+            tried = ", ".join(changed) or "module"
+            rtol = 1e-3 if options.policy is None else 3e-2
+            if rows is not None:
+                replica_checks.check_step(tried, step, state, rows, simulated, rtol)
+            if changed != ["compute_loss"]:  # which is looked after by itself; see `output_checks`
+                phase.before_padding = lambda: replica_checks.check_padding(
+                    tried, step, self._state_here(), first_rows(batch))
+        if kind == "train" and rows is not None and not self._module.names:
+            is_known = self._module.is_batch_statistic
+            if not all(is_known(path) for path in named_leaves(state.model_state)):
+                replica_checks.check_state_reduction(
+                    lambda state, batch: self._model.apply(
+                        state.params, state, unpack_x_y_sample_weight(batch)[0], training=True)[1],
+                    state, rows, simulated, is_known)
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self._model), method) is not getattr(OverridableSteps, method)
+
+    def _state_here(self) -> TrainState | None:
+        """Returns the state as arrays that this process may compute with alone; None if others have parts of it."""
+        state = self.strategy.on_devices(self.state.current)
+        if not self.strategy.spans_processes:
+            return state
+        leaves = jax.tree.leaves(state)
+        if not all(leaf.is_fully_replicated for leaf in leaves):
+            return None
+        return jax.tree.map(lambda leaf: leaf.addressable_data(0), state)
 
     def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:

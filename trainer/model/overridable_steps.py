@@ -116,7 +116,7 @@ class OverridableSteps:
 
         microbatches = self._configuration.options.microbatches
         (grads, loss), model_state, logs = (
-            compute(batch) if microbatches == 1 else accumulated(compute, batch, microbatches))
+            compute(batch) if microbatches == 1 else accumulated(compute, state, batch, microbatches))
         tracked = {**logs, **step_metrics.results()}
         if not self._configuration.trainable:
             return tracked, state

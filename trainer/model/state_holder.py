@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from trainer.compile.jit import are_floats_debugged, copy_buffers, init_placed
-from trainer.core import errors, trace_purity
+from trainer.core import errors, replica_context, trace_purity
 from trainer.core.rng import stream_key
 from trainer.core.train_state import TrainState, initial_opt_state, initial_state
 from trainer.data import Batch
@@ -110,7 +110,8 @@ class StateHolder:
 
         state = self._finished()
         if state is not None:
-            state = state.replace(optimizer=configuration.rules, opt_state=None)
+            state = state.replace(optimizer=configuration.rules, opt_state=None,
+                                  state_reduction=configuration.options.state_reduction)
             self.keep(init_placed(started, strategy.state_shardings, state)[1]())
             self._is_lent = False
 
@@ -152,14 +153,17 @@ class StateHolder:
 
     def _make(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
         try:
-            params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)
+            rows = next((leaf.shape[0] for leaf in jax.tree.leaves(inputs) if leaf.ndim), 1)
+            with replica_context.enter(replica_context.single_context(rows)):
+                params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)
         except Exception as error:
             raise ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}. It raised "
                              f"{type(error).__name__}: {error}") from error
         configuration = self._configuration
         params = configuration.options.stored(params)
         configuration.check_params(params)
-        return initial_state(params, model_state, configuration.rules, seed)
+        return initial_state(
+            params, model_state, configuration.rules, seed, configuration.options.state_reduction)
 
     # --- reading and replacing -------------------------------------------------------------------------------------
 

@@ -88,6 +88,10 @@ class FunctionalModule(abc.ABC):
           what the module has sown in this call, by collection: "losses", "intermediates" and others.
         """
 
+    def is_batch_statistic(self, path: str) -> bool:
+        """Returns whether the state of a path is BatchNorm's running averages, or what modules keep along with them."""
+        return False
+
     @property
     def sows_losses(self) -> bool:
         """Whether the module was seen to sow into "losses", since it was initialised."""

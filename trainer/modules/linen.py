@@ -67,6 +67,10 @@ class LinenFunctional(FunctionalModule):
         self._sown: tuple[str, ...] = (LOSSES, INTERMEDIATES)
         self._sows_losses = False
 
+    def is_batch_statistic(self, path: str) -> bool:
+        """See the base class."""
+        return path.startswith(f"batch_stats{SEPARATOR}")
+
     @property
     def sows_losses(self) -> bool:
         """See the base class."""

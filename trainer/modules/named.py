@@ -98,6 +98,11 @@ class NamedFunctional(FunctionalModule):
             is_frozen=is_frozen and (lambda path: is_frozen(SEPARATOR.join(filter(None, (module, path))))))
         return outputs, model_state if new_state is model_state[module] else {**model_state, module: new_state}
 
+    def is_batch_statistic(self, path: str) -> bool:
+        """See the base class."""
+        name, _, rest = path.partition(SEPARATOR)
+        return self.parts[name].is_batch_statistic(rest)
+
     @property
     def sows_losses(self) -> bool:
         """See the base class."""

@@ -71,6 +71,8 @@ class NNXFunctional(FunctionalModule):
         self._losses = {path: value for path, value in variables.items() if _is_loss(value)}
         self._state_paths = [path for path in variables
                              if path not in {*self._random, *self._param_paths, *self._losses}]
+        self._batch_statistics = {
+            _joined(path) for path, value in variables.items() if isinstance(value, nnx.BatchStat)}
         self._sows_losses = bool(self._losses)
         self._params_of_batch_norms = {
             layer: [_joined(path) for path in self._param_paths if path[:len(layer)] == layer]
@@ -93,6 +95,10 @@ class NNXFunctional(FunctionalModule):
             self._sows_losses = LOSSES in jax.eval_shape(
                 lambda: self.apply(params, model_state, inputs, training=True, make_key=make_key)[1])
         return params, model_state, outputs
+
+    def is_batch_statistic(self, path: str) -> bool:
+        """See the base class."""
+        return path in self._batch_statistics
 
     @property
     def sows_losses(self) -> bool:

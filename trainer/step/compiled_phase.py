@@ -97,6 +97,8 @@ class CompiledPhase:
 
     Attributes:
       steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
+      before_padding: called once, before the first padded batch: it raises where the step would count padding; may be
+        assigned.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
     """
@@ -128,6 +130,7 @@ class CompiledPhase:
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self._batch_rows = 0
+        self.before_padding: Callable[[], None] | None = None
         self.steps_per_execution = 1
         self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
@@ -286,6 +289,9 @@ class CompiledPhase:
         execute = self._execution(fused) if self._eager else self._executables.get(group.spec)
         if execute is None:
             batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
+            if isinstance(group.mask, jax.Array) and self.before_padding is not None:
+                check, self.before_padding = self.before_padding, None
+                check()
             guard.check(jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
             with timing.measure("compile"):

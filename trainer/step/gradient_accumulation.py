@@ -23,6 +23,9 @@ from jax import lax
 
 from trainer.core import replica_context
 from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import restricted
+from trainer.distribute.replica.state_reduction import over_parts
 from trainer.metrics.base import MetricValue
 
 Compute = Callable[[Any], tuple[Any, Any, dict[str, Any]]]
@@ -95,12 +98,15 @@ def _other_parts(method: str) -> ValueError:
                       "compile without `microbatches`.")
 
 
-def accumulated(compute: Compute, batch: Any, microbatches: int) -> tuple[Any, Any, dict[str, Any]]:
+def accumulated(
+    compute: Compute, before: TrainState, batch: Any, microbatches: int
+) -> tuple[Any, Any, dict[str, Any]]:
     """Returns gradients, model state and logs of this replica's rows of a batch, computed in parts.
 
     Args:
       compute: returns these three for some rows. Gradients and scalar logs are this replica's share, whose mean over
         replicas is that of the batch.
+      before: the state of training before, with which `compute` begins.
       batch: a tree of arrays, rows first.
       microbatches: how many parts, at most; fewer where there are fewer rows.
     """
@@ -127,10 +133,15 @@ def accumulated(compute: Compute, batch: Any, microbatches: int) -> tuple[Any, A
     if jax.eval_shape(summands, first):
         sums = whole.sum(jax.tree.map(lambda leaf: leaf.sum(0), lax.map(summands, inputs)))
 
+    changed: list[bool] = []
+
     def compute_part(inputs: tuple[Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
         part, part_batch, part_mask = inputs
         with replica_context.enter(context_of(part, part_mask, sums)):
             grads, model_state, logs = compute(part_batch)
+        model_state = restricted(model_state, before.model_state)
+        changed[:] = [new is not old for new, old in zip(
+            jax.tree.leaves(model_state), jax.tree.leaves(before.model_state), strict=True)]
         real_rows = jnp.float32(size) if part_mask is None else part_mask.sum()
         return grads, model_state, OrderedDict(logs), real_rows
 
@@ -144,7 +155,7 @@ def accumulated(compute: Compute, batch: Any, microbatches: int) -> tuple[Any, A
     total, (model_states, logs, real_rows) = lax.scan(add_part, zeros, inputs)
     grads = jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), total, shapes)
     weights = whole.sum(real_rows)
-    model_state = jax.tree.map(lambda leaf: _mean_or_last(leaf, weights), model_states)
+    model_state = over_parts(before.model_state, model_states, changed, before.state_reduction, weights)
     return grads, model_state, {name: _merged(value, parts) for name, value in logs.items()}
 
 
@@ -160,13 +171,6 @@ def _split(batch: Any, mask: jax.Array | None, rows: int, parts: int, size: int)
         return padded.reshape(parts, size, *leaf.shape[1:])
 
     return jax.tree.map(split, batch), None if mask is None else mask.reshape(parts, size)
-
-
-def _mean_or_last(leaf: jax.Array, weights: jax.Array) -> jax.Array:
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return leaf[-1]
-    share = (weights / weights.sum()).reshape(-1, *[1] * (leaf.ndim - 1))
-    return (leaf * share).sum(0).astype(leaf.dtype)
 
 
 def _merged(value: Any, parts: int) -> Any:

@@ -88,23 +88,23 @@ def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def merge_over_replicas(
-    logs: Mapping[str, Any], also_mean: Any, context: ReplicaContext
-) -> tuple[OrderedDict[str, Any], Any]:
+    logs: Mapping[str, Any], also_sum: list[jax.Array], context: ReplicaContext
+) -> tuple[OrderedDict[str, Any], list[jax.Array]]:
     """Returns the logs of the whole batch from those of each replica.
 
-    Scalars are averaged, accumulators merged. All that is summed shares one reduction, with `also_mean` in it.
+    Scalars are averaged, accumulators merged. All that is summed shares one reduction, with `also_sum` in it.
 
     Args:
       logs: this replica's logs.
-      also_mean: a tree of floating arrays to be averaged over the replicas as well.
+      also_sum: arrays to be summed over the replicas as well.
       context: the replica's context.
     """
     scalars = {name: value for name, value in logs.items() if not isinstance(value, MetricValue)}
     sums = {name: value.variables for name, value in logs.items()
             if isinstance(value, MetricValue) and value.metric.additive}
     share = 1.0 / context.num_replicas_in_sync
-    shares = jax.tree.map(lambda leaf: leaf * share, (scalars, also_mean)) if share != 1.0 else (scalars, also_mean)
-    (scalars, also_mean), sums = context.sum((shares, sums))
+    shares = jax.tree.map(lambda leaf: leaf * share, scalars) if share != 1.0 else scalars
+    scalars, also_sum, sums = context.sum((shares, also_sum, sums))
     merged: OrderedDict[str, Any] = OrderedDict()
     for name, value in logs.items():
         if not isinstance(value, MetricValue):
@@ -118,7 +118,7 @@ def merge_over_replicas(
             for part in parts[1:]:
                 variables = value.metric.merge_variables(variables, part)
             merged[name] = dataclasses.replace(value, variables=variables)
-    return merged, also_mean
+    return merged, also_sum
 
 
 def empty_running_logs(logs: Mapping[str, Any]) -> RunningLogs:

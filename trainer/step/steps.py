@@ -56,12 +56,17 @@ def train_one_batch(
                             f"Received: {errors.describe(returned)}.")
         logs, new_state = check_logs(metrics.finished(returned[0]), "train_step"), returned[1]
 
-        def mean(leaves: list[jax.Array]) -> list[jax.Array]:
-            nonlocal logs
-            logs, means = merge_over_replicas(logs, leaves, context)
-            return means
+        is_merged = False
 
-        left = leave_replica(context, "train_step", state, new_state.replace(step=state.step + 1), mean)
+        def with_logs(leaves: list[jax.Array]) -> list[jax.Array]:
+            nonlocal logs, is_merged
+            logs, sums = merge_over_replicas(logs, leaves, context)
+            is_merged = True
+            return sums
+
+        left = leave_replica(context, "train_step", state, new_state.replace(step=state.step + 1), with_logs)
+        if not is_merged:
+            logs, _ = merge_over_replicas(logs, [], context)
         return left, logs, context.global_rows
 
 
@@ -126,7 +131,7 @@ def test_one_batch(
     with replica_context.enter(make_context(rows_of(batch), mask)) as context:
         with _tracing(test_step) as metrics:
             logs = _without_state(test_step(context.gather_params(state), batch))
-        logs, _ = merge_over_replicas(check_logs(metrics.finished(logs), "test_step"), None, context)
+        logs, _ = merge_over_replicas(check_logs(metrics.finished(logs), "test_step"), [], context)
         return logs, context.global_rows
 
 

@@ -22,6 +22,7 @@ from trainer.core import errors, replica_context, trace_purity
 from trainer.core.identity import Identity
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import free_to_move
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica
@@ -30,9 +31,9 @@ from trainer.distribute.replica.replicated_state import (
     is_state,
     leave_replica,
     map_states,
-    mean_over,
     run_on_replicas,
 )
+from trainer.distribute.replica.state_reduction import differences, refuse_differences, undeclared_counts
 from trainer.modules.nnx_types import is_nnx_object
 
 
@@ -44,6 +45,7 @@ def _is_argument(value: Any) -> bool:
 class _Program:
     execute: Any
     outputs: PyTree = None  # once traced: where each state in the results comes from, and the tree of the results
+    is_checked: bool = False  # whether replicas were seen to agree where they have to
 
 
 class ReplicaRunner:
@@ -85,7 +87,7 @@ class ReplicaRunner:
             _check_captured(function, objects.values())
             program = self._programs[key] = self._make_program(function, treedef, object_structure, constants)
         try:
-            state_outputs, split_outputs, new_object_values = program.execute(*dynamic)
+            state_outputs, split_outputs, new_object_values, differing = program.execute(*dynamic)
         except nnx_errors.TraceContextError as error:
             raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
                             "only NNX objects among the arguments are updated.") from error
@@ -100,6 +102,9 @@ class ReplicaRunner:
                             "bool(), `if` or numpy. A function that runs on replicas is compiled: use jax.numpy, "
                             "jnp.where or jax.lax.cond in it, and convert what it returns. JAX says: "
                             f"{error}") from error
+        if not program.is_checked:  # the first time only, as it waits for the values
+            refuse_differences({path: bool(value) for path, value in jax.device_get(_addressable(differing)).items()})
+            program.is_checked = True
         if object_structure is not None:
             object_structure.write(objects.values(), new_object_values)
         merged = iter(split_outputs)
@@ -111,7 +116,7 @@ class ReplicaRunner:
                       constants: Mapping[int, Any]) -> _Program:
         strategy = self._strategy
 
-        def one_replica(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any]:
+        def one_replica(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any, Any]:
             here = jax.tree.map(lambda leaf: leaf[0], split)
             rows, row_mask = _rows(here)
             context = strategy.replica_context(rows, row_mask)
@@ -130,17 +135,24 @@ class ReplicaRunner:
             numbers = {index: number for number, index in enumerate(mirrored)}
             states = [(numbers[origin], _left(context, _name(function), mirrored[origin], leaf))
                       for leaf, origin in zip(leaves, origins, strict=True) if origin is not None]
+            taken_as_equal: dict[str, jax.Array] = {}
+            for leaf, origin in zip(leaves, origins, strict=True):
+                if origin is not None:
+                    before = mirrored[origin]
+                    taken_as_equal |= undeclared_counts(
+                        before.model_state, restricted(leaf.model_state, before.model_state), before.state_reduction)
             outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not is_state(leaf)]
             if object_structure is not None:
-                object_values = object_structure.close(objects, object_values, mean_over(context))
-            return states, outputs, object_values
+                object_values, of_objects = object_structure.close(objects, object_values, context)
+                taken_as_equal |= of_objects
+            return states, outputs, object_values, differences(taken_as_equal, context)
 
-        def all_replicas(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any]:
-            states, (outputs, new_object_values) = run_on_replicas(
+        def all_replicas(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any, Any]:
+            states, (outputs, new_object_values, differing) = run_on_replicas(
                 strategy, one_replica, map_states(strategy.on_devices, mirrored), (split, object_values),
-                (strategy.rows_spec, PartitionSpec()), (strategy.rows_spec, PartitionSpec()))
+                (strategy.rows_spec, PartitionSpec()), (strategy.rows_spec, PartitionSpec(), PartitionSpec()))
             at_rest = [jax.device_put(state, strategy.state_shardings(state)) for state in states]
-            return at_rest, outputs, new_object_values
+            return at_rest, outputs, new_object_values, differing
 
         program = _Program(compiled(all_replicas))
         return program
@@ -169,6 +181,10 @@ def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> Non
                             "arguments is a constant of the program: later training would not be seen. Pass it as an "
                             "argument of `run`: NNX objects among the arguments are read again in each call, and "
                             "updated.")
+
+
+def _addressable(tree: PyTree) -> Any:
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)  # each device has them whole
 
 
 def _rows(values: Mapping[int, PerReplica]) -> tuple[int | None, jax.Array | None]:

@@ -14,7 +14,8 @@ import jax
 from flax import nnx
 
 from trainer.core.replica_context import ReplicaContext
-from trainer.distribute.replica.replicated_state import Mean, merged_model_state
+from trainer.core.tree_paths import SEPARATOR
+from trainer.distribute.replica.state_reduction import over_replicas, undeclared_counts
 
 
 def split_objects(objects: Iterable[Any]) -> tuple[ObjectStructure, Any]:
@@ -37,13 +38,13 @@ class ObjectStructure:
         """Returns new objects for the function to change on this replica."""
         return nnx.merge(self.graphdef, _with_own_streams(values, context))
 
-    def close(self, objects: list[Any], before: Any, mean: Mean) -> Any:
-        """Returns the values that changed objects leave, equal on all replicas.
+    def close(self, objects: list[Any], before: Any, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
+        """Returns the values that changed objects leave, equal on all replicas, and those that are taken to be equal.
 
         Args:
           objects: what `open` returned, once the function has changed them.
           before: the values that `open` was given.
-          mean: returns the mean over the replicas of some arrays.
+          context: the replica's context.
 
         Raises:
           ValueError: the function changed the structure of an object.
@@ -52,7 +53,7 @@ class ObjectStructure:
         if graphdef != self.graphdef:
             raise ValueError("The function changed the structure of an NNX object that it was given. Set modes "
                              "such as `train()` before, and keep new attributes out of the step.")
-        return _with_merged_state(_with_old_streams(values, before), before, mean)
+        return _with_merged_state(_with_old_streams(values, before), before, context)
 
     @staticmethod
     def write(objects: Iterable[Any], values: Any) -> None:
@@ -80,13 +81,14 @@ def _with_old_streams(new: Any, old: Any) -> Any:
     return nnx.from_flat_state(kept)
 
 
-def _with_merged_state(new: Any, old: Any, mean: Mean) -> Any:
+def _with_merged_state(new: Any, old: Any, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
     """Returns values whose model state is equal on all replicas: all but parameters, optimizer state and streams."""
     flat_old = dict(nnx.to_flat_state(old))
-    state = {path: variable for path, variable in nnx.to_flat_state(new)
+    state = {SEPARATOR.join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(new)
              if not isinstance(variable, (nnx.Param, nnx.OptState, nnx.RngState))}
-    before = jax.tree.leaves([flat_old[path].get_value() for path in state])
-    after, structure = jax.tree.flatten([variable.get_value() for variable in state.values()])
-    values = jax.tree.unflatten(structure, merged_model_state(before, after, mean))
-    merged = {path: variable.replace(value) for (path, variable), value in zip(state.items(), values, strict=True)}
-    return nnx.from_flat_state([(path, merged.get(path, variable)) for path, variable in nnx.to_flat_state(new)])
+    before = {name: flat_old[path].get_value() for name, (path, _) in state.items()}
+    after = {name: variable.get_value() for name, (_, variable) in state.items()}
+    values = over_replicas(before, after, (), context)
+    merged = {path: variable.replace(values[name]) for name, (path, variable) in state.items()}
+    return (nnx.from_flat_state([(path, merged.get(path, variable)) for path, variable in nnx.to_flat_state(new)]),
+            undeclared_counts(before, after, ()))

@@ -6,8 +6,8 @@ with whole copies on each device all of them are trivial:
     on_devices -> to_replica -> [gather_params -> the step -> scatter_updates] -> from_replicas
     `- once an execution -'     `- on each replica: `ReplicaContext` ---------'
 
-Owns that order, and the one rule that combines model state that replicas have changed. What a step
-computes is not known here.
+Owns that order. What a step computes is not known here, and what becomes of model state that replicas have changed
+stands in `state_reduction.py`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from trainer.core.precision import where_finite
 from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, WholeBatchContext
 from trainer.core.train_state import TrainState, check_same_structure
 from trainer.core.tree_paths import restricted
+from trainer.distribute.replica.state_reduction import SumOverReplicas, over_replicas
 from trainer.distribute.replica.zero import specs_of
 
 Tree = TypeVar("Tree")
-Mean = Callable[[list[jax.Array]], Sequence[jax.Array]]
 
 
 class StateStrategy(Protocol):
@@ -118,7 +117,8 @@ def run_on_replicas(
 
 
 def leave_replica(
-    context: ReplicaContext, function: str, before: TrainState, after: TrainState, mean: Mean | None = None
+    context: ReplicaContext, function: str, before: TrainState, after: TrainState,
+    sum_over_replicas: SumOverReplicas | None = None,
 ) -> TrainState:
     """Returns what leaves a replica for the state `after`, which a function made of `before`.
 
@@ -127,41 +127,16 @@ def leave_replica(
       function: the function's name, for errors.
       before: the state as `gather_params` returned it.
       after: the state that the function returned.
-      mean: returns the mean over the replicas of some arrays; by default by a reduction of its own.
+      sum_over_replicas: returns the sums of some arrays; by default by a reduction of its own.
 
     Raises:
       TypeError: if the function changed the structure, shapes or dtypes of the state.
     """
     after = after.replace(model_state=restricted(after.model_state, before.model_state))
     check_same_structure(function, before, after)
-    old, treedef = jax.tree.flatten(before.model_state)
-    new = merged_model_state(old, jax.tree.leaves(after.model_state), mean or mean_over(context))
-    return context.scatter_updates(before, after.replace(model_state=jax.tree.unflatten(treedef, new)))
-
-
-def merged_model_state(before: Sequence[jax.Array], after: Sequence[jax.Array], mean: Mean) -> list[jax.Array]:
-    """Returns model state that is equal on all replicas: the rule for BatchNorm's running averages and all else.
-
-    Floating-point arrays that the step has changed become their mean over the replicas. Arrays that it has left alone
-    keep their bits; others, such as counts, are those of the replica.
-
-    Args:
-      before: the arrays before the step.
-      after: the arrays after it on this replica.
-      mean: returns the mean over the replicas of some arrays.
-    """
-    changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True))
-               if new is not old and jnp.issubdtype(jnp.result_type(new), jnp.inexact)]
-    merged = list(after)
-    for index, value in zip(changed, mean([after[index] for index in changed]), strict=True):
-        merged[index] = value.astype(jnp.result_type(after[index]))
-    return merged
-
-
-def mean_over(context: ReplicaContext) -> Mean:
-    """Returns a function that takes the mean of arrays over the replicas of a context."""
-    share = 1.0 / context.num_replicas_in_sync
-    return lambda leaves: context.sum([leaf * share for leaf in leaves])
+    model_state = over_replicas(
+        before.model_state, after.model_state, before.state_reduction, context, sum_over_replicas)
+    return context.scatter_updates(before, after.replace(model_state=model_state))
 
 
 def finalize_skipped_updates(before: TrainState, after: TrainState) -> TrainState:

@@ -1,0 +1,189 @@
+"""Code of the user's that computes other numbers on several replicas than on one device is refused, or equal."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import trainer
+from trainer import distribute
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(48, 6)).astype(np.float32)
+Y = rng.normal(size=(48, 3)).astype(np.float32)
+
+
+def mirrored(replicas):
+    return distribute.MirroredStrategy([f"cpu:{index}" for index in range(replicas)])
+
+
+def fit(make, replicas, module=None, rows=48, batch_size=16, **options):
+    with mirrored(replicas).scope():
+        model = make(module or nn.Dense(3))
+        model.compile(optax.sgd(0.05), "mse", **options)
+    history = model.fit(X[:rows], Y[:rows], batch_size=batch_size, epochs=2, shuffle=False, verbose=0).history
+    return model, history["loss"] + jax.tree.leaves(jax.tree.map(np.asarray, model.state.model_state))
+
+
+def contrastive(y_pred):
+    similarity = y_pred @ y_pred.T
+    return optax.softmax_cross_entropy_with_integer_labels(similarity, jnp.arange(len(similarity))).mean()
+
+
+class Contrastive(trainer.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return contrastive(y_pred)
+
+
+class Gathered(trainer.Model):
+    @distribute.on_global_batch
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return contrastive(y_pred)
+
+
+class SumOfRows(trainer.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return jnp.square(y - y_pred).sum()
+
+
+class Stepping(trainer.Model):
+    """A step of one's own, with a loss given by a subclass."""
+
+    def loss_of(self, y, y_pred):
+        return jnp.square(y - y_pred).mean()
+
+    def train_step(self, state, batch):
+        x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+
+        def loss_fn(params):
+            y_pred, model_state = self.apply(params, state, x, training=True)
+            return self.loss_of(y, y_pred), model_state
+
+        (loss, model_state), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+        return {"loss": loss}, state.apply_gradients(grads, model_state=model_state)
+
+
+class SteppingContrastive(Stepping):
+    def loss_of(self, y, y_pred):
+        return contrastive(y_pred)
+
+
+class SteppingGathered(Stepping):
+    def loss_of(self, y, y_pred):
+        return contrastive(distribute.get_replica_context().all_gather(y_pred))
+
+
+class SteppingByRow(Stepping):
+    def loss_of(self, y, y_pred):
+        context = distribute.get_replica_context()
+        per_row = jnp.square(y - y_pred).mean(-1) * context.row_mask
+        return per_row.sum() * context.num_replicas_in_sync / context.global_rows
+
+
+@pytest.mark.parametrize(("make", "named"), [
+    (Contrastive, "compute_loss"), (SumOfRows, "compute_loss"), (SteppingContrastive, "train_step")])
+def test_a_loss_that_is_no_mean_over_rows_is_refused(make, named):
+    fit(make, 1)
+    with pytest.raises(ValueError, match=rf"`{named}` has other numbers on 4 replicas.*on_global_batch.*all_gather"):
+        fit(make, 4)
+
+
+@pytest.mark.parametrize("make", [Gathered, Stepping, SteppingGathered, SteppingByRow])
+def test_a_loss_that_sees_all_rows_or_is_a_mean_has_one_devices_numbers(make):
+    for one, four in zip(fit(make, 1)[1], fit(make, 4)[1], strict=True):
+        np.testing.assert_allclose(four, one, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [33, 35])  # the last batch has 1 row or 3, at most what a replica usually has
+def test_a_small_uneven_batch_has_one_devices_numbers_whatever_a_step_does(rows):
+    for make in (Stepping, Gathered):
+        for one, four in zip(fit(make, 1, rows=rows)[1], fit(make, 4, rows=rows)[1], strict=True):
+            np.testing.assert_allclose(four, one, rtol=1e-4)
+
+
+def test_a_step_that_counts_padding_is_refused():
+    with pytest.raises(ValueError, match=r"`train_step` counts rows that only pad.*row_mask"):
+        fit(Stepping, 4, rows=45)  # a last batch of 13
+    for one, four in zip(fit(SteppingByRow, 1, rows=45)[1], fit(SteppingByRow, 4, rows=45)[1], strict=True):
+        np.testing.assert_allclose(four, one, rtol=1e-4)
+
+
+def test_a_global_batch_has_no_padding():
+    with pytest.raises(ValueError, match=r"needs the whole batch.*drop_remainder"):
+        fit(Gathered, 4, rows=45)
+
+
+class Counting(nn.Module):
+    """State of several kinds; `rows` leaves out what pads a batch."""
+
+    kinds: tuple = ("count",)
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        hidden = nn.Dense(3)(x)
+        context = distribute.get_replica_context()
+        shapes = {"count": ((3,), jnp.int32), "total": ((6,), jnp.float32), "mean": ((6,), jnp.float32),
+                  "largest": ((6,), jnp.float32), "steps": ((), jnp.int32)}
+        states = {kind: self.variable("usage", kind, jnp.zeros, *shapes[kind]) for kind in self.kinds}
+        if train and not self.is_initializing():
+            mask = context.row_mask[:, None]
+            updates = {
+                "count": lambda old: old + (jax.nn.one_hot(hidden.argmax(-1), 3) * mask).sum(0).astype(jnp.int32),
+                "total": lambda old: old + (x * mask).sum(0),
+                "mean": lambda old: 0.9 * old + 0.1 * (x * mask).sum(0) / mask.sum(),
+                "largest": lambda old: jnp.maximum(old, jnp.where(mask > 0, x, -1e9).max(0)),
+                "steps": lambda old: old + 1,
+            }
+            for kind, state in states.items():
+                state.value = updates[kind](state.value)
+        return hidden
+
+
+@pytest.mark.parametrize(("kinds", "rules"), [
+    (("mean", "steps"), {}), (("count", "total"), {"usage/*": "sum"}), (("largest",), {"usage/largest": "max"}),
+    (("count", "mean"), {"**/count": "sum"})])
+@pytest.mark.parametrize("options", [{"rows": 48}, {"rows": 35}, {"rows": 45}, {"microbatches": 2}])
+def test_model_state_is_that_of_one_device(kinds, rules, options):
+    if options == {"microbatches": 2} and kinds == ("mean", "steps"):
+        options = {**options, "rows": 32}
+    _, one = fit(trainer.Model, 1, Counting(kinds), rows=options.get("rows", 48))
+    _, four = fit(trainer.Model, 4, Counting(kinds), state_reduction=rules, **options)
+    for expected, found in zip(one, four, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+class CountingNNX(nnx.Module):
+    def __init__(self):
+        self.dense = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+        self.count = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        self.count[...] += (x > 0).sum()
+        return self.dense(x)
+
+
+@pytest.mark.parametrize(("make", "name"), [
+    (lambda: Counting(("count",)), "usage/count"), (lambda: Counting(("total",)), "usage/total"),
+    (lambda: Counting(("largest",)), "usage/largest"), (CountingNNX, "count")])
+def test_model_state_without_a_sound_rule_is_refused(make, name):
+    with pytest.raises(ValueError, match=rf"model state '{name}' is not the same.*state_reduction=.*sum"):
+        fit(trainer.Model, 4, make())
+    fit(trainer.Model, 4, make(), state_reduction={name: "first"})
+
+
+def test_strategy_run_refuses_counts_that_differ():
+    strategy, module = mirrored(4), CountingNNX()
+    x = next(iter(strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(X).batch(16))))
+    with pytest.raises(ValueError, match=r"model state '0/count' is not the same.*strategy\.reduce"):
+        strategy.run(lambda module, x: module(x).sum(), args=(module, x))
+
+
+@pytest.mark.parametrize(("rules", "message"), [
+    ({"usage": "average"}, "Unknown state_reduction 'average'"), ("sum", "path patterns to reductions"),
+    ({"[": "sum"}, "valid regular expression")])
+def test_rules_that_cannot_be_used(rules, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        trainer.Model(Counting()).compile("sgd", "mse", state_reduction=rules)

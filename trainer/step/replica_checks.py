@@ -1,0 +1,206 @@
+"""Whether code of the user's computes on several replicas what it computes on one device, tried on a few rows.
+
+A step, or a loss, may do with the rows of its replica whatever it likes. Only where that is a mean over rows, or asks
+the other replicas, are the numbers those of one device. So before the first step compiles, some rows of the first batch
+are computed by one replica and by several, which `jax.vmap` simulates. Code that draws random numbers differs between
+replicas on purpose, and cannot be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import replica_context
+from trainer.core.replica_context import ReduceOp, ReplicaContext
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves, restricted
+from trainer.core.types import PyTree
+from trainer.distribute.replica import state_reduction
+from trainer.distribute.replica.collectives import MeshReplicaContext
+from trainer.metrics.base import MetricValue
+from trainer.step.running_logs import check_logs, merge_over_replicas
+from trainer.step.step_metrics import traced_metrics
+
+_AXIS = "simulated_replica"
+_ROWS = 8
+_GATHER = ("Let it see the rows of all replicas: put `@trainer.distribute.on_global_batch` above `compute_loss`, or "
+           "use `trainer.distribute.get_replica_context().all_gather(value)`.")
+
+
+class _Recording(ReplicaContext):
+    """Notes what a step does, and makes no update: that would be the costly part to compile."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.is_random = False
+        self.gradients: list[Any] = []
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        self.is_random = True
+        return super().replica_id_in_sync_group
+
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
+        self.gradients.append(super().reduce_gradients(reduce_op, grads))
+        return self.gradients[-1]
+
+    def update(
+        self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        return params, opt_state
+
+
+class _Alone(_Recording):
+    """The only replica."""
+
+
+class _OneOfSeveral(_Recording, MeshReplicaContext):
+    """One of several replicas that `jax.vmap` simulates."""
+
+    def __init__(self, rows: int, replicas: int):
+        super().__init__(_AXIS, replicas, False, rows, None)
+
+
+def some_rows(batch: Any, replicas: int) -> Any | None:
+    """Returns as many rows of a host batch as can be compared, a multiple of `replicas`; None if it has too few."""
+    available = jax.tree.leaves(batch)[0].shape[0]
+    if available < replicas:
+        return None
+    rows = max(min(_ROWS, available) // replicas, 1) * replicas
+    return jax.tree.map(lambda leaf: leaf[:rows], batch)
+
+
+def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float) -> None:
+    """Raises ValueError if a step has other logs or gradients on several replicas than on one.
+
+    Args:
+      name: what the message calls it.
+      step: a train step, or a test step.
+      state: the state.
+      batch: what `some_rows` returned.
+      replicas: how many replicas there are.
+      rtol: the relative difference that rounding may make.
+    """
+    alone, several, is_random = _compared(functools.partial(_outcome, name, step), state, batch, replicas)
+    for what, expected in {} if is_random else alone.items():
+        found = several[what][0]
+        if not _is_close(expected, found, rtol):
+            numbers = "" if np.size(expected) != 1 else f": {float(found):.4g} instead of {float(expected):.4g}"
+            raise ValueError(
+                f"The overridden `{name}` has other numbers on {replicas} replicas than on one device. For "
+                f"{jax.tree.leaves(batch)[0].shape[0]} rows, {what} differs{numbers}. On each replica it gets the rows "
+                "of that replica. There, a loss or a log must be a mean over rows, or what a metric accumulates from "
+                f"rows. {_GATHER}")
+
+
+def check_state_reduction(
+    apply: Callable[..., Any], state: TrainState, batch: Any, replicas: int, is_exempt: Callable[[str], bool]
+) -> None:
+    """Raises ValueError if replicas' model state has no sound rule by which it becomes that of one device.
+
+    Args:
+      apply: returns the model state after a call in training, from the state and a batch.
+      state: the state.
+      batch: what `some_rows` returned.
+      replicas: how many replicas there are.
+      is_exempt: whether the array of a path needs no check.
+    """
+    def outcome(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
+        after = restricted(apply(state, batch), state.model_state)
+        paths = [path for path in named_leaves(after)
+                 if not is_exempt(path) and state_reduction.declared(state.state_reduction, path) is None]
+        old = named_leaves(state.model_state)
+        merged = named_leaves(state_reduction.over_replicas(state.model_state, after, (), context))
+        return {path: merged[path] for path in paths if named_leaves(after)[path] is not old[path]}
+
+    alone, several, is_random = _compared(outcome, state, batch, replicas)
+    if is_random:  # what replicas must agree in, they must agree in nevertheless
+        alone = {path: values[0] for path, values in several.items() if not np.issubdtype(values.dtype, np.inexact)}
+    state_reduction.refuse_differences({
+        path: not all(_is_close(value, each, 1e-3) for each in several[path]) for path, value in alone.items()})
+
+
+def check_padding(name: str, step: Callable[..., Any], state: TrainState | None, batch: Any) -> None:
+    """Raises ValueError if the logs or gradients of a step depend on rows that only pad a batch.
+
+    Args:
+      name: what the message calls it.
+      step: a train step, or a test step.
+      state: the state; None if it is not at hand.
+      batch: a host batch.
+    """
+    rows = min(_ROWS, jax.tree.leaves(batch)[0].shape[0])
+    if rows < 2 or state is None:
+        return
+    numbers = np.arange(rows)
+    real = numbers < rows - max(rows // 4, 1)
+    padded = np.stack([np.where(real, numbers, row) for row in (0, 1)])  # two batches that differ in their padding only
+    variants = jax.tree.map(lambda leaf: leaf[padded], batch)
+
+    def outcome(batch: Any, state: TrainState) -> dict[str, Any]:
+        context = _Alone(rows, jnp.asarray(real, jnp.float32))
+        with replica_context.enter(context):
+            return _outcome(name, step, state, context, batch)
+
+    found = jax.device_get(jax.jit(lambda state: jax.vmap(functools.partial(outcome, state=state))(variants))(state))
+    for what, (one, other) in found.items():
+        if not _is_close(one, other, 1e-5):
+            raise ValueError(
+                f"The overridden `{name}` counts rows that only pad a batch, whose rows do not divide by the replicas: "
+                f"{what} depends on them. Use `self.compute_loss` and metrics, which leave them out, multiply values "
+                "of rows by `get_replica_context().row_mask`, or choose a batch size that leaves no such batch.")
+
+
+def _compared(
+    outcome: Callable[..., dict[str, Any]], state: TrainState, batch: Any, replicas: int
+) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Returns what a function gives on one replica, and on each of several, stacked; and whether it is random."""
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    parts = jax.tree.map(lambda leaf: leaf.reshape(replicas, rows // replicas, *leaf.shape[1:]), batch)
+    is_random = False
+
+    def run(context: _Recording, state: TrainState, batch: Any) -> Any:
+        nonlocal is_random
+        with replica_context.enter(context):
+            found = outcome(state, context, batch)
+        is_random |= context.is_random
+        return found
+
+    def both(state: TrainState) -> Any:
+        alone = run(_Alone(rows), state, batch)
+        several = jax.vmap(lambda part: run(_OneOfSeveral(rows // replicas, replicas), state, part), axis_name=_AXIS)
+        return alone, several(parts)
+
+    alone, several = jax.device_get(jax.jit(both)(state))
+    return alone, several, is_random
+
+
+def _outcome(name: str, step: Callable[..., Any], state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
+    with traced_metrics() as metrics:
+        returned = step(state, batch)
+    logs = returned[0] if isinstance(returned, tuple) else returned
+    merged, _ = merge_over_replicas(check_logs(metrics.finished(logs), name), [], context)
+    found = {}
+    for log, value in merged.items():
+        is_metric = isinstance(value, MetricValue)
+        found[f"what the metric of the log {log!r} has accumulated" if is_metric else f"the log {log!r}"] = (
+            jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in value.variables]) if is_metric else value)
+    for grads in context.gradients:
+        for path, leaf in named_leaves(grads).items():
+            found[f"the gradient of {path!r}"] = leaf
+    return found
+
+
+def _is_close(expected: Any, found: Any, rtol: float) -> bool:
+    expected, found = np.asarray(expected), np.asarray(found)
+    if not np.issubdtype(expected.dtype, np.inexact):
+        return bool((expected == found).all())
+    expected, found = expected.astype(np.float64), found.astype(np.float64)
+    scale = max(np.abs(expected).max(initial=0), np.abs(found).max(initial=0)) if expected.size else 0.0
+    return bool(np.allclose(expected, found, rtol=0, atol=rtol * scale + 1e-6, equal_nan=True))
