@@ -61,8 +61,8 @@ def test_single_steps_for_a_callback_give_the_bits_of_fused_ones():
 
 def test_row_numbers_of_many_batches_are_placed_at_once_and_change_no_bit(monkeypatch):
     placed, place = [], strategy.Strategy.place_group
-    monkeypatch.setattr(strategy.Strategy, "place_group", lambda self, group, arrays=None: (
-        placed.append(group.count) if arrays is not None else None, place(self, group, arrays))[1])
+    monkeypatch.setattr(strategy.Strategy, "place_group", lambda self, group, arrays=None, *rest: (
+        placed.append(group.count) if arrays is not None else None, place(self, group, arrays, *rest))[1])
     whole = train(2, steps_per_execution=2)
     # An epoch and its validation, each with an uneven last batch, and in between the first numbers of the next epoch.
     assert placed == [6, 1, 6, 2, 1, 1, 6, 2, 1, 1, 2, 1]

@@ -100,7 +100,7 @@ class Scaled:
     nn.relu, jax.nn.gelu, jnp.tanh, jnp.add, np.tanh, abs, jax.jit(lambda x: x), jax.checkpoint(jnp.sin), Scaled(2.0),
     lambda x: x @ KERNEL, functools.partial(jnp.add, KERNEL), functools.partial(jax.nn.leaky_relu, negative_slope=0.1),
     Scaled(2.0).__call__, jax.vmap(jnp.sin), jax.custom_jvp(lambda x: x),
-], ids=str)
+], ids=lambda function: type(function).__name__)
 def test_functions_are_layers_without_weights(function):
     assert not as_functional(function).names
     assert trainer.Sequential([nn.Dense(3), function])
