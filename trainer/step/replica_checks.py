@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.compile.jit import run_once
 from trainer.core import replica_context
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.train_state import TrainState
@@ -148,7 +149,8 @@ def check_padding(name: str, step: Callable[..., Any], state: TrainState | None,
         with replica_context.enter(context):
             return _outcome(name, step, state, context, batch)
 
-    found = jax.device_get(jax.jit(lambda state: jax.vmap(functools.partial(outcome, state=state))(variants))(state))
+    found = jax.device_get(run_once(
+        lambda state: jax.vmap(functools.partial(outcome, state=state))(variants), state, eager=False))
     for what, (one, other) in found.items():
         if not _is_close(one, other, 1e-5):
             raise ValueError(
@@ -177,7 +179,7 @@ def _compared(
         several = jax.vmap(lambda part: run(_OneOfSeveral(rows // replicas, replicas), state, part), axis_name=_AXIS)
         return alone, several(parts)
 
-    alone, several = jax.device_get(jax.jit(both)(state))
+    alone, several = jax.device_get(run_once(both, state, eager=False))
     return alone, several, is_random
 
 
