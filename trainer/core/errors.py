@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 MAX_ITEMS = 8  # of a container, in a message
+_MAX_NEAR = 5  # names that could have been meant
+_NEAR = 0.6
+_WORDS = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
 
 
 @contextlib.contextmanager
@@ -44,17 +48,48 @@ def near_names(received: str, known: Iterable[str], limit: int = 3) -> list[str]
 
 
 def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueError:
-    """Returns the error for a name that is not among `known`, with near names listed.
+    """Returns the error for a name that is not among `known`, with the five nearest at most, or all of a few.
 
     Args:
       argument: the argument that the name was given for, such as "optimizer".
       received: the name as it was given.
       known: every name that would have been accepted.
     """
-    known = sorted(set(known))
-    near = near_names(received, known)
-    hint = f"Did you mean {' or '.join(repr(name) for name in near)}?" if near else f"Known names: {', '.join(known)}."
-    return ValueError(f"Unknown {argument} {received!r}. {hint}")
+    return ValueError(f"Unknown {argument} {received!r}. {near_hint(received, known)}")
+
+
+def near_hint(received: str, known: Iterable[str]) -> str:
+    """Returns which names could have been meant by one that is not among `known`.
+
+    Spellings that differ in case and underscores are one name. A name is near if it contains the other, or abbreviates
+    it, as users know names from other libraries.
+
+    >>> near_hint("lr", ["learning_rate", "momentum", "name"])
+    "Did you mean 'learning_rate'?"
+    """
+    # Of several spellings, the one in the received name's case.
+    by_case = sorted(known, key=lambda name: (name.islower() == received.islower(), name))
+    spellings = {_letters(name): name for name in by_case}
+    nearness = {name: _nearness(received, name) for name in spellings.values()}
+    nearest = sorted(nearness, key=lambda name: (-nearness[name], name))
+    near = [repr(name) for name in nearest[:_MAX_NEAR] if nearness[name] >= _NEAR]
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    if len(nearest) <= MAX_ITEMS:
+        return f"Known names: {', '.join(sorted(nearest))}."
+    return f"The nearest of {len(nearest)} known names: {', '.join(nearest[:_MAX_NEAR])}."
+
+
+def _nearness(received: str, name: str) -> float:
+    one, other = _letters(received), _letters(name)
+    ratio = difflib.SequenceMatcher(None, one, other).ratio()
+    initials = "".join(part[0] for part in _WORDS.findall(name)).lower()
+    contains, is_contained = len(one) > 1 and one in other, len(other) > 2 and other in one
+    return ratio + 2 * (one == initials) + contains + 0.3 * is_contained
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def wrong_type(argument: str, received: Any, expected: str) -> TypeError:

@@ -147,20 +147,42 @@ def get(identifier: Any) -> Metric:
     """
     if isinstance(identifier, str):
         if identifier not in _BY_NAME:
-            raise unknown_name("metric", identifier, [*_BY_NAME, *_BY_SHAPES])
+            raise _unknown(identifier)
         identifier = _BY_NAME[identifier]
-    if isinstance(identifier, type) and issubclass(identifier, Metric):
+    check(identifier)
+    if isinstance(identifier, type):
         return identifier()
     if isinstance(identifier, Metric):
         return identifier
     if isinstance(identifier, Loss):
         return LossMetric(identifier)
-    if not callable(identifier) or isinstance(identifier, type):
-        raise wrong_type("metrics", identifier, "the name of a metric, a function of (y_true, y_pred) or a `Metric`")
     loss = as_loss(identifier)
     if isinstance(loss, FunctionLoss):
         return MeanMetricWrapper(identifier, loss.name)
     return LossMetric(loss)
+
+
+def check(identifier: Any) -> None:
+    """Raises what `resolve` raises for an unknown name, or for anything that is no metric, before shapes are known.
+
+    >>> check("accuracy")
+    """
+    if isinstance(identifier, str):
+        if identifier not in _BY_NAME and identifier.lower() not in _BY_SHAPES:
+            raise _unknown(identifier)
+    elif isinstance(identifier, type):
+        if not issubclass(identifier, Metric):
+            raise _not_a_metric(identifier)
+    elif not isinstance(identifier, (Metric, Loss)) and not callable(identifier):
+        raise _not_a_metric(identifier)
+
+
+def _unknown(name: str) -> ValueError:
+    return unknown_name("metric", name, [*_BY_NAME, *_BY_SHAPES])
+
+
+def _not_a_metric(received: Any) -> TypeError:
+    return wrong_type("metrics", received, "the name of a metric, a function of (y_true, y_pred) or a `Metric`")
 
 
 def resolve(

@@ -6,13 +6,15 @@ nothing. How an update is computed belongs to the transformation.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.core.errors import near_hint
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
 from trainer.optimizers.extra_arguments import update_with
@@ -71,6 +73,15 @@ class Optimizer(ComparesByConfiguration):
       >>> float(optimizer.read_learning_rate(state))
       0.25
     """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        # Python's own message would not say which name was meant.
+        parameters = inspect.signature(cls.__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for name in () if takes_any else options.keys() - parameters.keys():
+            known = [known for known in parameters if known != "self"]
+            raise TypeError(f"{cls.__name__} has no argument {name!r}. {near_hint(name, known)}")
+        return super().__new__(cls)
 
     def __init__(
         self,

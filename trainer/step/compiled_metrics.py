@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from trainer import metrics
 from trainer.core import errors
 from trainer.metrics import Metric, Variable
 from trainer.metrics.base import MetricValue
+from trainer.metrics.registry import check
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.output_matching import match_arrays, match_choices, output_names
 from trainer.step.step_metrics import updated
@@ -32,13 +33,16 @@ class CompiledMetrics:
       loss: the model's loss: "crossentropy" takes logits where the loss of the same output does.
 
     Raises:
-      TypeError: if either is none of these.
+      TypeError: if either is none of these, or has something that is no metric.
+      ValueError: if the name of a metric is unknown.
     """
 
     def __init__(self, plain: Any = None, weighted: Any = None, loss: CompiledLoss | None = None):
         for argument, given in (("metrics", plain), ("weighted_metrics", weighted)):
             if given is not None and not isinstance(given, (list, tuple, Mapping)):
                 raise errors.wrong_type(argument, given, "a list, or a dict by output name")
+            for identifier in _flat(given):
+                check(identifier)
         self._plain, self._weighted, self._loss = plain, weighted, loss
         self._entries: list[_Entry] | None = None
 
@@ -119,6 +123,17 @@ class CompiledMetrics:
                     taken.add(name)
                     entries.append(_Entry(name, metric, index, weighted))
         return entries
+
+
+def _flat(chosen: Any) -> Iterator[Any]:
+    """Yields the metrics of a list, of a dict by output name, or of lists in these; None is no metric."""
+    if isinstance(chosen, Mapping):
+        chosen = list(chosen.values())
+    for item in chosen if isinstance(chosen, (list, tuple)) else () if chosen is None else (chosen,):
+        if isinstance(item, (list, tuple, Mapping)) or item is None:
+            yield from _flat(item)
+        else:
+            yield item
 
 
 def _no_targets(metric: Any, output_name: str | None) -> ValueError:
