@@ -13,7 +13,7 @@ import trainer
 from tests.support.module_cases import NETS, X, close, key_maker, no_keys, plain_dicts_of_arrays
 from tests.support.networks import LinenMLP, logits_loss
 from trainer.modules import as_functional
-from trainer.modules.base import call_arguments
+from trainer.modules.calling.call_arguments import CallKwargs, call_arguments
 
 
 @NETS
@@ -180,7 +180,7 @@ class NoisyScan(nn.Module):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("stream", ["noise", "dropout", "params"])
 def test_each_stream_that_a_module_asks_for_gets_its_own_key(training, stream):
-    functional = as_functional(Noisy(stream))
+    functional = as_functional(Noisy(stream), CallKwargs(eval={}))  # "dropout" is meant outside of training too
     params, model_state, _ = functional.init(jax.random.key(0), X)
     seen = []
     first, _ = functional.apply(params, model_state, X, training=training, make_key=key_maker(seen=seen))

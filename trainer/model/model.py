@@ -37,6 +37,11 @@ class Model(StatefulModel):
       module: a Linen module, an NNX module, or a dict of named modules.
       seed: what the initial weights, shuffling, dropout and all other random streams derive from.
       name: a name for messages and tables; by default the module's.
+      train_kwargs: keyword arguments of the module's call in training, such as `{"mode": "train"}`; they go before the
+        flags and keys that are passed by themselves (see docs/modules_and_steps.md). For named modules, dicts by name.
+      eval_kwargs: those of all other calls.
+      eval_module: another module, with the same parameters, for all calls that are not part of training: for modules
+        whose attributes decide what dropout and BatchNorm do. For named modules, a dict of those that have one.
 
     Attributes:
       strategy: the strategy in whose scope the model was made.
@@ -46,7 +51,8 @@ class Model(StatefulModel):
       history: the `History` of the last `fit`.
 
     Raises:
-      TypeError: if `module` is not a Flax module.
+      TypeError: if `module` is not a Flax module, or an argument is of a wrong type.
+      ValueError: if the module's call has no such parameter as `train_kwargs` or `eval_kwargs` names.
 
     Example:
       >>> import numpy as np

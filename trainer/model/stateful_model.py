@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.model.types import ModuleLike
-from trainer.modules import as_functional, render_summary
+from trainer.modules import CallKwargs, as_functional, render_summary
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
@@ -43,8 +43,10 @@ def _some_rows(sample: ArrayTree) -> Batch:
 class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 
-    def __init__(self, module: ModuleLike, *, seed: int = 0, name: str | None = None):
-        self._functional = as_functional(module)
+    def __init__(self, module: ModuleLike, *, seed: int = 0, name: str | None = None,
+                 train_kwargs: Mapping[str, Any] | None = None, eval_kwargs: Mapping[str, Any] | None = None,
+                 eval_module: ModuleLike | None = None):
+        self._functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
         seed = arguments.as_seed("seed", seed)
         self.name = name or self._functional.name
         self.strategy = get_strategy()

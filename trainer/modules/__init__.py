@@ -3,9 +3,11 @@
 Nothing outside of this package needs to know which kind of module it was given.
 """
 
-from trainer.modules.base import FunctionalModule, MakeKey
+from trainer.modules.base import FunctionalModule
+from trainer.modules.calling.call_arguments import CallKwargs, MakeKey
 from trainer.modules.conversion import as_functional
 from trainer.modules.named import NamedFunctional
 from trainer.modules.summary import LayerRow, render_summary
 
-__all__ = ["FunctionalModule", "LayerRow", "MakeKey", "NamedFunctional", "as_functional", "render_summary"]
+__all__ = ["CallKwargs", "FunctionalModule", "LayerRow", "MakeKey", "NamedFunctional", "as_functional",
+           "render_summary"]

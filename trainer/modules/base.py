@@ -1,12 +1,11 @@
-"""What every adapter offers, and how a batch becomes the arguments of a module's `__call__`.
+"""What every adapter offers.
 
-Owns the functional interface and the calling convention. It must not know Linen or NNX.
+Owns the functional interface. It must not know Linen or NNX.
 """
 
 from __future__ import annotations
 
 import abc
-import inspect
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,19 +13,14 @@ from typing import Any
 import jax
 
 from trainer.core.types import PyTree
+from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.summary import LayerRow
-
-MakeKey = Callable[[str], jax.Array]
-"""Gives the PRNG key of a random stream in this step on this replica."""
 
 IsFrozen = Callable[[str], bool]
 """Tells by its path, such as "encoder/Dense_0/kernel", whether a parameter stays as it is."""
 
 LOSSES, INTERMEDIATES = "losses", "intermediates"
 """Collections that begin empty in each call: terms of the loss, as Keras's `add_loss` has them, and other values."""
-
-FLAGS = {"training": True, "train": True, "is_training": True, "deterministic": False, "use_running_average": False}
-"""The parameter names that tell a module whether it is being trained, with the value that each has in training."""
 
 
 class FunctionalModule(abc.ABC):
@@ -121,51 +115,3 @@ class FunctionalModule(abc.ABC):
 def key_for(key: jax.Array, name: str) -> jax.Array:
     """Returns a key that depends on `key` and on `name`, but not on the order of any names."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
-
-
-def call_arguments(target: Any, inputs: PyTree, training: bool) -> tuple[tuple, dict[str, Any]]:
-    """Returns the positional and the keyword arguments with which to call `target` on a batch.
-
-    A tuple or list is unpacked if `target` takes that many positional arguments, and a dict becomes keyword arguments
-    if each of its keys is a parameter; otherwise `inputs` is the one argument. The flag that tells `target` whether it
-    is being trained is passed if its signature has a flag, unless an attribute of that name has decided it already.
-
-    Args:
-      target: a module or a function.
-      inputs: one batch.
-      training: whether the call is part of training.
-
-    >>> call_arguments(lambda x, y, *, deterministic: x + y, (1, 2), training=True)
-    ((1, 2), {'deterministic': False})
-    """
-    parameters = _parameters(target)
-    flags = {name: training if in_training else not training for name, in_training in FLAGS.items()
-             if name in parameters and not _decided_by_attribute(target, parameters[name])}
-    positional = [parameter for parameter in parameters.values()
-                  if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
-    if isinstance(inputs, dict) and inputs and set(inputs) <= set(parameters) - set(FLAGS):
-        return (), {**inputs, **flags}
-
-    takes_any_number = any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values())
-    names = [parameter.name for parameter in positional if parameter.name not in FLAGS]
-    required = sum(parameters[name].default is inspect.Parameter.empty for name in names)
-    # Exact types: a named tuple is one structured input.
-    unpacks = type(inputs) in (tuple, list) and (takes_any_number or required <= len(inputs) <= len(names))
-    values = tuple(inputs) if unpacks else (inputs,)
-    if takes_any_number:
-        return values, flags
-    # What follows a flag in the signature can only be reached by its name.
-    leading = next((index for index, parameter in enumerate(positional) if parameter.name in FLAGS), len(values))
-    return values[:leading], {**dict(zip(names[leading:], values[leading:], strict=False)), **flags}
-
-
-def _parameters(target: Any) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(target).parameters)
-    except ValueError:  # Some built-in functions have no signature: they take the batch as it is.
-        return {"inputs": inspect.Parameter("inputs", inspect.Parameter.POSITIONAL_ONLY)}
-
-
-def _decided_by_attribute(target: Any, parameter: inspect.Parameter) -> bool:
-    # Flax refuses a flag that is given both to the constructor and to the call.
-    return parameter.default is None and getattr(target, parameter.name, None) is not None

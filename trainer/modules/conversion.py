@@ -6,26 +6,33 @@ module was given: `flax.nnx` is a large part of the time that importing the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flax import linen as nn
 
-from trainer.core.errors import wrong_type
+from trainer.core.errors import unknown_name, wrong_type
 from trainer.modules.base import FunctionalModule
+from trainer.modules.calling.call_arguments import CallKwargs
+from trainer.modules.calling.nnx_types import is_nnx_module
+from trainer.modules.calling.plain_callables import check_holds_no_weights
+from trainer.modules.eval_module import TwoPhaseFunctional
 from trainer.modules.linen import LinenFunctional
 from trainer.modules.named import NamedFunctional
-from trainer.modules.nnx_types import is_nnx_module
-from trainer.modules.plain_callables import check_holds_no_weights
 from trainer.modules.sequential import linen_stack
 
+_NO_KWARGS = CallKwargs()
 
-def as_functional(module: Any) -> FunctionalModule:
+
+def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module: Any = None) -> FunctionalModule:
     """Returns the functional form of a module.
 
     Args:
       module: a Linen module, an NNX module, a list of layers to apply one after another, a plain function of the
         inputs, or a dict of names to any of these.
+      call_kwargs: keyword arguments of its calls; for a dict of modules, dicts of these by name.
+      eval_module: another module, with the same parameters, for all calls that are not part of training; for a dict of
+        modules a dict of those that have one.
 
     Returns:
       A `NamedFunctional` for a dict, whose parameters are kept per name; otherwise a module without names.
@@ -33,7 +40,7 @@ def as_functional(module: Any) -> FunctionalModule:
     Raises:
       TypeError: `module` is none of these, or a list or dict has an item that is none of these, such as a callable
         object that holds arrays.
-      ValueError: a list or dict is empty.
+      ValueError: a list or dict is empty, or `call_kwargs` has names that the module's call does not.
 
     >>> import jax, jax.numpy as jnp
     >>> functional = as_functional(nn.Dense(2))
@@ -41,22 +48,42 @@ def as_functional(module: Any) -> FunctionalModule:
     >>> params["kernel"].shape, outputs.shape
     ((3, 2), (4, 2))
     """
+    if isinstance(module, dict):
+        train_kwargs, eval_kwargs, eval_modules = (
+            _by_name(argument, value, module) for argument, value in zip(
+                ("train_kwargs", "eval_kwargs", "eval_module"), (*call_kwargs, eval_module), strict=True))
+        return NamedFunctional({
+            name: as_functional(part, CallKwargs(train_kwargs.get(name), eval_kwargs.get(name)), eval_modules.get(name))
+            for name, part in module.items()})
+    if eval_module is not None:
+        return TwoPhaseFunctional(as_functional(module, CallKwargs(train=call_kwargs.train)),
+                                  as_functional(eval_module, CallKwargs(eval=call_kwargs.eval)))
     if isinstance(module, nn.Module):
-        return LinenFunctional(module)
+        return LinenFunctional(module, call_kwargs)
     if is_nnx_module(module):
         # Not at the top: it imports `flax.nnx`.
         from trainer.modules.nnx import NNXFunctional
 
-        return NNXFunctional(module)
-    if isinstance(module, dict):
-        return NamedFunctional({name: as_functional(part) for name, part in module.items()})
+        return NNXFunctional(module, call_kwargs)
     if isinstance(module, (list, tuple)):
-        return as_functional(_stack(module))
+        return as_functional(_stack(module), call_kwargs)
     if callable(module) and not isinstance(module, type):
         check_holds_no_weights(module, "`module`")
-        return as_functional(_stack([module]))
+        return as_functional(_stack([module]), call_kwargs)
     raise wrong_type("module", module, "an instance of a Flax module (Linen or NNX), a list of layers, a function, "
                                        "or a dict of names to these")
+
+
+def _by_name(argument: str, value: Any, modules: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what an argument gives for each of several named modules, or raises."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise wrong_type(argument, value, "a dict by the names of the modules, as `module` is one")
+    for name in value:
+        if name not in modules:
+            raise unknown_name(f"module in `{argument}`", str(name), modules)
+    return value
 
 
 def _stack(layers: Sequence[Callable[..., Any]]) -> Callable[..., Any]:

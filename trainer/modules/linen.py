@@ -1,13 +1,12 @@
 """A Linen module as pure functions.
 
-Owns collections, random streams and training flags of Linen. It leaves the user's module untouched: all that differs
-from a plain `module.apply` happens in a method interceptor.
+Owns collections and random streams of Linen. It leaves the user's module untouched: all that differs from a plain
+`module.apply` happens in a method interceptor; see `linen_calls.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,29 +17,16 @@ from flax import linen as nn
 from flax.core import DenyList, unfreeze
 from flax.errors import InvalidRngError
 
-from trainer.core.tree_paths import SEPARATOR, named_leaves
+from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import PyTree
-from trainer.modules.base import (
-    FLAGS,
-    INTERMEDIATES,
-    LOSSES,
-    FunctionalModule,
-    IsFrozen,
-    MakeKey,
-    call_arguments,
-    key_for,
-)
-from trainer.modules.batch_norm import (
-    call_linen_batch_norm,
-    call_with_running_averages,
-    is_layer_frozen,
-    is_linen_batch_norm,
-)
-from trainer.modules.compute_dtype import call_linen_layer
-from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
+from trainer.modules.base import INTERMEDIATES, LOSSES, FunctionalModule, IsFrozen, key_for
+from trainer.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments
+from trainer.modules.calling.mode_check import ModeCheck
+from trainer.modules.linen_calls import LinenCalls, StreamWanted, holds_configured_batch_norm
+from trainer.modules.remat import Rematerialisation
 from trainer.modules.summary import CallRecorder, LayerRow
 
-_NESTED_FLAGS = ("deterministic", "use_running_average")
+_NO_KWARGS = CallKwargs()
 
 
 class LinenFunctional(FunctionalModule):
@@ -55,11 +41,16 @@ class LinenFunctional(FunctionalModule):
 
     Args:
       module: an unbound Linen module.
+      call_kwargs: what the user gives to each call.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, call_kwargs: CallKwargs = _NO_KWARGS):
+        call_kwargs.check(module)
         self.name = module.name or type(module).__name__
         self._module = module
+        self._call_kwargs = call_kwargs
+        self._is_checked = {True: call_kwargs.train is None and not holds_configured_batch_norm(module),
+                            False: call_kwargs.eval is None}
         # The streams that the module was seen to ask for: by `training`, and when it is created.
         self._streams: dict[bool, list[str]] = {True: [], False: []}
         self._streams_of_init: list[str] = []
@@ -95,9 +86,12 @@ class LinenFunctional(FunctionalModule):
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class."""
         state = {name: values for name, values in model_state.items() if name not in self._sown}
+        check = ModeCheck(training) if self._is_checked[training] else None
         outputs, updates = self._apply(
             params, state, inputs, [*state, *self._sown], training=training, make_key=make_key, batch_norm=batch_norm,
-            remat=remat, compute_dtype=compute_dtype, is_frozen=is_frozen)
+            remat=remat, compute_dtype=compute_dtype, is_frozen=is_frozen, check=check)
+        if check is not None:
+            check.raise_found(self._module, () if training else self._streams[False])
         if not training:
             updates = {name: values for name, values in updates.items() if name in self._sown}
         return outputs, {**state, **updates} if updates or len(state) < len(model_state) else model_state
@@ -105,13 +99,15 @@ class LinenFunctional(FunctionalModule):
     def _apply(
         self, params: dict, state: dict, inputs: PyTree, mutable: Any, *, training: bool, make_key: MakeKey,
         batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None, is_frozen: IsFrozen | None = None,
+        check: ModeCheck | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Returns the outputs and all collections that may change."""
-        call = nn.apply(self._call(inputs, training), self._module, mutable=mutable)
         variables = {"params": params, **state}
+        calls = LinenCalls(training, batch_norm, compute_dtype, is_frozen, check, self._streams[training])
 
         def outputs_and_updates(make_key: MakeKey) -> tuple[Any, Any]:
-            with nn.intercept_methods(_interceptor(training, batch_norm, compute_dtype, is_frozen)):
+            call = nn.apply(self._call(inputs, training, make_key), self._module, mutable=mutable)
+            with nn.intercept_methods(calls.intercept):
                 return _with_streams(self._streams[training],
                                      lambda streams: call(variables, rngs=_keys(streams, make_key)))
 
@@ -139,80 +135,30 @@ class LinenFunctional(FunctionalModule):
         return recorder.rows(params, list(collections.values()))
 
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
-        create = nn.init_with_output(self._call(inputs, training=False), self._module,
-                                     mutable=DenyList(INTERMEDIATES))
-        with nn.intercept_methods(_interceptor(training=False, batch_norm="global")):
+        make_key = functools.partial(key_for, key)
+        create = nn.init_with_output(self._call(inputs, False, make_key), self._module, mutable=DenyList(INTERMEDIATES))
+        with nn.intercept_methods(LinenCalls(training=False, streams=self._streams_of_init).intercept):
             outputs, variables = _with_streams(
-                self._streams_of_init,
-                lambda streams: create({"params": key, **_keys(streams, lambda name: key_for(key, name))}))
+                self._streams_of_init, lambda streams: create({"params": key, **_keys(streams, make_key)}))
         collections = _plain(variables)
         return collections.pop("params", {}), collections, outputs
 
-    def _call(self, inputs: PyTree, training: bool) -> Callable[[nn.Module], Any]:
-        args, kwargs = call_arguments(self._module, inputs, training)
+    def _call(self, inputs: PyTree, training: bool, make_key: MakeKey) -> Callable[[nn.Module], Any]:
+        args, kwargs = call_arguments(self._module, inputs, training, make_key, self._call_kwargs.of(training))
         return lambda module: module(*args, **kwargs)
-
-
-def _interceptor(training: bool, batch_norm: str, compute_dtype: Any = None,
-                 is_frozen: IsFrozen | None = None) -> Callable[..., Any]:
-    def intercept(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
-        call = functools.partial(call_or_rematerialise, next_call, context)
-        return call_linen_layer(context.module, call, args, kwargs, compute_dtype)
-
-    def call_or_rematerialise(next_call: Callable, context: nn.module.InterceptorContext, /, *args: Any,
-                              **kwargs: Any) -> Any:
-        if context.method_name != "__call__":
-            return next_call(*args, **kwargs)
-        module = context.module
-        return call_layer(module.path, lambda: call_in_phase(next_call, args, kwargs, context),
-                          lambda: _rematerialised(module, args, kwargs))
-
-    def call_in_phase(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
-        module, signature = context.module, inspect.signature(context.orig_method)
-        bound = signature.bind(*args, **kwargs)
-        for name in _NESTED_FLAGS:
-            parameter = signature.parameters.get(name)
-            if (parameter is not None and bound.arguments.get(name, parameter.default) is None
-                    and getattr(module, name, None) is None):
-                bound.arguments[name] = training if FLAGS[name] else not training
-        if training and isinstance(module, nn.BatchNorm) and is_linen_batch_norm(context):
-            given = bound.arguments.get("use_running_average")
-            if not (module.use_running_average if given is None else given):
-                if _is_frozen(module, is_frozen):
-                    return call_with_running_averages(module, next_call, bound.arguments["x"])
-                return call_linen_batch_norm(module, next_call, bound.arguments["x"], bound.arguments.get("mask"),
-                                             batch_norm)
-        return next_call(*bound.args, **bound.kwargs)
-
-    return intercept
-
-
-def _is_frozen(layer: nn.Module, is_frozen: IsFrozen | None) -> bool:
-    path = SEPARATOR.join(layer.path)
-    params = named_leaves(layer.variables.get("params", {}))
-    return is_layer_frozen(path, [SEPARATOR.join((*layer.path, name)) for name in params], is_frozen)
-
-
-def _rematerialised(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-    # Flax has to see what is bound to variables. All else stays what it is: flags, strings, None.
-    bound, put_back = take_out((args, kwargs), lambda leaf: (isinstance(leaf, (nn.Module, nn.Variable))
-                                                             and leaf.scope is not None))
-
-    def call_again(module: nn.Module, *bound: Any) -> Any:
-        args, kwargs = put_back(*bound)
-        return module(*args, **kwargs)  # Gets back to the interceptor, which now makes a plain call.
-
-    return rematerialise(nn.remat, call_again, module, *bound)
 
 
 def _with_streams(streams: list[str], call: Callable[[list[str]], Any]) -> Any:
     """Returns `call(streams)`, after adding to `streams` whatever else the module asks for.
 
-    Flax tells which random streams a module uses only by asking for a missing stream.
+    Flax tells which random streams a module uses only by asking for a missing stream; `has_rng`, which does not, raises
+    `StreamWanted`.
     """
     while True:
         try:
             return call(streams)
+        except StreamWanted as wanted:
+            streams.append(wanted.name)
         except InvalidRngError as error:
             missing = re.search(r'needs PRNG for "([^"]+)"', str(error))
             if missing is None or missing[1] in streams:

@@ -13,7 +13,8 @@ import jax
 from trainer.core.errors import describe, unknown_name, wrong_type
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import PyTree
-from trainer.modules.base import FunctionalModule, IsFrozen, MakeKey, key_for
+from trainer.modules.base import FunctionalModule, IsFrozen, key_for
+from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.summary import LayerRow
 
 

@@ -7,6 +7,7 @@ clone, so that the user's object, its mode and its class never change.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import types
 import warnings
@@ -15,22 +16,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax import nnx
+from flax.core import DenyList
 from flax.traverse_util import unflatten_dict
 
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import PyTree
-from trainer.modules.base import (
-    INTERMEDIATES,
-    LOSSES,
-    FunctionalModule,
-    IsFrozen,
-    MakeKey,
-    call_arguments,
-    key_for,
-)
+from trainer.modules.base import INTERMEDIATES, LOSSES, FunctionalModule, IsFrozen, key_for
 from trainer.modules.batch_norm import is_layer_frozen
-from trainer.modules.nnx_batch_norm import nnx_batch_norm_paths, replace_nnx_batch_norms, set_nnx_policy
+from trainer.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments
+from trainer.modules.calling.mode_check import ModeCheck
+from trainer.modules.linen_calls import LinenCalls
+from trainer.modules.nnx_batch_norm import params_of_nnx_batch_norms, replace_nnx_batch_norms, set_nnx_policy
 from trainer.modules.nnx_compute_dtype import set_nnx_compute_dtype
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
 from trainer.modules.summary import CallRecorder, LayerRow
@@ -47,6 +45,9 @@ class _Variant(NamedTuple):
     frozen: frozenset[Path] = frozenset()
 
 
+_NO_KWARGS = CallKwargs()
+
+
 class NNXFunctional(FunctionalModule):
     """The functional form of an NNX module.
 
@@ -56,14 +57,17 @@ class NNXFunctional(FunctionalModule):
 
     Args:
       module: an NNX module; its values are where training starts.
+      call_kwargs: what the user gives to each call.
 
     Attributes:
       module: the user's module.
     """
 
-    def __init__(self, module: nnx.Module):
+    def __init__(self, module: nnx.Module, call_kwargs: CallKwargs = _NO_KWARGS):
+        call_kwargs.check(module)
         self.name = type(module).__name__
         self.module = module
+        self._call_kwargs = call_kwargs
         self._template = _abstract_clone(module)
         variables = dict(nnx.to_flat_state(nnx.state(self._template)))
         self._random = {path: value for path, value in variables.items() if isinstance(value, nnx.RngState)}
@@ -75,8 +79,9 @@ class NNXFunctional(FunctionalModule):
             _joined(path) for path, value in variables.items() if isinstance(value, nnx.BatchStat)}
         self._sows_losses = bool(self._losses)
         self._params_of_batch_norms = {
-            layer: [_joined(path) for path in self._param_paths if path[:len(layer)] == layer]
-            for layer in nnx_batch_norm_paths(self._template)}
+            layer: list(map(_joined, paths)) for layer, paths in params_of_nnx_batch_norms(self._template).items()}
+        self._bridges = [path for path, layer in nnx.iter_modules(self._template)
+                         if isinstance(layer, nnx.bridge.ToNNX)]
         self._rematerialisation = Rematerialisation()
         self._graphdefs: dict[_Variant, nnx.GraphDef] = {}
 
@@ -89,11 +94,11 @@ class NNXFunctional(FunctionalModule):
         """See the base class; parameters and state are copies of `initial_values`."""
         params, model_state = jax.tree.map(jnp.copy, self.initial_values if initial_values is None else initial_values)
         make_key = functools.partial(key_for, key)
-        outputs, after = self.apply(params, model_state, inputs, training=False, make_key=make_key)
+        (outputs, after), _ = self._apply(params, model_state, inputs, _Variant(training=False), make_key)
         self._sows_losses |= LOSSES in after
         if not self._sows_losses:  # it may in training alone
             self._sows_losses = LOSSES in jax.eval_shape(
-                lambda: self.apply(params, model_state, inputs, training=True, make_key=make_key)[1])
+                lambda: self._apply(params, model_state, inputs, _Variant(training=True), make_key)[0][1])
         return params, model_state, outputs
 
     def is_batch_statistic(self, path: str) -> bool:
@@ -109,23 +114,99 @@ class NNXFunctional(FunctionalModule):
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
         """See the base class; a stream's name is its path, such as "dropout/rngs"."""
-        remat = remat and training
         variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
+        check = ModeCheck(training) if self._call_kwargs.of(training) is None else None
+        linen_calls = LinenCalls(training, batch_norm, compute_dtype, self._is_frozen_in_linen(is_frozen), check)
+        returned, is_suspect = self._apply(
+            params, model_state, inputs, variant, make_key, linen_calls, remat and training)
+        if check is not None:
+            if is_suspect:
+                jax.eval_shape(lambda: self._look(params, model_state, inputs, variant, make_key, check))
+            check.raise_found(self.module)
+        return returned
+
+    def _apply(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
+               linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], bool]:
+        """Returns what `apply` does, and whether a layer may have done what belongs to the other phase."""
+        linen_calls, is_suspect = linen_calls or LinenCalls(variant.training), remat
 
         def outputs_and_state(make_key: MakeKey) -> tuple[Any, dict]:
+            nonlocal is_suspect
             module = self._merge(params, model_state, make_key, variant)
             if remat:
                 _hook_calls(module, _call_or_rematerialise)
-            args, kwargs = call_arguments(module, inputs, training)
-            with warnings.catch_warnings():
+            before = self._changing(module)
+            args, kwargs = self._arguments(module, inputs, variant.training, make_key)
+            with nn.intercept_methods(linen_calls.intercept), warnings.catch_warnings():
                 # `nnx.capture` wants to know the types of what a module sows, which are its own business.
                 warnings.filterwarnings("ignore", r"Using 'Module.sow\(\)' outside", DeprecationWarning)
                 outputs = module(*args, **kwargs)
-            state, sown = self._values(module)[1] if training else model_state, self._sown(module)
+            after = self._changing(module)
+            moved = {path for path, value in before.items() if after[path] is not value}
+            if variant.training:
+                is_suspect |= any((*layer, "mean") not in moved
+                                  for layer in self._params_of_batch_norms if layer not in variant.frozen)
+            else:
+                is_suspect |= bool(moved) or any(isinstance(value, nnx.Rngs) for value in kwargs.values())
+            state, sown = self._values(module)[1] if variant.training else model_state, self._sown(module)
             return outputs, {**state, **sown} if sown else state
 
-        return (self._rematerialisation.run(outputs_and_state, make_key, inputs) if remat
-                else outputs_and_state(make_key))
+        returned = (self._rematerialisation.run(outputs_and_state, make_key, inputs) if remat
+                    else outputs_and_state(make_key))
+        return returned, is_suspect
+
+    def _arguments(self, module: Any, inputs: PyTree, training: bool,
+                   make_key: MakeKey) -> tuple[tuple, dict[str, Any]]:
+        args, kwargs = call_arguments(module, inputs, training, make_key, self._call_kwargs.of(training))
+        if isinstance(module, nnx.bridge.ToNNX):  # of which nothing changes unless it is told so
+            kwargs = {"mutable": DenyList(("params", INTERMEDIATES)), **kwargs}
+        return args, kwargs
+
+    def _changing(self, module: nnx.Module) -> dict[Path, Any]:
+        """Returns the values that BatchNorm and draws of random numbers change: averages, and counts of streams."""
+        means = {(*layer, "mean") for layer in self._params_of_batch_norms}
+        return {path: value.get_value() for path, value in nnx.to_flat_state(nnx.state(module))
+                if path in means or isinstance(value, nnx.RngCount)}
+
+    def _look(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
+              check: ModeCheck) -> None:
+        """Calls the module once more, for a check to see which layer does what."""
+        batch_norms = set(map(_names, self._params_of_batch_norms))
+
+        def record(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+            path, given = "/".join(layer.to_nnx__path), inspect.signature(call).bind(layer, *args, **kwargs).arguments
+
+            def flag(name: str) -> bool:
+                return bool(getattr(layer, name) if given.get(name) is None else given[name])
+
+            rate = layer.rate if isinstance(layer, nnx.Dropout) else (
+                layer.dropout_rate if isinstance(layer, nnx.MultiHeadAttention) else 0)
+            if layer.to_nnx__path in batch_norms:
+                check.batch_norm(path, flag("use_running_average"), layer.is_frozen)
+            if rate and not flag("deterministic"):
+                check.dropout(path)
+            with check.within(layer, given):
+                return call(layer, *args, **kwargs)
+
+        module = self._merge(params, model_state, make_key, variant)
+        _hook_calls(module, record)
+        args, kwargs = self._arguments(module, inputs, variant.training, make_key)
+        with nn.intercept_methods(LinenCalls(variant.training).intercept):
+            module(*args, **kwargs)
+
+    def _is_frozen_in_linen(self, is_frozen: IsFrozen | None) -> IsFrozen | None:
+        """Returns `is_frozen` for the paths in modules that `nnx.bridge.ToNNX` wraps."""
+        if is_frozen is None or not self._bridges:
+            return None
+
+        def is_frozen_in_linen(path: str) -> bool:
+            frozen = {is_frozen(SEPARATOR.join(filter(None, (_joined(bridge), path)))) for bridge in self._bridges}
+            if len(frozen) > 1:
+                raise ValueError(f"`freeze` has {path!r} of one Linen module in NNX, but not of another. Freeze it in "
+                                 "all of them, or in none.")
+            return frozen.pop()
+
+        return is_frozen_in_linen
 
     def absorb(self, params: dict, model_state: dict) -> None:
         """Writes copies of the values into the user's module, whose random streams and mode stay as they are."""
@@ -142,15 +223,15 @@ class NNXFunctional(FunctionalModule):
         recorder = CallRecorder(inputs)
 
         def record_call(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-            recorder.begin(layer.call_path, type(layer).__name__)
+            recorder.begin(layer.to_nnx__path, type(layer).__name__)
             outputs = call(layer, *args, **kwargs)
-            recorder.end(layer.call_path, outputs)
+            recorder.end(layer.to_nnx__path, outputs)
             return outputs
 
         def record(params: dict, model_state: dict, batch: Any) -> None:
             module = self._merge(params, model_state, lambda _: jax.random.key(0), _Variant(training=False))
             _hook_calls(module, record_call)
-            args, kwargs = call_arguments(module, batch, training=False)
+            args, kwargs = self._arguments(module, batch, False, lambda _: jax.random.key(0))
             module(*args, **kwargs)
 
         params, model_state = self._values(self._template)
@@ -246,16 +327,17 @@ def _hook_calls(module: nnx.Module, hook: Callable[..., Any]) -> None:
 
 
 def _hook_call(layer: Any, path: tuple[str, ...], hook: Callable[..., Any]) -> None:
-    # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations.
-    layer.call_path = path
-    layer.call_hook = hook
+    # As attributes, these also reach the copies that NNX makes of a layer inside of its transformations. So named, as
+    # `nnx.bridge.ToNNX` takes all others for variables.
+    layer.to_nnx__path = path
+    layer.to_nnx__hook = hook
     object.__setattr__(layer, "__class__", _hooked_class(layer.__class__))
 
 
 @functools.cache
 def _hooked_class(layer_class: type[nnx.Module]) -> type[nnx.Module]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.call_hook(self, layer_class.__call__, args, kwargs)
+        return self.to_nnx__hook(self, layer_class.__call__, args, kwargs)
 
     return types.new_class(layer_class.__name__, (layer_class,),
                            exec_body=lambda body: body.update(__call__=functools.wraps(layer_class.__call__)(call)))
@@ -272,4 +354,4 @@ def _call_or_rematerialise(layer: Any, call: Callable[..., Any], args: tuple, kw
 
         return rematerialise(nnx.remat, call_again, layer, *objects)
 
-    return call_layer(layer.call_path, lambda: call(layer, *args, **kwargs), rematerialised)
+    return call_layer(layer.to_nnx__path, lambda: call(layer, *args, **kwargs), rematerialised)

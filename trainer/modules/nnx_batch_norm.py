@@ -57,9 +57,11 @@ def replace_nnx_batch_norms(module: nnx.Module) -> None:
             object.__setattr__(layer, "__class__", _replica_class(type(layer)))
 
 
-def nnx_batch_norm_paths(module: nnx.Module) -> list[tuple[Any, ...]]:
-    """Returns the paths of the layers replaced by `replace_nnx_batch_norms`."""
-    return [path for path, layer in nnx.iter_modules(module) if isinstance(layer, _ReplicaBatchNorm)]
+def params_of_nnx_batch_norms(module: nnx.Module) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """Returns the paths of the layers replaced by `replace_nnx_batch_norms`, each with the paths of its parameters."""
+    params = [path for path, value in nnx.to_flat_state(nnx.state(module)) if isinstance(value, nnx.Param)]
+    return {layer: [path for path in params if path[:len(layer)] == layer]
+            for layer, found in nnx.iter_modules(module) if isinstance(found, _ReplicaBatchNorm)}
 
 
 def set_nnx_policy(module: nnx.Module, policy: str, frozen: Container[tuple[Any, ...]]) -> None:

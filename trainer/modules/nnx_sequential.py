@@ -11,6 +11,7 @@ from typing import Any
 from flax import nnx
 
 from trainer.core.types import PyTree
+from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.sequential import call_in_turn
 
 
@@ -23,5 +24,5 @@ class _NNXStack(nnx.Module):
     def __init__(self, layers: Sequence[Callable[..., Any]]):
         self.layers = nnx.List(layers)
 
-    def __call__(self, inputs: PyTree, training: bool) -> Any:
-        return call_in_turn(list(self.layers), inputs, training)
+    def __call__(self, inputs: PyTree, training: bool, make_key: MakeKey) -> Any:
+        return call_in_turn(list(self.layers), inputs, training, make_key)

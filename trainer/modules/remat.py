@@ -36,8 +36,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.core.types import PyTree
-from trainer.modules.base import MakeKey, key_for
+from trainer.modules.base import key_for
 from trainer.modules.batch_norm import STATISTICS_NAME
+from trainer.modules.calling.call_arguments import MakeKey
 
 Call = Callable[[], Any]
 Plan = dict[Hashable, "Plan | None"]

@@ -34,7 +34,7 @@ from trainer.distribute.replica.replicated_state import (
     run_on_replicas,
 )
 from trainer.distribute.replica.state_reduction import differences, refuse_differences, undeclared_counts
-from trainer.modules.nnx_types import is_nnx_object
+from trainer.modules.calling.nnx_types import is_nnx_object
 
 
 def _is_argument(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from trainer.modules.nnx_types import is_nnx_object
+from trainer.modules.calling.nnx_types import is_nnx_object
 
 _WEIGHTS = ("trainable_variables", "trainable_weights", "variables", "weights", "parameters")
 """What layers of other libraries list their weights by, also before they have any."""

@@ -1,0 +1,186 @@
+"""How a batch becomes the arguments of a module's `__call__`, with the flags and the random keys that it asks for.
+
+Owns the names by which a signature asks: see `FLAGS` and `KEYS`. All else is an input, or given as `CallKwargs`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from trainer.core import errors
+from trainer.core.types import PyTree
+
+MakeKey = Callable[[str], jax.Array]
+"""Gives the PRNG key of a random stream in this step on this replica."""
+
+FLAGS = {"training": True, "train": True, "is_training": True, "is_train": True, "enable_dropout": True,
+         "deterministic": False, "use_running_average": False, "inference": False, "eval": False}
+"""The parameter names that tell a module whether it is being trained, with the value that each has in training. A
+parameter with another default than True, False or None is no flag."""
+
+KEYS = ("rngs", "rng", "key", "rng_key", "prng_key", "random_key", "dropout_key")
+"""The parameter names that ask for random keys; so do names that end in "_rng" or "_rngs", such as "z_rng". One with
+another default than None does not, nor does "key" next to "query" or "value". `rngs` gets an `nnx.Rngs`, in Linen
+modules only if it is annotated so; all others get one key."""
+
+_ATTENTION = ("query", "queries", "value", "values")
+_EMPTY = inspect.Parameter.empty
+
+
+class CallKwargs(NamedTuple):
+    """Keyword arguments that the user gives for each call of a module; None where the user has given none.
+
+    Attributes:
+      train: those of a call in training.
+      eval: those of any other call.
+    """
+
+    train: Mapping[str, Any] | None = None
+    eval: Mapping[str, Any] | None = None
+
+    def of(self, training: bool) -> Mapping[str, Any] | None:
+        """Returns those of a phase."""
+        return self.train if training else self.eval
+
+    def check(self, target: Any) -> None:
+        """Raises TypeError if these are no dicts of names, or ValueError if `target` has no such parameters."""
+        for argument, kwargs in (("train_kwargs", self.train), ("eval_kwargs", self.eval)):
+            if kwargs is None:
+                continue
+            if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+                raise errors.wrong_type(argument, kwargs, "a dict of keyword arguments of the module's call")
+            parameters = parameters_of(target)
+            takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+            for name in kwargs:
+                if name not in parameters and not takes_all:
+                    raise errors.unknown_name(f"name in `{argument}`", name, parameters)
+
+
+def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKey | None = None,
+                   given: Mapping[str, Any] | None = None) -> tuple[tuple, dict[str, Any]]:
+    """Returns the positional and the keyword arguments with which to call `target` on a batch.
+
+    A tuple or list is unpacked if `target` takes that many positional arguments, and a dict becomes keyword arguments
+    if each of its keys is a parameter; otherwise `inputs` is the one argument. The flags that tell `target` whether it
+    is being trained are passed if its signature has them, unless an attribute of that name has decided it already. So
+    are random keys that it asks for, unless `inputs` has values for them: in training, and those without a default
+    always.
+
+    Args:
+      target: a module or a function.
+      inputs: one batch.
+      training: whether the call is part of training.
+      make_key: gives the key of a random stream; None to pass none.
+      given: keyword arguments that the user decides.
+
+    Raises:
+      ValueError: a dict of inputs has a name that is in `given` too.
+
+    >>> call_arguments(lambda x, y, *, deterministic: x + y, (1, 2), training=True)
+    ((1, 2), {'deterministic': False})
+    """
+    given = given or {}
+    owner, parameters = _owner(target), parameters_of(target)
+    flag_names = {name for name, parameter in parameters.items() if _is_flag(parameter)}
+    key_names = {name for name, parameter in parameters.items()
+                 if _is_key(parameter, parameters) or _is_maker(parameter)} - set(given)
+    fixed = {name: training if FLAGS[name] else not training for name in parameters
+             if name in flag_names and not _decided_by_attribute(owner, parameters[name])} | dict(given)
+
+    def with_keys(filled: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+        if make_key is None:
+            return fixed
+        asked = [name for name in parameters if name in key_names and name not in filled
+                 and (training or parameters[name].default is _EMPTY)]
+        return {**fixed, **{name: _random(parameters[name], owner, make_key) for name in asked}}
+
+    if isinstance(inputs, dict) and inputs and set(inputs) <= set(parameters) - flag_names:
+        twice = sorted(set(inputs) & set(given))
+        if twice:
+            raise ValueError(f"`x` and the keyword arguments of the call both give {', '.join(twice)}. Leave it out of "
+                             "one of them.")
+        return (), {**inputs, **with_keys(inputs)}
+
+    positional = [parameter for parameter in parameters.values()
+                  if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)]
+    if any(parameter.kind == parameter.VAR_POSITIONAL for parameter in parameters.values()):
+        values = tuple(inputs) if type(inputs) in (tuple, list) else (inputs,)
+        return values, with_keys([parameter.name for parameter in positional])
+
+    all_names = [parameter.name for parameter in positional if parameter.name not in flag_names | set(given)]
+    names = [name for name in all_names if name not in key_names] or all_names
+
+    def takes(names: list[str]) -> bool:
+        # Exact types: a named tuple is one structured input.
+        required = sum(parameters[name].default is _EMPTY for name in names)
+        return type(inputs) in (tuple, list) and required <= len(inputs) <= len(names)
+
+    if takes(all_names):  # as Python would bind them
+        names = all_names
+    values = tuple(inputs) if takes(names) else (inputs,)
+    # What follows a flag or a key in the signature can only be reached by its name.
+    leading = next((index for index, parameter in enumerate(positional) if parameter.name not in names), len(values))
+    filled = names[:len(values)]
+    return values[:leading], {**dict(zip(filled[leading:], values[leading:], strict=True)), **with_keys(filled)}
+
+
+def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a module's call; of a module that wraps another library's, those of the wrapped."""
+    wrapped = _owner(target)
+    try:
+        if wrapped is target:
+            return dict(inspect.signature(target).parameters)
+        if isinstance(wrapped, nn.Module):  # ToNNX, which gives it the streams that it holds or is given
+            parameters = dict(inspect.signature(wrapped).parameters)
+            rngs = inspect.Parameter("rngs", inspect.Parameter.KEYWORD_ONLY, default=None)
+            return parameters if target.to_nnx__rngs is not None else {**parameters, "rngs": rngs}
+        return dict(list(inspect.signature(wrapped.__call__).parameters.items())[1:])
+    except ValueError:  # Some built-in functions have no signature: they take the batch as it is.
+        return {"inputs": inspect.Parameter("inputs", inspect.Parameter.POSITIONAL_ONLY)}
+
+
+def _owner(target: Any) -> Any:
+    """Returns whose signature counts: what `nnx.bridge.ToNNX` and `ToLinen` wrap, an object and a class."""
+    wrapped = vars(target).get("to_nnx__module") if hasattr(target, "__dict__") else None
+    if isinstance(wrapped, nn.Module):
+        return wrapped
+    nnx_class = getattr(target, "nnx_class", None) if isinstance(target, nn.Module) else None
+    return nnx_class if isinstance(nnx_class, type) else target
+
+
+def _is_flag(parameter: inspect.Parameter) -> bool:
+    return parameter.name in FLAGS and any(parameter.default is value for value in (_EMPTY, None, True, False))
+
+
+def _is_key(parameter: inspect.Parameter, parameters: Mapping[str, Any]) -> bool:
+    name = parameter.name
+    return ((name in KEYS or name.endswith(("_rng", "_rngs"))) and parameter.default in (_EMPTY, None)
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and not (name == "key" and any(other in parameters for other in _ATTENTION)))
+
+
+def _is_maker(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation in (MakeKey, "MakeKey")  # of a stack, whose layers may ask for keys
+
+
+def _random(parameter: inspect.Parameter, owner: Any, make_key: MakeKey) -> Any:
+    if _is_maker(parameter):
+        return make_key
+    key = make_key(f"argument/{parameter.name}")
+    annotated = "Rngs" in str(parameter.annotation)
+    if not annotated and (parameter.name != "rngs" or isinstance(owner, nn.Module)):
+        return key
+    # Not at the top: it imports `flax.nnx`, a large part of the time that importing the trainer would take.
+    from flax import nnx
+
+    return nnx.Rngs(key)
+
+
+def _decided_by_attribute(owner: Any, parameter: inspect.Parameter) -> bool:
+    # Flax refuses a flag that is given both to the constructor and to the call.
+    return parameter.default is None and getattr(owner, parameter.name, None) is not None

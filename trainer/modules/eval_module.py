@@ -1,0 +1,93 @@
+"""Two modules with the same parameters: one is trained, the other evaluates.
+
+Owns the choice between them. What either computes belongs to its own adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from trainer.core import errors
+from trainer.core.tree_paths import named_leaves
+from trainer.core.types import PyTree
+from trainer.modules.base import FunctionalModule, IsFrozen
+from trainer.modules.calling.call_arguments import MakeKey
+from trainer.modules.summary import LayerRow
+
+
+class TwoPhaseFunctional(FunctionalModule):
+    """A module that is trained, and another that takes its parameters and its state in all other calls.
+
+    Args:
+      trained: the module whose parameters these are.
+      evaluated: the other; values that it holds itself are not used.
+    """
+
+    def __init__(self, trained: FunctionalModule, evaluated: FunctionalModule):
+        self.name = trained.name
+        self._trained, self._evaluated = trained, evaluated
+
+    @property
+    def initial_values(self) -> Any:
+        """See the base class."""
+        return self._trained.initial_values
+
+    def is_batch_statistic(self, path: str) -> bool:
+        """See the base class."""
+        return self._trained.is_batch_statistic(path)
+
+    @property
+    def sows_losses(self) -> bool:
+        """See the base class."""
+        return self._trained.sows_losses
+
+    def sown_losses(self, model_state: dict) -> list[jax.Array]:
+        """See the base class."""
+        return self._trained.sown_losses(model_state)
+
+    def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
+        """See the base class.
+
+        Raises:
+          ValueError: the modules have other parameters, or the one that evaluates has state that the other has not.
+        """
+        params, model_state, outputs = self._trained.init(key, inputs, initial_values)
+        other_params, other_state, _ = jax.eval_shape(lambda: self._evaluated.init(key, inputs))
+        differs = _differing(params, other_params) + _differing(other_params, params)
+        differs += _differing(other_state, model_state)
+        if differs:
+            names = "; ".join(errors.listed("differ", sorted(set(differs))))
+            raise ValueError(f"`eval_module` must have the parameters and the state of `module`. {names}. Make both by "
+                             "the same class.")
+        return params, model_state, outputs
+
+    def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
+              batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
+              is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
+        """See the base class."""
+        module = self._trained if training else self._evaluated
+        return module.apply(params, model_state, inputs, training=training, make_key=make_key, batch_norm=batch_norm,
+                            remat=remat, compute_dtype=compute_dtype, is_frozen=is_frozen)
+
+    def absorb(self, params: dict, model_state: dict) -> None:
+        """See the base class; into both modules."""
+        self._trained.absorb(params, model_state)
+        self._evaluated.absorb(params, model_state)
+
+    def variable_identities(self) -> Iterable[int]:
+        """See the base class."""
+        return self._trained.variable_identities()
+
+    def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
+        """See the base class."""
+        return self._trained.summary_rows(inputs)
+
+
+def _differing(these: PyTree, others: PyTree) -> list[str]:
+    """Returns the names of the leaves that another tree has not, or with another shape or dtype."""
+    known = named_leaves(others)
+    return [name for name, leaf in named_leaves(these).items()
+            if name not in known or (known[name].shape, known[name].dtype) != (leaf.shape, leaf.dtype)]
