@@ -85,7 +85,7 @@ def _nearness(received: str, name: str) -> float:
     ratio = difflib.SequenceMatcher(None, one, other).ratio()
     initials = "".join(part[0] for part in _WORDS.findall(name)).lower()
     contains, is_contained = len(one) > 1 and one in other, len(other) > 2 and other in one
-    return ratio + 2 * (one == initials) + contains + 0.3 * is_contained
+    return ratio + 2 * (one == initials) + contains + 0.2 * is_contained
 
 
 def _letters(name: str) -> str:
