@@ -19,7 +19,7 @@ from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.batches import pack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
@@ -45,7 +45,8 @@ def adapt(
     """Returns the source of batches for what a user passed to `fit`, `evaluate` or `predict`.
 
     Args:
-      x: arrays (one, or a tree of them, with equal first dimensions); or something that yields batches `x`, `(x,)`,
+      x: arrays (one, or a tree of them, with equal first dimensions); or a list of batches; or something that yields
+        batches `x`, `(x,)`,
         `(x, y)` or `(x, y, sample_weight)`: a batched `Dataset`, a generator, any re-iterable (Grain, `tf.data`, a
         torch `DataLoader`), or an object with `__getitem__` and a length, such as a `keras.utils.PyDataset`; or what
         `with_options` made of these; or the `HostArrays` of `(x, y, sample_weight)`, as `split_validation` returns.
@@ -79,7 +80,10 @@ def adapt(
     if not isinstance(shuffle, (bool, np.bool_)) and shuffle != "batch":
         raise ValueError(f'`shuffle` must be True, False or "batch". Received: {describe(shuffle)}.')
     class_weights = None if class_weight is None else ClassWeights(class_weight)
-    if arrays is None and is_array_tree(x):
+    is_batches = y is None and is_list_of_batches(x)
+    if arrays is None and not is_batches and is_array_tree(x):
+        if isinstance(x, list) and x and y is None and all(isinstance(row, dict) for row in x):
+            raise _rows_of_columns(x)
         arrays = HostArrays.of((x, y, sample_weight))
     if arrays is not None:
         return _adapt_arrays(arrays, batch_size, shuffle, seed, class_weights, steps)
@@ -118,10 +122,13 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
     if isinstance(x, Dataset):
         x.require_batched()
         return DatasetSource(x)
+    if hasattr(x, "column_names"):
+        raise _rows_of_columns(x)
     if _is_indexed(x):
         return IndexedSource(x, _indexed_length(x), shuffle, seed)
     # Trees and text can be iterated, but not over batches: a tree that comes here has leaves that are not arrays.
-    if not hasattr(x, "__iter__") or isinstance(x, (str, bytes)) or not jax.tree_util.all_leaves([x], is_leaf):
+    is_iterable = hasattr(x, "__iter__") and not isinstance(x, (str, bytes))
+    if not is_iterable or not (is_list_of_batches(x) or jax.tree_util.all_leaves([x], is_leaf)):
         raise ValueError(
             f"Unrecognized data type: {describe(x)}. Expected arrays, a tree of arrays, a trainer.data.Dataset, a "
             "generator, or another object that yields batches when iterated or indexed."
@@ -129,6 +136,13 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
     length = _iterable_length(x)
     sharded = shard_grain(x, length, processes) if policy is AutoShardPolicy.AUTO else None
     return sharded or IterableSource(x, length)
+
+
+def _rows_of_columns(x: Any) -> ValueError:
+    return ValueError(
+        f"`x` must be arrays, or yield batches. Received: a {_kind(x)} of rows with named columns, which does not say "
+        "which columns are inputs and which are targets. Pass `trainer.data.Dataset.from_columns(data, x=\"image\", "
+        "y=\"label\").batch(32)` with the names of yours.")
 
 
 def _is_indexed(x: Any) -> bool:

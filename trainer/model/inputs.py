@@ -15,7 +15,7 @@ from trainer.core import arguments, errors
 from trainer.core.types import Data, Phase
 from trainer.data import HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
 from trainer.data.sharding.processes import Processes
-from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.sources import DatasetSource
 from trainer.loop import loop
 from trainer.model.loop_model import LoopModel
@@ -147,7 +147,7 @@ def _adapt_validation(data: Any, batch_size: int | None, steps: int | None, proc
 
 def _array_parts(data: Any) -> Sequence[Any] | None:
     """Returns data that are a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays; None for other data."""
-    if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]):
+    if not isinstance(data, (tuple, list)) or not data or not is_array_tree(data[0]) or is_list_of_batches(data):
         return None
     unpack_x_y_sample_weight(data)  # Refuses other numbers of parts.
     return data

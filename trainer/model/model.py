@@ -240,8 +240,9 @@ class Model(StatefulModel):
 
         Args:
           x: inputs: an array, or a tuple or dict of arrays, rows first; or a `trainer.data.Dataset`, a generator, a
-            Grain dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`. Whether `fit` sees what
-            a callback writes into the arrays is not defined: they may be on the devices already.
+            Grain dataset, or any other iterable of batches `(x, y)` or `(x, y, sample_weight)`, such as a list of them.
+            A list of arrays is several inputs. For tables see `trainer.data.Dataset.from_columns`. Whether `fit` sees
+            what a callback writes into the arrays is not defined: they may be on the devices already.
           y: targets, if `x` is arrays.
           batch_size: rows of a batch over all replicas, if `x` is arrays; by default as many as make `steps_per_epoch`
             batches, or 32. The last batch of an epoch may be smaller, and counts for what it is.

@@ -20,7 +20,7 @@ from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import arguments, errors
 from trainer.core.train_state import TrainState
 from trainer.data import Reader, Source, adapt
-from trainer.data.sources.arrays import is_array_tree
+from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
 from trainer.loop import loop
 from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_state
 from trainer.model.loop_model import LoopModel
@@ -200,7 +200,8 @@ class SidecarEvaluator:
                     + " - ".join(log_texts(logs)))
 
     def _parts_of_data(self) -> tuple[Any, Any, Any]:
-        if not isinstance(self.data, (tuple, list)) or not self.data or not is_array_tree(self.data[0]):
+        is_parts = isinstance(self.data, (tuple, list)) and not is_list_of_batches(self.data)
+        if not is_parts or not self.data or not is_array_tree(self.data[0]):
             return self.data, None, None
         if len(self.data) > 3:
             raise ValueError("`data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. Received: "

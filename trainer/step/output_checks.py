@@ -56,8 +56,19 @@ def check_inputs_of_rank_one(
         names, fixes = (", ".join(f"`{name}{suffix}`" for name in flat) for suffix in ("", "[:, None]"))
         raise ValueError(
             f"The module cannot take such `x`: a batch is {errors.describe(x)}, with one number per row in {names}. "
-            f"Pass {fixes} if the module takes features, or it takes the rows for them. It raised "
+            f"Pass {fixes} if the module takes features, or it takes the rows for them.{hint_of_parts(x)} It raised "
             f"{type(error).__name__}: {error}") from error
+
+
+def hint_of_parts(inputs: Any) -> str:
+    """Returns a sentence for an error about inputs that may be a whole batch, with targets; or nothing."""
+    if isinstance(inputs, (tuple, list)) and 1 < len(inputs) <= 3:
+        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, write "
+                "`fit(x, y)`, or `[(x, y)]` for a list of one batch.")
+    if isinstance(inputs, dict):
+        return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
+                "the names of yours.")
+    return ""
 
 
 def _ranks(inputs: Any) -> list[tuple[str, int]]:

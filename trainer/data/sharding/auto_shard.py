@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.core.errors import describe, unknown_name
 from trainer.core.types import Data
-from trainer.data.sources.arrays import is_array_tree
+from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
 
 
 class AutoShardPolicy(enum.Enum):
@@ -90,7 +90,7 @@ def with_options(data: Data, auto_shard_policy: AutoShardPolicy | str) -> DataWi
     """
     if isinstance(data, DataWithOptions):
         raise ValueError(f"The data have the policy {data.auto_shard_policy} already. Give it once.")
-    if is_array_tree(data):
+    if is_array_tree(data) and not is_list_of_batches(data):
         raise ValueError("`data` must yield batches. Received: arrays, which are the same in all processes. For rows "
                          "that only this process has, pass `Dataset.from_arrays(data).batch(batch_size)`.")
     return DataWithOptions(data, AutoShardPolicy.of(auto_shard_policy))

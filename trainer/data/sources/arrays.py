@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core.errors import describe
+from trainer.core.errors import MAX_ITEMS, describe
 from trainer.core.tree_paths import argument_names
 
 _ALIGNMENT = 64  # bytes, of buffers that XLA takes over
@@ -87,14 +87,30 @@ def is_array_tree(value: Any) -> bool:
     """Returns whether `value` is an array, a list of numbers, or a tree with such leaves (and at least one)."""
     leaves = jax.tree.leaves(value, is_leaf=is_leaf)
     return bool(leaves) and all(
-        hasattr(leaf, "__array__") or isinstance(leaf, numbers.Number) or _is_number_list(leaf) for leaf in leaves
+        hasattr(leaf, "__array__") or isinstance(leaf, numbers.Number) or _is_number_list(leaf) or _is_image_list(leaf)
+        for leaf in leaves
     )
+
+
+def is_list_of_batches(value: Any) -> bool:
+    """Returns whether `value` is a list of batches: of tuples or lists of one to three arrays or trees of these.
+
+    A list of arrays is none: it is several inputs.
+
+    >>> x, y = np.zeros((2, 3)), np.zeros(2)
+    >>> is_list_of_batches([(x, y), (x, y)]), is_list_of_batches([x, x])
+    (True, False)
+    """
+    return (isinstance(value, list) and bool(value) and not is_leaf(value)
+            and all(isinstance(item, (tuple, list)) and not is_leaf(item) and 1 <= len(item) <= 3
+                    and is_array_tree(tuple(item)) for item in value))
 
 
 def as_arrays(tree: Any) -> Any:
     """Returns `tree` with every leaf as a numpy array, without copying those that already are.
 
-    A list of numbers is one array; any other list at the top becomes a tuple. Torch and TensorFlow tensors are
+    A list of numbers is one array, and a list of Pillow's images one of their pixels; any other list at the top becomes
+    a tuple. Torch and TensorFlow tensors are
     recognised by their methods.
 
     Raises:
@@ -108,6 +124,20 @@ def as_arrays(tree: Any) -> Any:
         if array.ndim == 0 or not _is_numeric(array.dtype) or np.ma.isMaskedArray(leaf):
             raise _unusable(leaf_names(tree)[position], array)
     return jax.tree.unflatten(treedef, arrays)
+
+
+def column_array(column: Any) -> np.ndarray:
+    """Returns the array of a table's column: an array itself, or a sequence with a number, an array or an image a row.
+
+    Raises:
+      DataError: the rows have several shapes, or one is no array.
+
+    >>> column_array([np.zeros(3), np.ones(3)]).shape
+    (2, 3)
+    """
+    if hasattr(column, "__array__") or _is_number_list(column):
+        return _to_numpy(column)
+    return _stacked([_to_numpy(row) for row in column])
 
 
 def check_integers_fit(tree: Any) -> None:
@@ -142,9 +172,13 @@ def check_rows(tree: Any) -> int:
         raise DataError(f"Expected at least one array. Received: {describe(tree)}, which is empty.")
     rows = leaves[0].shape[0]
     if any(leaf.shape[0] != rows for leaf in leaves):
-        pairs = zip(leaf_names(tree), leaves, strict=True)
-        shapes = ", ".join(f"`{name}` of shape {leaf.shape}" for name, leaf in pairs)
-        raise DataError(f"All arrays must have the same number of rows (the first dimension). Received: {shapes}.")
+        pairs = list(zip(leaf_names(tree), leaves, strict=True))
+        shapes = ", ".join(f"`{name}` of shape {leaf.shape}" for name, leaf in pairs[:MAX_ITEMS])
+        more = "" if len(pairs) <= MAX_ITEMS else (
+            f", ... ({len(pairs)} arrays in all). A list of arrays is as many inputs; if each is a row, pass "
+            "`np.stack(rows)`")
+        raise DataError("All arrays must have the same number of rows (the first dimension). "
+                        f"Received: {shapes}{more}.")
     if rows == 0:
         raise DataError(f"Expected at least one row. Received: `{leaf_names(tree)[0]}` of shape {leaves[0].shape}, "
                         "which is empty.")
@@ -152,8 +186,11 @@ def check_rows(tree: Any) -> int:
 
 
 def is_leaf(value: Any) -> bool:
-    """Returns whether `value` is to be taken whole although JAX would look inside: lists of numbers, and iterators."""
-    return _is_number_list(value) or hasattr(value, "__next__")
+    """Returns whether `value` is to be taken whole although JAX would look inside.
+
+    That are lists of numbers or images, and iterators.
+    """
+    return _is_number_list(value) or _is_image_list(value) or hasattr(value, "__next__")
 
 
 def leaf_names(tree: Any) -> list[str]:
@@ -163,6 +200,12 @@ def leaf_names(tree: Any) -> list[str]:
 
 def _is_number_list(value: Any) -> bool:
     return isinstance(value, list) and all(_is_number_or_row(item) for item in value)
+
+
+def _is_image_list(value: Any) -> bool:
+    # Pillow's images, which are rows: they are no arrays, but show their memory as one.
+    return isinstance(value, list) and bool(value) and all(
+        hasattr(item, "__array_interface__") and not hasattr(item, "__array__") for item in value)
 
 
 def _is_number_or_row(item: Any) -> bool:
@@ -182,9 +225,20 @@ def _to_numpy(value: Any) -> np.ndarray:
     elif hasattr(value, "numpy") and not hasattr(value, "__array__"):
         value = value.numpy()
     try:
+        if _is_image_list(value):
+            return _stacked([np.asarray(image) for image in value])
         return np.asarray(value)
     except (TypeError, ValueError) as error:
         raise DataError(f"A value of type {type(value).__name__} cannot become an array: {error}") from error
+
+
+def _stacked(rows: list[np.ndarray]) -> np.ndarray:
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        raise DataError(f"All rows of an array must have one shape. Received: {len(rows)} images, or other rows, of "
+                        f"{len(shapes)} shapes, such as {' and '.join(map(str, sorted(shapes)[:2]))}. Give images one "
+                        "size and mode, as by `image.convert(\"RGB\").resize((width, height))`.")
+    return np.stack(rows)
 
 
 def _unusable(name: str, array: np.ndarray) -> DataError:

@@ -6,6 +6,7 @@ Owns the public `Dataset`. It touches only row numbers until a batch is read; th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
@@ -14,8 +15,10 @@ import jax
 import numpy as np
 
 from trainer.core.arguments import as_count
+from trainer.core.errors import near_hint
 from trainer.core.types import ArrayTree
-from trainer.data.sources.batches import Batch, as_batch
+from trainer.data.sources.arrays import column_array
+from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count, Order, clip, is_finite
@@ -73,6 +76,28 @@ class Dataset:
           ValueError: the first dimensions differ, there are no rows, or an array is a scalar or not numeric.
         """
         return cls.from_host_arrays(HostArrays.of(data))
+
+    @classmethod
+    def from_columns(cls, data: Any, x: Any, y: Any = None, sample_weight: Any = None) -> Dataset:
+        """Returns a dataset whose elements are rows `(x, y)` or `(x, y, sample_weight)` of named columns.
+
+        Args:
+          data: a table, such as a dataset of Hugging Face's `datasets`, a data frame or a dict of arrays, that gives a
+            column for its name; or a list of dicts, each a row. Columns hold numbers, arrays or images of one shape.
+          x: the name of the column of inputs; or a list or dict of names, for several inputs.
+          y: likewise of targets; None for none.
+          sample_weight: likewise of weights of rows.
+
+        Raises:
+          ValueError: there is no such column, or a column does not make an array.
+
+        Example:
+          >>> rows = [{"size": 1.0, "age": 3.0, "label": 0}, {"size": 2.0, "age": 4.0, "label": 1}]
+          >>> [y.tolist() for x, y in Dataset.from_columns(rows, x={"a": "size", "b": "age"}, y="label").batch(2)]
+          [[0, 1]]
+        """
+        parts = [jax.tree.map(functools.partial(_column, data), names) for names in (x, y, sample_weight)]
+        return cls.from_arrays(pack_x_y_sample_weight(*parts))
 
     @classmethod
     def from_host_arrays(cls, arrays: HostArrays) -> Dataset:
@@ -295,6 +320,19 @@ class Dataset:
         for fn in self._batch_maps:
             batch = _call(fn, batch)
         return as_batch(batch)
+
+
+def _column(data: Any, name: str) -> np.ndarray:
+    try:
+        column = [row[name] for row in data] if isinstance(data, list) else data[name]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"The data have no column {name!r} in each row. {near_hint(name, _names(data))}") from error
+    return column_array(column)
+
+
+def _names(data: Any) -> list[str]:
+    names = getattr(data, "column_names", None) or (data[0] if isinstance(data, list) and data else data)
+    return [str(name) for name in names]
 
 
 def _call(fn: Callable[..., Any], element: Any) -> Any:

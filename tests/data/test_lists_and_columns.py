@@ -1,0 +1,108 @@
+"""Lists of batches, of images and of dict rows, and tables with named columns."""
+
+import numpy as np
+import pytest
+from flax import linen as nn
+from PIL import Image
+
+import trainer
+from trainer.data import Dataset, adapt
+from trainer.data.sources.batches import as_batch
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+Y = np.arange(8, dtype=np.int32)
+BATCHES = [(X[:4], Y[:4]), (X[4:], Y[4:])]
+
+
+class Table:
+    """What `datasets.Dataset` shows: rows by number, columns by name as lists, and iteration over rows."""
+
+    column_names = ("image", "label")
+
+    def __init__(self):
+        self.columns = {"image": [row.tolist() for row in X], "label": Y.tolist()}
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, key):
+        return self.columns[key] if isinstance(key, str) else {name: self.columns[name][key] for name in self.columns}
+
+    def __iter__(self):
+        return map(self.__getitem__, range(len(self)))
+
+
+def model():
+    made = trainer.Model(nn.Dense(1))
+    made.compile("sgd", "mse", metrics=["mae"])
+    return made
+
+
+def loss_of(*data, **options):
+    return model().fit(*data, epochs=2, verbose=0, **options).history["loss"]
+
+
+@pytest.mark.parametrize("batches", [BATCHES, [list(batch) for batch in BATCHES]], ids=["tuples", "lists"])
+def test_a_list_of_batches_is_an_iterable_of_batches(batches):
+    expected = model()
+    history = expected.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=(X, Y),
+                           validation_batch_size=4).history
+    listed = model()
+    assert listed.fit(batches, epochs=2, verbose=0, validation_data=batches).history == history
+    assert listed.evaluate(batches, verbose=0) == expected.evaluate(X, Y, batch_size=4, verbose=0)
+    inputs = [(x,) for x, y in batches]
+    np.testing.assert_array_equal(listed.predict(inputs, verbose=0), expected.predict(X, batch_size=4, verbose=0))
+
+
+def test_a_list_of_arrays_is_several_inputs():
+    assert [len(x) for x, y in adapt([X, X, X], Y, batch_size=8).read(0)] == [3]
+    assert [len(x) for x, in adapt([X, X], batch_size=8).read(0)] == [2]
+    assert [len(x) for x, y in adapt([(X, X), (X, X)], Y, batch_size=8).read(0)] == [2]
+    assert [as_batch(batch).shape for batch in adapt([(1, 2, 3), (3, 4, 5)], batch_size=2).read(0)] == [(2, 3)]
+
+
+@pytest.mark.parametrize("data", [(X, Y), [X, Y]], ids=["tuple", "list"])
+def test_inputs_and_targets_as_one_argument_are_refused_with_the_call_to_write(data):
+    with pytest.raises(ValueError, match=r"given as `x` is 2 inputs\. .*write `fit\(x, y\)`"):
+        model().fit(data, verbose=0)
+
+
+def test_a_list_of_images_is_an_array_of_their_pixels():
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 5, 6, 3), np.uint8)
+    images = [Image.fromarray(image) for image in pixels]
+    (x, _), = adapt(images, Y[:4], batch_size=4).read(0)
+    np.testing.assert_array_equal(x, pixels)
+    x, = Dataset.from_columns([{"image": image} for image in images], "image").batch(4)
+    np.testing.assert_array_equal(x, pixels)
+    with pytest.raises(ValueError, match=r"one shape\. Received: 5 images.* of 2 shapes.*resize"):
+        adapt([*images, images[0].resize((2, 2))], Y[:5])
+
+
+@pytest.mark.parametrize("data", [
+    Table, lambda: list(Table()), lambda: {"image": X, "label": Y},
+], ids=["table", "list of rows", "dict of arrays"])
+def test_columns_are_read_by_their_names(data):
+    dataset = Dataset.from_columns(data(), x="image", y="label")
+    assert loss_of(dataset.batch(4)) == loss_of(X, Y.astype(np.int32), batch_size=4, shuffle=False)
+    (x, _, weight), = Dataset.from_columns(data(), {"a": "image", "b": "label"}, "label", "label").batch(8)
+    np.testing.assert_array_equal(x["a"], X)
+    np.testing.assert_array_equal(x["b"], weight)
+    with pytest.raises(ValueError, match=r"no column 'lable' .*Did you mean 'label'"):
+        Dataset.from_columns(data(), "image", "lable")
+
+
+@pytest.mark.parametrize("data", [Table, lambda: list(Table())], ids=["table", "list of rows"])
+def test_rows_with_named_columns_are_refused_with_the_way_to_read_them(data):
+    with pytest.raises(ValueError, match=r"rows with named columns.*Dataset\.from_columns\(data, x=\"image\", y="):
+        model().fit(data(), verbose=0)
+
+
+def test_dicts_with_the_targets_are_refused_with_what_to_yield():
+    with pytest.raises(ValueError, match=r"A dict is all inputs.*yield `\(batch\[\"image\"\], batch"):
+        model().fit(({"image": x, "label": y} for x, y in BATCHES), verbose=0)
+
+
+def test_a_list_of_rows_is_no_long_message():
+    with pytest.raises(ValueError, match=r"\(41 arrays in all\).*np\.stack") as caught:
+        adapt([np.zeros(3)] * 40, np.zeros(40))
+    assert len(str(caught.value)) < 700
