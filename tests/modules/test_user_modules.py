@@ -294,6 +294,21 @@ def test_errors_say_what_was_received_and_what_was_expected(make, error, text):
         make()
 
 
+class Configured(nn.Module):
+    train: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=not self.train)(nn.Dense(3)(x))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_configuration_for_one_phase_is_refused_in_the_other(train):
+    with pytest.raises(ValueError, match="uses running averages" if not train else "works as in training"):
+        Outputs(Configured(train))
+    assert Outputs(Configured(train=True), eval_module=Configured()).moves
+
+
 def test_named_modules_have_arguments_and_modules_to_evaluate_by_name():
     functional = as_functional({"a": linen(normalized), "b": nn.Dropout(0.5, deterministic=False)},
                                CallKwargs({"a": {"mode": "train"}}), {"b": nn.Dropout(0.5, deterministic=True)})
