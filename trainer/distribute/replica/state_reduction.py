@@ -55,7 +55,11 @@ def over_replicas(
     for index, (path, new) in enumerate(tree_paths.named_leaves(after).items()):
         reduction = None if new is old[index] else _reduction(rules, path, new)
         if reduction == "mean":
-            summands[index] = new * context.row_share
+            # A replica whose rows are all padding may have divided by their number.
+            share = context.row_share
+            summands[index] = new * share
+            if context.is_padded:
+                summands[index] = jnp.where(share > 0, summands[index], jnp.zeros_like(summands[index]))
         elif reduction == "sum":
             starts[index], summands[index] = old[index], new - old[index]
         elif reduction == "first":

@@ -1,0 +1,298 @@
+"""Steps as users write them: each row of the tables in docs/modules_and_steps.md has a program here."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import trainer
+from tests.support.project_files import ROOT
+from trainer import distribute, metrics, regularizers
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(37, 4)).astype(np.float32)
+Y = rng.normal(size=(37, 4)).astype(np.float32)
+OUTPUT = nn.Dense(4, kernel_init=nn.initializers.ones)
+
+
+def stepping(loss_of, log=None):
+    """Returns a class of models whose `train_step` has a loss `(model, params, y, y_pred, model_state)`, and logs."""
+    class Stepping(trainer.Model):
+        def train_step(self, state, batch):
+            x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+
+            def loss_fn(params):
+                y_pred, model_state = self.apply(params, state, x, training=True)
+                return loss_of(self, state, params, y, y_pred, model_state), (y_pred, model_state)
+
+            (loss, (y_pred, model_state)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+            logs = {"loss": loss} if log is None else log(self, loss, y, y_pred)
+            return logs, state.apply_gradients(grads, model_state=model_state, value=loss)
+
+    return Stepping
+
+
+def losing(loss_of):
+    """Returns a class of models whose `compute_loss` is a function `(y, y_pred)`."""
+    class Losing(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return loss_of(y, y_pred)
+
+    return Losing
+
+
+def mean_square(y, y_pred):
+    return jnp.square(y - y_pred).mean()
+
+
+def fit(make, replicas, module=OUTPUT, rows=37, optimizer=None, loss="mse", before=lambda model: None, **options):
+    with distribute.MirroredStrategy([f"cpu:{index}" for index in range(replicas)]).scope():
+        model = make(module)
+        model.compile(optimizer or optax.sgd(0.05), loss, **options)
+    before(model)
+    history = model.fit(X[:rows], Y[:rows], batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    state = jax.tree.map(np.asarray, (model.state.params, model.state.model_state))
+    return {name: np.asarray(values) for name, values in history.items()}, state, model
+
+
+def same(make, rows=37, **options):
+    """Checks that four replicas give one device's numbers, and returns those."""
+    one, four = fit(make, 1, rows=rows, **options), fit(make, 4, rows=rows, **options)
+    for expected, found in zip(jax.tree.leaves(one[:2]), jax.tree.leaves(four[:2]), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-6)
+    return one
+
+
+def refused(error, match, make, replicas=1, **options):
+    with pytest.raises(error, match=match):
+        fit(make, replicas, **options)
+
+
+def by_default(self, state, params, y, y_pred, model_state):
+    return self.compute_loss(None, y, y_pred, None) + self.compute_penalties(params, model_state)
+
+
+def tracker_of(model):
+    model.mae = metrics.MeanAbsoluteError(name="mae")
+
+
+def from_compiled_loss():
+    class Autoencoder(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return super().compute_loss(x, x, y_pred, sample_weight)
+
+    same(Autoencoder)
+    same(Autoencoder, rows=45 - 16)  # a last batch of 13, which pads
+
+
+def mean_by_hand():
+    hand = stepping(lambda self, state, params, y, y_pred, model_state: mean_square(y, y_pred))
+    same(hand, rows=35)
+    refused(ValueError, "counts rows that only pad.*row_mask", hand, 4, rows=29)
+
+
+def pairs(y, y_pred):
+    return optax.softmax_cross_entropy_with_integer_labels(y_pred @ y.T, jnp.arange(len(y))).mean()
+
+
+def over_pairs():
+    refused(ValueError, "other numbers on 4 replicas.*on_global_batch", losing(pairs), 4)
+
+    class Gathered(trainer.Model):
+        @distribute.on_global_batch
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return pairs(y, y_pred)
+
+    same(Gathered, rows=35)
+
+
+def sum_over_rows():
+    refused(ValueError, "other numbers on 4 replicas",
+            losing(lambda y, y_pred: jnp.square(y - y_pred).sum()), 4, rows=32, optimizer=optax.sgd(0.0))
+
+
+def metric_objects():
+    def log(model, loss, y, y_pred):
+        model.mae.update_state(y, y_pred)
+        return {"loss": loss, "mae": model.mae.result()}
+
+    history, _, _ = same(stepping(by_default, log), optimizer=optax.sgd(0.0), before=tracker_of)
+    expected = np.abs(X @ np.ones((4, 4)) - Y).mean()
+    np.testing.assert_allclose(history["mae"], [expected] * 2, rtol=1e-5)
+
+
+def result_as_number():
+    refused(TypeError, "used as a number", stepping(by_default, lambda model, *_: {"loss": 2 * model.mae.result()}),
+            before=tracker_of)
+
+
+def metric_under_grad():
+    def loss_of(self, state, params, y, y_pred, model_state):
+        self.mae.update_state(y, y_pred)
+        return mean_square(y, y_pred)
+
+    refused(TypeError, "JAX transforms.*has_aux", stepping(loss_of), before=tracker_of)
+
+
+def own_state():
+    def loss_of(self, state, params, y, y_pred, model_state):
+        return mean_square(y, y_pred) + sum(map(jnp.sum, jax.tree.leaves(self.state.params)))
+
+    refused(TypeError, "reads the state of a model.*regularizers", stepping(loss_of),
+            before=lambda model: model.build(X[:1]))
+
+
+def called():
+    def loss_of(self, state, params, y, y_pred, model_state):
+        return mean_square(y, self(y))
+
+    refused(TypeError, r"self\.apply", stepping(loss_of))
+
+
+def teacher():
+    other = trainer.Model(nn.Dense(4))
+    other.build(X[:1])
+
+    def loss_of(self, state, params, y, y_pred, model_state):
+        return mean_square(other.apply(other.state.params, other.state, y)[0], y_pred)
+
+    same(stepping(loss_of), rows=35)
+
+
+def penalties():
+    same(stepping(by_default), regularizers={"**/kernel": regularizers.L2(1e-1)})
+    refused(ValueError, "compute_penalties", stepping(
+        lambda self, state, params, y, y_pred, model_state: mean_square(y, y_pred)), regularizers={"kernel": "l2"})
+
+
+def random_numbers():
+    def loss_of(self, state, params, y, y_pred, model_state):
+        return mean_square(y, y_pred + jax.random.normal(self.make_rng(state, "noise"), y.shape))
+
+    history = fit(stepping(loss_of), 4, rows=35, optimizer=optax.sgd(0.0))[0]
+    assert history["loss"][0] != history["loss"][1]
+
+
+def several_optimizers():
+    class Two(trainer.Model):
+        def sample_inputs(self, batch):
+            x, _, _ = trainer.unpack_x_y_sample_weight(batch)
+            return {"first": x, "second": x}
+
+        def train_step(self, state, batch):
+            x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+
+            def loss_fn(params):
+                hidden, _ = self.apply(params["first"], state, x, module="first", training=True)
+                return mean_square(y, self.apply(params["second"], state, hidden, module="second", training=True)[0])
+
+            loss, grads = jax.value_and_grad(loss_fn)(state.params)
+            return {"loss": loss}, state.apply_gradients(first=grads["first"], second=grads["second"])
+
+    same(Two, rows=35, module={"first": nn.Dense(4), "second": nn.Dense(4)}, loss=None,
+         optimizer={"first": optax.sgd(0.05), "second": optax.adam(0.01)})
+
+
+def asked_for():
+    optimizer = optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau(patience=1, factor=0.5, cooldown=0))
+    same(stepping(by_default), optimizer=optimizer)
+
+
+def kept_array():
+    def log(model, loss, y, y_pred):
+        model.last = y_pred
+        return {"loss": loss}
+
+    refused(TypeError, "keeps a traced array in `self.last`", stepping(by_default, log))
+
+
+class Keeps(nn.Module):
+    """Keeps statistics of one kind."""
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        if self.kind == "norm":
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
+        if self.kind in ("mean", "count"):
+            state = self.variable("usage", self.kind, jnp.zeros, x.shape[-1:])
+            if train and not self.is_initializing():
+                mask = distribute.get_replica_context().row_mask[:, None]
+                sums = (x * mask).sum(0)
+                state.value = (0.5 * state.value + 0.5 * sums / mask.sum() if self.kind == "mean"
+                               else state.value + sums)
+        if self.kind == "losses":
+            self.sow("losses", "activity", 0.1 * jnp.square(x).mean())
+        self.sow("intermediates", "inputs", x)
+        return nn.Dense(4, kernel_init=nn.initializers.ones)(x)
+
+
+def batch_statistics():
+    same(trainer.Model, module=Keeps("norm"))
+
+
+def floating_state():
+    same(trainer.Model, module=Keeps("mean"))
+
+
+def counts():
+    refused(ValueError, "usage/count.*state_reduction", trainer.Model, 4, module=Keeps("count"))
+    same(trainer.Model, module=Keeps("count"), state_reduction={"usage/*": "sum"})
+
+
+def losses():
+    history, _, model = same(trainer.Model, rows=35, module=Keeps("losses"), optimizer=optax.sgd(0.0))
+    expected = np.square(X[:35] @ np.ones((4, 4)) - Y[:35]).mean() + 0.1 * np.square(X[:35]).mean()
+    np.testing.assert_allclose(history["loss"], [expected] * 2, rtol=1e-5)
+    np.testing.assert_allclose(model.evaluate(X[:35], Y[:35], verbose=0)["loss"], expected, rtol=1e-5)
+
+
+def other_sown():
+    model = fit(trainer.Model, 4, module=Keeps("nothing"))[2]
+    assert model.state.model_state == {}
+    assert model.apply(model.state.params, model.state, X)[1]["intermediates"]["inputs"][0].shape == X.shape
+
+
+PROGRAMS = {
+    "What state and other collections a module may have": {
+        "BatchNorm's statistics": batch_statistics,
+        "Floating-point state": floating_state,
+        "Counts, sums, maxima": counts,
+        "Losses": losses,
+        "Other sown values": other_sown,
+    },
+    "What a step may look like": {
+        "A loss from the loss of `compile`": from_compiled_loss,
+        "A mean over rows by hand": mean_by_hand,
+        "A loss over pairs of rows": over_pairs,
+        "A sum over rows": sum_over_rows,
+        "Metric objects": metric_objects,
+        "A result as a number": result_as_number,
+        "A metric in a function that JAX transforms": metric_under_grad,
+        "The model's own state from `self`": own_state,
+        "The model called": called,
+        "Another model's state": teacher,
+        "Penalties of weights": penalties,
+        "Random numbers": random_numbers,
+        "Several optimizers": several_optimizers,
+        "What an optimizer asks for": asked_for,
+        "An array kept in an object": kept_array,
+    },
+}
+
+
+@pytest.mark.parametrize("row", [row for programs in PROGRAMS.values() for row in programs])
+def test_a_row_of_the_documents_tables_is_true(row):
+    next(programs[row] for programs in PROGRAMS.values() if row in programs)()
+
+
+@pytest.mark.parametrize("title", PROGRAMS)
+def test_each_row_of_the_documents_tables_has_a_program(title):
+    text = (ROOT / "docs" / "modules_and_steps.md").read_text()
+    table = text.partition(f"## {title}")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (.*?) \|", table, re.MULTILINE)[1:] == list(PROGRAMS[title])
