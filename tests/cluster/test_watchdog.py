@@ -17,7 +17,7 @@ from tests.support.networks import LinenMLP
 from tests.support.rendezvous_cluster import until
 from trainer.cluster import membership
 from trainer.cluster.liveness import process_end
-from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose
+from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose, is_repeated
 from trainer.cluster.liveness.watchdog import Watchdog, is_peer_error
 from trainer.launch.job import Job
 from trainer.testing import LocalCluster, WorkerError
@@ -76,6 +76,20 @@ def test_if_all_stand_still_the_one_with_work_of_its_own_is_the_cause():
 def test_if_all_wait_there_is_no_cause(phase):
     text = judged(seen(phase, still=5.0), seen(phase, still=4.0))
     assert text.startswith("all workers wait for their devices, for 4.0 s: worker 0 at step 7, worker 1 at step 7.")
+
+
+@pytest.mark.parametrize("phase", ["device", "host"])
+def test_an_epoch_that_ends_in_one_worker_and_goes_on_in_another_is_told_from_devices_that_hang(phase):
+    ended = seen("agreement", 5, still=4.0)
+    text = judged(seen(phase, 9, still=5.0), ended, seen(phase, 9, still=5.0))
+    assert text.startswith("an epoch has ended in worker 1 after step 5, while worker 0 has begun step 9 of it with "
+                           "further batches: the data of worker 1 have ended early")
+    assert is_repeated(text)
+    assert judged(seen(phase, 9, still=3.9), ended) is None
+    assert "further batches" not in judged(seen(phase, 5, still=5.0), ended)
+    assert "further batches" not in judged(seen("device", 5, still=5.0), seen(phase, 9, still=5.0))
+    assert not is_repeated(judged(seen(phase, 5, still=5.0), ended))
+    assert judged(seen("data", 5, still=5.0), seen("agreement", 5, still=5.0)).startswith("worker 0 has stalled")
 
 
 @pytest.mark.parametrize("phase", ["compile", "checkpoint", "idle"])

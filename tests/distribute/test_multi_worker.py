@@ -105,10 +105,10 @@ if strategy.is_chief:
 """
 
 
-def launch(folder):
+def launch(folder, *options):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)
-    command = [sys.executable, "-m", "trainer.launch", "--workers", "2", "train.py"]
+    command = [sys.executable, "-m", "trainer.launch", "--workers", "2", *options, "train.py"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
 
 
@@ -148,6 +148,23 @@ def test_a_worker_that_fails_ends_the_job_with_its_traceback(tmp_path):
     done = launch(tmp_path)
     assert done.returncode == 1
     assert "ValueError: only here" in done.stderr
+
+
+# Within an epoch it is the watchdog that notices, if the other process waits for its step in the call.
+@pytest.mark.parametrize(("batches", "says"), [
+    (6, r"ClusterError: The data of worker 1 .* has run out of data: False in worker 0, True in worker 1\."),
+    (5, r"batches of the epoch: 3 in worker 0, 2 in worker 1\.|the data of worker 1 have ended"),
+])
+def test_a_generator_that_ends_early_in_one_worker_is_named_and_not_started_again(tmp_path, batches, says):
+    (tmp_path / "train.py").write_text(SCRIPT.partition("history =")[0].replace(
+        "MirroredStrategy()", "MirroredStrategy(distribute.CommunicationOptions(timeout_seconds=6))") + f"""
+number = 9 if strategy.is_chief else {batches}
+model.fit(((x[:8], y[:8]) for _ in range(number)), epochs=3, steps_per_epoch=3, verbose=0)
+""")
+    done = launch(tmp_path, "--restarts", "3")
+    assert done.returncode == 2, done.stderr
+    assert re.search(says, done.stderr), done.stderr
+    assert done.stderr.count("Gloo] Rank 0 is connected") <= 1, "it was not started again"
 
 
 def test_the_example_of_the_page_runs(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ class Timing:
 
     Attributes:
       rows: training rows of the run so far; counted by the loop.
-      steps: likewise all steps.
+      steps: likewise all steps; see `begin_steps`.
       on_phase: called with the category that time goes to from now on, or "host"; None for no call.
       inner_secs: the seconds of other runs inside of this run, such as an `evaluate` that a callback calls; counted by
         the outer run, and in some category too.
@@ -45,6 +45,16 @@ class Timing:
         self._open: list[str] = []
         self._since = self._begin
         self._end: float | None = None
+
+    def begin_steps(self, count: int) -> None:
+        """Counts steps that are about to begin, and tells so who watches the run, as they may hang."""
+        self.steps += count
+        self.tell(self._open[-1] if self._open else "host")
+
+    def tell(self, phase: str) -> None:
+        """Tells who watches the run what it does until the next measurement begins or ends."""
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def measure(self, category: str) -> _Measurement:
         """Returns a context manager whose block counts for `category`, one of `CATEGORIES`."""

@@ -89,7 +89,9 @@ def fit(
             while run.epoch < epochs and not run.is_over:
                 epoch = run.epoch
                 if run.batch == 0:
-                    if reader.ran_out():
+                    ran_out = reader.ran_out()
+                    _agree_on_batches(train, {"has run out of data": str(ran_out)})
+                    if ran_out:
                         break
                     with timing.measure("callbacks"):
                         callbacks.on_epoch_begin(epoch)
@@ -153,7 +155,7 @@ def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> I
                 executable = inputs.phase.executable(
                     model.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
                 outputs = executable(model.state.current)
-                timing.steps += group.count
+                timing.begin_steps(group.count)
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(model, callbacks, group, outputs)
                 ahead.append((group, outputs, count))
@@ -258,9 +260,23 @@ def _run_epoch(
                 callbacks.on_execution_end(kind, last, logs)
             if reached is not None:
                 reached(last + 1, running, group.resume_token)
+            batch = last + 1
             if _stops(model, kind, agrees):
                 break
+    _agree_on_batches(inputs, {"batches of the epoch": str(batch)})
     return running
+
+
+def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> None:
+    """Raises ClusterError in all processes if pipelines of theirs have not come equally far.
+
+    Before anything else runs over the devices of all: a process with further batches waits there for those without.
+    """
+    model, timing = inputs.model, inputs.timing
+    if model.strategy.spans_processes and inputs.reader.arrays is None:
+        with timing.measure("device"):
+            timing.tell("agreement")
+            model.strategy.process_group.assert_consistent("data", lambda: description)
 
 
 def _executions(
@@ -300,7 +316,7 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
     executable = inputs.phase.executable(
         held.state_or_shapes, running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
     present = held.current  # its weights may still have been made during the compilation
-    timing.steps += stop - start
+    timing.begin_steps(stop - start)
     if inputs.kind == "test":
         return executable(present, running)
     # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.

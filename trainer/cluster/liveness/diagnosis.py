@@ -12,12 +12,15 @@ from typing import NamedTuple
 from trainer.cluster.description.process_names import process_name
 
 # What a process does by its report. All else, such as "data", is work of its own.
-WAITING = {"device"}  # for the result of an execution, so for all processes
-MAYBE_WAITING = {"device", "host"}  # "host" starts executions, and CPUs run collectives in the call
+AGREEMENT = "agreement"  # with all processes, at the end of an epoch, on what comes next
+WAITING = {"device", AGREEMENT}  # for the result of an execution, so for all processes
+MAYBE_WAITING = {"device", "host", AGREEMENT}  # "host" starts executions, and CPUs run collectives in the call
 OUTSIDE = {"idle", "stopped"}  # of any run: what comes next is unknown, so that there is no limit unless awaited
 PATIENT = {"compile", "checkpoint", "idle"}  # may take `PATIENCE` times as long
 PATIENCE = 10.0
 
+_DIFFERENT_EPOCHS = ("The data of all processes must have the same number of batches, and callbacks must stop all "
+                     "processes alike. To start again would not help.")
 _HEARTBEATS_PER_TIMEOUT = 16
 _MAX_HEARTBEAT_SECS = 5.0
 
@@ -102,7 +105,8 @@ def diagnose(
     is lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when
     all have begun, and none has moved for `timeout_secs`, or a process waits for its device so long. The cause is then
     a process that does work of its own, such as "data", or else a process that compiles, saves or is between two runs,
-    or else one that may be waiting itself; among several the one of the lowest step. A process that saves waits too,
+    or else one that may be waiting itself; among several the one of the lowest step. Where all wait, but an epoch has
+    ended in some processes and goes on in others, the data differ. A process that saves waits too,
     once another process has left. While a process compiles, saves or is between two runs, it has `PATIENCE` times as
     long, and so have those that wait for it.
 
@@ -163,6 +167,8 @@ def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     waiting = [worker for worker, process in still.items() if process.report.phase in waits]
     maybe_waiting = [worker for worker, process in still.items() if process.report.phase in MAYBE_WAITING]
     if len(still) == len(seen):
+        if (text := _different_epochs(still)) is not None:
+            return text
         suspects = set(still) - set(waiting)
         places = {(process.report.step, process.report.phase) for process in still.values()}
         if not suspects or (len(maybe_waiting) == len(still) > 1 and len(places) == 1):
@@ -187,6 +193,24 @@ def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     if others:
         text += f", while {process_name(others[0])} waits ({still[others[0]]})"
     return f"{text}."
+
+
+def _different_epochs(still: Mapping[int, Seen]) -> str | None:
+    """Returns the diagnosis of epochs that have ended in some processes, while others have begun further steps."""
+    if any(process.report.phase not in MAYBE_WAITING for process in still.values()):
+        return None
+    step, worker = min((process.report.step, worker) for worker, process in still.items())
+    ahead = [other for other, process in still.items() if process.report.step > step]
+    if still[worker].report.phase != AGREEMENT or not ahead:
+        return None
+    return (f"an epoch has ended in {process_name(worker)} after step {step}, while {process_name(ahead[0])} has begun "
+            f"step {still[ahead[0]].report.step} of it with further batches: the data of {process_name(worker)} have "
+            f"ended early, or a callback has stopped it alone. {_DIFFERENT_EPOCHS}")
+
+
+def is_repeated(diagnosis: str) -> bool:
+    """Returns whether the same would happen if the job was started again."""
+    return diagnosis.endswith(_DIFFERENT_EPOCHS)
 
 
 def _all_wait(still: Mapping[int, Seen]) -> str:

@@ -31,10 +31,10 @@ import jax
 
 from trainer.cluster.description.cluster_description import split_address
 from trainer.cluster.description.process_names import process_name
-from trainer.cluster.liveness.diagnosis import Observer, Report, diagnose, ended, heartbeat_secs, lost
+from trainer.cluster.liveness.diagnosis import Observer, Report, diagnose, ended, heartbeat_secs, is_repeated, lost
 from trainer.cluster.liveness.key_value_store import Store, coordinator_address, jax_store
 from trainer.cluster.liveness.peer_connections import PeerConnections
-from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, end_process
+from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, REFUSED, end_process
 from trainer.core.arguments import require
 
 _MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the diagnosis to get around
@@ -119,8 +119,8 @@ class Watchdog:
         Args:
           step: how many steps were begun; the same in all processes that are equally far, and never less than before.
           phase: what the thread does from now on: "device" if it waits for a result, "host" if it starts executions,
-            "compile", "checkpoint", "idle" between two runs, or any other word for work of its own, such as "data" or
-            "callbacks".
+            "agreement" if it waits for the others at the end of an epoch, "compile", "checkpoint", "idle" between two
+            runs, or any other word for work of its own, such as "data" or "callbacks".
         """
         self._now = (self._now[0] + 1, step, phase)
 
@@ -273,6 +273,7 @@ class Watchdog:
         if self._peers is not None:
             self._peers.leave(text)
         end_process(text, f"{self._name} ends at step {self._now[1]}", linger, patience_secs + _LINGER_SECS,
+                    REFUSED if is_repeated(text) else PEER_LOST,
                     place="after the error above.\n" if self._has_failed else None)
 
     def _all_others_leave(self) -> bool:
