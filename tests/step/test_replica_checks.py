@@ -66,6 +66,17 @@ class Stepping(trainer.Model):
         return {"loss": loss}, state.apply_gradients(grads, model_state=model_state)
 
 
+class Summed(trainer.Model):
+    def train_step(self, state, batch):
+        x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+
+        def loss_fn(params):
+            return self.compute_loss(x, y, self.apply(params, state, x, training=True)[0], None)
+
+        loss, grads = jax.value_and_grad(loss_fn)(state.params)
+        return {"loss": loss}, state.apply_gradients(grads, reduce="sum")
+
+
 class SteppingContrastive(Stepping):
     def loss_of(self, y, y_pred):
         return contrastive(y_pred)
@@ -84,7 +95,8 @@ class SteppingByRow(Stepping):
 
 
 @pytest.mark.parametrize(("make", "named"), [
-    (Contrastive, "compute_loss"), (SumOfRows, "compute_loss"), (SteppingContrastive, "train_step")])
+    (Contrastive, "compute_loss"), (SumOfRows, "compute_loss"), (SteppingContrastive, "train_step"),
+    (Summed, "train_step")])
 def test_a_loss_that_is_no_mean_over_rows_is_refused(make, named):
     fit(make, 1)
     with pytest.raises(ValueError, match=rf"`{named}` has other numbers on 4 replicas.*on_global_batch.*all_gather"):

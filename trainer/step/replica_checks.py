@@ -40,7 +40,7 @@ class _Recording(ReplicaContext):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.is_random = False
-        self.gradients: list[Any] = []
+        self.gradients: list[tuple[ReduceOp | str | None, Any]] = []
 
     @property
     def replica_id_in_sync_group(self) -> Any:
@@ -48,8 +48,9 @@ class _Recording(ReplicaContext):
         return super().replica_id_in_sync_group
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
-        self.gradients.append(super().reduce_gradients(reduce_op, grads))
-        return self.gradients[-1]
+        reduced = super().reduce_gradients(reduce_op, grads)
+        self.gradients.append((reduce_op, reduced))
+        return reduced
 
     def update(
         self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
@@ -78,7 +79,7 @@ def some_rows(batch: Any, replicas: int) -> Any | None:
 
 
 def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float) -> None:
-    """Raises ValueError if a step has other logs on several replicas than on one; without logs, other gradients.
+    """Raises ValueError if a step has other logs on several replicas than on one, or reduces to other gradients.
 
     Args:
       name: what the message calls it.
@@ -128,7 +129,7 @@ def check_state_reduction(
 
 
 def check_padding(name: str, step: Callable[..., Any], state: TrainState | None, batch: Any) -> None:
-    """Raises ValueError if the logs of a step, or without logs its gradients, depend on rows that only pad a batch.
+    """Raises ValueError if the logs of a step, or what it reduces gradients to, depend on rows that only pad a batch.
 
     Args:
       name: what the message calls it.
@@ -193,10 +194,11 @@ def _outcome(name: str, step: Callable[..., Any], state: TrainState, context: _R
         is_metric = isinstance(value, MetricValue)
         found[f"what the metric of the log {log!r} has accumulated" if is_metric else f"the log {log!r}"] = (
             jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in value.variables]) if is_metric else value)
-    if not found:  # The compiler drops what is not asked for, and gradients are most of a step.
-        found = {f"the gradient of {path!r}": leaf
-                 for grads in context.gradients for path, leaf in named_leaves(grads).items()}
-    return found
+    # The mean of gradients is right where the mean of losses is. The compiler drops them then: they are most of a step.
+    gradients = [grads for op, grads in context.gradients
+                 if not merged or op is None or ReduceOp.of(op) is not ReduceOp.MEAN]
+    return {**found, **{f"the gradient of {path!r}": leaf
+                        for grads in gradients for path, leaf in named_leaves(grads).items()}}
 
 
 def _is_close(expected: Any, found: Any, rtol: float) -> bool:
