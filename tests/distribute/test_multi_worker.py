@@ -96,7 +96,7 @@ x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 y = x.sum(1, keepdims=True)
 strategy = trainer.distribute.MultiWorkerMirroredStrategy()
 with strategy.scope():
-    model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2, deterministic=False), nn.Dense(1)])
+    model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2), nn.Dense(1)])
     model.compile("adam", "mse")
 history = model.fit(x, y, epochs=3, batch_size=8, verbose=0, validation_split=0.2, callbacks=[
     cb.BackupAndRestore("backup", 2), cb.Callback()])

@@ -24,7 +24,7 @@ from trainer import callbacks
 x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)  # a last batch of 2 rows
 strategy = trainer.distribute.MultiWorkerMirroredStrategy()
 with strategy.scope():
-    model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2, deterministic=False), nn.Dense(1)])
+    model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2), nn.Dense(1)])
     model.compile("adam", "mse", steps_per_execution=1)
 class Pause(callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):

@@ -23,7 +23,7 @@ VALIDATION = X[:20], Y[:20]
 
 
 def make_model():
-    model = trainer.Model(nn.Sequential([nn.Dense(8), nn.Dropout(0.2, deterministic=False), nn.Dense(3)]), seed=3)
+    model = trainer.Model(nn.Sequential([nn.Dense(8), nn.Dropout(0.2), nn.Dense(3)]), seed=3)
     model.compile(trainer.optimizers.Adam(0.02), logits_loss(), metrics=["accuracy"])
     return model
 

@@ -99,7 +99,7 @@ def test_stop_training_ends_fit_after_the_batch():
 
 
 def test_initial_epoch_and_steps_per_epoch_count_as_in_keras():
-    x, y, _ = classification(40)
+    x, y, _ = classification(48)
     model = compiled()
     history = model.fit(x, y, batch_size=8, initial_epoch=2, epochs=5, steps_per_epoch=3, verbose=0)
     assert history.epoch == [2, 3, 4] and int(model.state.step) == 9

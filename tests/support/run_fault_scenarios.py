@@ -93,7 +93,7 @@ class Strikes(cb.Callback):
 options = trainer.distribute.CommunicationOptions(timeout_seconds={TIMEOUT_SECS})
 strategy = trainer.distribute.MultiWorkerMirroredStrategy(options)
 with strategy.scope():
-    model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2, deterministic=False), nn.Dense(1)])
+    model = trainer.Sequential([nn.Dense(8), nn.Dropout(0.2), nn.Dense(1)])
     model.compile(trainer.optimizers.SGD(0.01, momentum=0.9), "mse", steps_per_execution=1)
 strikes = Strikes()
 history = model.fit(batches(), epochs={EPOCHS}, steps_per_epoch={STEPS}, verbose=0, callbacks=[
