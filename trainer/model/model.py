@@ -2,8 +2,7 @@
 
 Owns the public surface alone: compiling and running here, the steps that a subclass may override in
 `overridable_steps.py`, state and weights in `stateful_model.py`. What a model holds does the work: its state
-(`state_holder.py`), what `compile` made of its arguments (`configuration.py`), the clock of its runs. The loop gets
-these as a `LoopModel`.
+(`state_holder.py`), what `compile` made of its arguments (`configuration.py`), the clock of its runs.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from trainer.callbacks import CallbackList, History
+from trainer.compile.script_mesh import hiding_script_mesh
 from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
@@ -30,6 +30,7 @@ from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
 
 
+@hiding_script_mesh
 class Model(StatefulModel):
     """Trains, evaluates and predicts with a Flax module, on the devices of the strategy in scope.
 
@@ -483,8 +484,7 @@ class Sequential(Model):
 
     Args:
       layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`.
-      seed: as in `Model`.
-      name: as in `Model`.
+      seed, name: as in `Model`.
 
     Attributes:
       layers: the layers as they were given.

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.compile.script_mesh import hiding_script_mesh
 from trainer.core import arguments, trace_purity
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
@@ -40,6 +41,7 @@ def _some_rows(sample: ArrayTree) -> Batch:
     return first_rows(as_batch(pack_x_y_sample_weight(sample)))
 
 
+@hiding_script_mesh
 class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 
