@@ -71,6 +71,17 @@ class CompiledMetrics(trainer.Model):
         return {metric.name: metric.result() for metric in self.metrics}, state
 
 
+class ByComputeMetrics(trainer.Model):
+    """Updates the metrics of `compile` by `compute_metrics`, and asks the objects for their results."""
+
+    def train_step(self, state, batch):
+        loss, y, y_pred, state = gradients(self, state, batch)
+        self.compute_metrics(None, y, y_pred, None)
+        tracker, compiled = self.metrics
+        tracker.update_state(loss)
+        return {"loss": tracker.result(), **compiled.result()}, state
+
+
 class InTheLoss(trainer.Model):
     """As in the docstring of Keras's `compute_loss`."""
 
@@ -96,7 +107,7 @@ def fit(make, replicas, batch_size=16, **options):
 # The last batch has 5 rows, which two replicas compute whole; of 23, it has 7, which pad.
 @pytest.mark.parametrize(("replicas", "options"), [
     (2, {}), (4, {}), (4, {"batch_size": 23}), (1, {"run_eagerly": True})])
-@pytest.mark.parametrize("make", [Trackers, CompiledMetrics, InTheLoss])
+@pytest.mark.parametrize("make", [Trackers, CompiledMetrics, ByComputeMetrics, InTheLoss])
 def test_metrics_of_a_step_have_one_devices_numbers(make, replicas, options):
     one = fit(make, 1, **{"batch_size": 16, **options, "run_eagerly": False})
     other = fit(make, replicas, **options)
@@ -178,7 +189,7 @@ def test_a_metric_gets_no_weights_that_the_user_has_not_passed(batch_size):
     assert counted(4) == counted(1)
 
 
-def refused(message, step):
+def refused(message, step, error=TypeError):
     class Refused(Trackers):
         def train_step(self, state, batch):
             loss, y, y_pred, state = gradients(self, state, batch)
@@ -186,7 +197,7 @@ def refused(message, step):
 
     model = Refused(nn.Dense(1))
     model.compile("sgd", "mse")
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(error, match=message):
         model.fit(X, Y, verbose=0)
 
 
@@ -196,6 +207,10 @@ def test_a_result_is_no_number_in_a_step():
         return 2 * model.loss_tracker.result()
 
     refused("metric 'loss' is used as a number in a step.*return it as a log", doubled)
+
+
+def test_the_result_of_a_metric_that_a_step_has_not_updated_is_refused():
+    refused("result of the metric 'mae', which it has not updated", lambda model, *_: model.mae.result(), ValueError)
 
 
 def test_a_step_does_not_reset_metrics():

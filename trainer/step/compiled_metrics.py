@@ -14,7 +14,7 @@ from trainer.metrics.base import MetricValue
 from trainer.metrics.registry import check
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.output_matching import match_arrays, match_choices, output_names
-from trainer.step.step_metrics import updated
+from trainer.step.step_metrics import computed, updated
 
 
 class _Entry(NamedTuple):
@@ -77,8 +77,8 @@ class CompiledMetrics:
         Raises:
           ValueError: if a name is unknown, or targets and outputs do not fit a metric.
         """
-        return {entry.log_name: MetricValue(updated(entry.metric, entry.metric.stateless_reset_state(), *arguments),
-                                            entry.metric)
+        return {entry.log_name: computed(MetricValue(
+                    updated(entry.metric, entry.metric.stateless_reset_state(), *arguments), entry.metric))
                 for entry, arguments in self.matched(y, outputs, sample_weight)}
 
     def matched(self, y: Any, outputs: Any, sample_weight: Any = None) -> list[tuple[_Entry, tuple[Any, ...]]]:

@@ -27,6 +27,8 @@ class TracedMetrics:
 
     def __init__(self) -> None:
         self._values: dict[int, MetricValue] = {}
+        self._computed: dict[int, MetricValue] = {}
+        self._asked: set[int] = set()
         self._trace = get_opaque_trace_state(convention="flax")
 
     @property
@@ -42,7 +44,12 @@ class TracedMetrics:
 
     def result(self, metric: Metric) -> MetricValue:
         """Returns the accumulators of a metric, which `finished` brings up to date."""
+        self._asked.add(id(metric))
         return MetricValue(self._variables(metric), metric)
+
+    def computed(self, value: MetricValue) -> None:
+        """Notes what `Model.compute_metrics` has made of a metric of `compile`, which is its result then."""
+        self._computed[id(value.metric)] = value
 
     def reset_state(self, metric: Metric) -> None:
         """Raises TypeError: metrics begin again with each epoch."""
@@ -50,14 +57,28 @@ class TracedMetrics:
                         "each epoch: leave `reset_state()` out.")
 
     def finished(self, logs: Any) -> Any:
-        """Returns a step's logs with all that their metrics accumulated, also after `result` was called."""
+        """Returns a step's logs with all that their metrics accumulated, also after `result` was called.
+
+        Raises:
+          ValueError: if a log is the result of a metric that the step has not updated: it would be 0 for ever.
+        """
         if isinstance(logs, Mapping):  # `jax.tree.map` would sort them
             return {name: self.finished(value) for name, value in logs.items()}
-        return self._values.get(id(logs.metric), logs) if isinstance(logs, MetricValue) else logs
+        if not isinstance(logs, MetricValue):
+            return logs
+        key = id(logs.metric)
+        if key not in self._asked:
+            return logs
+        value = self._values.get(key, self._computed.get(key))
+        if value is None:
+            raise ValueError(f"The step returns the result of the metric {logs.metric.name!r}, which it has not "
+                             "updated. Call its `update_state` in the step, or leave it out of the logs.")
+        return value
 
     def _variables(self, metric: Metric, *args: Any) -> list[jax.Array]:
-        if id(metric) in self._values:
-            return self._values[id(metric)].variables
+        value = self._values.get(id(metric), self._computed.get(id(metric)))
+        if value is not None:
+            return value.variables
         if len(args) > 1:
             with jax.ensure_compile_time_eval():
                 metric.build(*args[:2])
@@ -102,6 +123,14 @@ def add(values: list[MetricValue]) -> None:
             metrics._check_trace(metric)
             metrics._values[id(metric)] = MetricValue(
                 metric.merge_variables(metrics._variables(metric), value.variables), metric)
+
+
+def computed(value: MetricValue) -> MetricValue:
+    """Returns what `compute_metrics` has made of a metric, which is the metric's result in the step being traced."""
+    metrics = step_metrics()
+    if isinstance(metrics, TracedMetrics):
+        metrics.computed(value)
+    return value
 
 
 def results() -> dict[str, MetricValue]:
