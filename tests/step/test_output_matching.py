@@ -5,12 +5,15 @@ import typing
 
 import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
 import trainer
-from trainer.step.output_matching import match_arrays, output_names
+from tests.support.networks import mirrored
+from trainer.step.output_matching import match_arrays, match_choices, output_names
 
 A, B, C = (np.full(2, value) for value in range(3))
 
@@ -73,6 +76,91 @@ def test_each_output_gets_its_own_target(values, outputs, expected):
 def test_targets_of_other_names_or_without_are_refused(values, outputs):
     with pytest.raises(ValueError, match="`y` must have one array per output"):
         match_arrays("y", values, outputs)
+
+
+@pytest.mark.parametrize(("values", "wanted", "expected"), [
+    (A, [True, False], [0, None]),
+    (B, [False, True], [None, 1]),
+    ([B], [False, True], [None, 1]),
+    ((A, C), [True, False, True], [0, None, 2]),
+    ((A, B), [True, False], [0, 1]),
+])
+def test_targets_alone_are_those_of_the_outputs_that_need_some(values, wanted, expected):
+    matched = match_arrays("y", values, (A,) * len(wanted), wanted=wanted)
+    assert [None if value is None else int(value[0]) for value in matched] == expected
+
+
+@pytest.mark.parametrize(("values", "wanted"), [(A, [True, True]), ((A, B), [False, True, False]), ({"a": A}, [True])])
+def test_more_or_fewer_targets_than_outputs_that_need_some_are_refused(values, wanted):
+    with pytest.raises(ValueError, match="`y` must have one array per output"):
+        match_arrays("y", values, tuple(np.ones(2) for _ in range(max(len(wanted), 2))), wanted=wanted)
+
+
+@pytest.mark.parametrize(("choices", "expected"), [
+    (["mse", "mae"], ["mse", "mse", "mae"]),
+    ([{"k": "mse"}, "mae"], ["mse", None, "mae"]),
+    ({"output_1": {"l": "mse"}}, [None, "mse", None]),
+    ({"output_1/l": "mse", "output_2": "mae"}, [None, "mse", "mae"]),
+    (["mse", None, "mae"], ["mse", None, "mae"]),
+])
+def test_losses_of_nested_outputs_may_be_nested(choices, expected):
+    assert match_choices("loss", choices, ({"k": A, "l": B}, C), lambda choices, number: True) == expected
+
+
+class WithAuxiliaryLoss(nn.Module):
+    """As mixtures of experts have one."""
+
+    @nn.compact
+    def __call__(self, x):
+        logits = nn.Dense(1)(x)
+        return logits, jnp.square(logits).mean()
+
+
+class AddsAuxiliaryLoss(trainer.Model):
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        outputs, auxiliary = y_pred
+        return super().compute_loss(x, y, outputs, sample_weight) + 0.1 * auxiliary
+
+
+def fitted_with_auxiliary_loss(replicas, rows, model_class=AddsAuxiliaryLoss, **compiled):
+    x, y = np.split(np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32), [3], axis=1)
+    with mirrored(replicas).scope():
+        model = model_class(WithAuxiliaryLoss())
+        model.compile(optax.sgd(0.1), **compiled)
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return {**history, **model.evaluate(x, y, batch_size=8, verbose=0)}, model, x
+
+
+@pytest.mark.parametrize(("model_class", "compiled"), [
+    (trainer.Model, {"loss": ["mse", None], "metrics": [["mae"], None]}),
+    (AddsAuxiliaryLoss, {"loss": "mse", "metrics": {"output_1": ["mae"]}}),
+])
+def test_a_scalar_among_the_outputs_may_be_part_of_the_loss(model_class, compiled):
+    (one, _, _), (four, _, _) = (
+        fitted_with_auxiliary_loss(replicas, 18, model_class, **compiled) for replicas in (1, 4))
+    assert set(one) == {"loss", "output_1_mae"}
+    assert one.keys() == four.keys()
+    for name, values in one.items():
+        np.testing.assert_allclose(four[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_a_scalar_output_that_counts_padding_is_refused():
+    with pytest.raises(ValueError, match="`compute_loss` counts rows that only pad a batch"):
+        fitted_with_auxiliary_loss(4, 14, loss="mse")
+
+
+def test_a_loss_of_a_scalar_output_alone_is_refused_where_rows_are_split():
+    def itself(y_true, y_pred):
+        return y_pred
+
+    with pytest.raises(ValueError, match="'itself' is of an output that is a scalar.*super"):
+        fitted_with_auxiliary_loss(4, 16, trainer.Model, loss=[None, itself])
+
+
+def test_a_scalar_output_has_no_predictions():
+    _, model, x = fitted_with_auxiliary_loss(1, 8, trainer.Model, loss=["mse", None])
+    with pytest.raises(ValueError, match=r"of which 'output_2' does not, for 8 rows.*predict_step"):
+        model.predict(x, verbose=0)
 
 
 @pytest.mark.parametrize("container", [Pair, Struct])

@@ -187,9 +187,8 @@ class LoopModel:
             rtol = 1e-3 if options.policy is None else 3e-2
             if rows is not None:
                 replica_checks.check_step(tried, step, state, rows, simulated, rtol)
-            if changed != ["compute_loss"]:  # which is looked after by itself; see `output_checks`
-                phase.before_padding = lambda: replica_checks.check_padding(
-                    tried, step, self._state_here(), first_rows(batch))
+            phase.before_padding = lambda: replica_checks.check_padding(
+                tried, step, self._state_here(), first_rows(batch))
         if kind == "train" and rows is not None and not self._module.names:
             is_known = self._module.is_batch_statistic
             if not all(is_known(path) for path in named_leaves(state.model_state)):

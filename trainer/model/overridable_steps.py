@@ -78,7 +78,8 @@ class OverridableSteps:
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
         """Returns the logs of the compiled metrics for this replica's rows, and the loss of each of several outputs."""
         loss, logs = self._configuration.loss, {}
-        if loss.is_given and len(jax.tree.leaves(y_pred)) > 1:
+        picks = bool(loss.per_output) and not loss.is_of(y_pred)  # as an overridden `compute_loss` may, of the outputs
+        if loss.is_given and not picks and len(jax.tree.leaves(y_pred)) > 1:
             losses = loss.values(y, y_pred, sample_weight)
             if len(losses) > 1:
                 logs = {f"{name}_loss": value for name, value in losses.items()}

@@ -84,6 +84,15 @@ class CompiledLoss:
         return plain(self._choices) if self._weights is None else [plain(self._choices), plain(self._weights)]
 
     @property
+    def wanted(self) -> list[bool]:
+        """Whether each output has a loss, and so needs targets; empty before the first batch."""
+        return [entry.loss is not None for entry in self.per_output]
+
+    def is_of(self, outputs: Any) -> bool:
+        """Returns whether the losses were matched to such outputs; an overridden `compute_loss` may pick some."""
+        return bool(self.per_output) and jax.tree.structure(self.outputs) == jax.tree.structure(outputs)
+
+    @property
     def expects_probabilities(self) -> bool:
         """Whether the loss of some output does, as far as a first batch has shown."""
         return any(entry.loss is not None and entry.loss.expects_probabilities for entry in self.per_output)
@@ -108,11 +117,11 @@ class CompiledLoss:
         if y is None:
             raise ValueError("The loss needs targets, but `y` was not given. Pass `fit(x, y)`, or batches `(x, y)`.")
         outputs_list, rows = jax.tree.leaves(outputs), get_replica_context().rows
-        targets = match_arrays("y", y, outputs)
-        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
         if not self.per_output:
             self.per_output = self._matched(outputs)
             self.outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), outputs)
+        targets = match_arrays("y", y, outputs, wanted=self.wanted)
+        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=self.wanted)
         values = {}
         for entry, target, output, weight in zip(self.per_output, targets, outputs_list, weights, strict=True):
             if entry.loss is None:
@@ -132,8 +141,8 @@ class CompiledLoss:
         return sum(weighted, start=jnp.zeros((), jnp.float32))
 
     def _matched(self, outputs: Any) -> list[OutputLoss]:
-        chosen = match_choices("loss", self._choices, outputs, lambda choices: True)
-        factors = match_choices("loss_weights", self._weights, outputs, lambda choices: True)
+        chosen = match_choices("loss", self._choices, outputs, lambda choices, number: True)
+        factors = match_choices("loss_weights", self._weights, outputs, lambda choices, number: True)
         leaves = jax.tree.leaves(outputs)
         return [
             OutputLoss(name, loss, factor, tuple(leaf.shape))

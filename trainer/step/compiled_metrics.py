@@ -85,8 +85,9 @@ class CompiledMetrics:
         """Returns each metric with the arguments of its update; see `values`."""
         if not self._plain and not self._weighted:
             return []
-        targets = match_arrays("y", y, outputs)
-        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True)
+        wanted = self.wanted(outputs)
+        targets = match_arrays("y", y, outputs, wanted=wanted)
+        weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=wanted)
         predictions = jax.tree.leaves(outputs)
         if self._entries is None:
             # Metrics make their accumulators as they are built: concrete arrays, also when a step is being traced.
@@ -101,15 +102,24 @@ class CompiledMetrics:
             matched.append((entry, arguments))
         return matched
 
+    def wanted(self, outputs: Any) -> list[bool]:
+        """Returns which outputs need targets: those that have a loss, or a metric where the losses are not for them."""
+        if self._loss is not None and self._loss.is_of(outputs):
+            return self._loss.wanted
+        return [any(each) for each in zip(*(per_output for _, per_output in self._chosen(outputs)), strict=True)]
+
+    def _chosen(self, outputs: Any) -> Iterator[tuple[bool, list[Any]]]:
+        """Yields the metrics of each output: first those that ignore weights, then those that use them."""
+        for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
+            yield weighted, match_choices(argument, given, outputs, lambda choices, number: 1 < number == len(choices))
+
     def _match(self, targets: list[Any], outputs: Any) -> list[_Entry]:
         names, predictions = output_names(outputs), jax.tree.leaves(outputs)
         losses = [entry.loss for entry in self._loss.per_output] if self._loss else []
         entries: list[_Entry] = []
         # The logs of the losses: a metric of a function called `loss` must not replace them.
         taken = {"loss", *(f"{name}_loss" for name in names)}
-        for weighted, given, argument in ((False, self._plain, "metrics"), (True, self._weighted, "weighted_metrics")):
-            per_output = match_choices(
-                argument, given, outputs, lambda choices: len(names) > 1 and len(choices) == len(names))
+        for weighted, per_output in self._chosen(outputs):
             for index, (output_name, chosen) in enumerate(zip(names, per_output, strict=True)):
                 if chosen is None:
                     continue

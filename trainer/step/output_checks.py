@@ -114,7 +114,7 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
     """
     if y is None or not any(loss is not None and loss.sparse_labels for _, loss, _, _ in compiled_loss.per_output):
         return
-    targets = match_arrays("y", y, compiled_loss.outputs)
+    targets = match_arrays("y", y, compiled_loss.outputs, wanted=compiled_loss.wanted)
     for (_, loss, _, shape), labels in zip(compiled_loss.per_output, targets, strict=True):
         if loss is None or not loss.sparse_labels or labels is None:
             continue
@@ -145,8 +145,9 @@ def check_outputs(
     if not _need_outputs(compiled_loss, compiled_metrics, is_split):
         return
     outputs = compute()
-    _check_probabilities(compiled_loss, compiled_metrics, outputs)
-    if is_split:
+    losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of those that an overridden `compute_loss` has picked
+    _check_probabilities(compiled_loss if losses_are_of_outputs else None, compiled_metrics, outputs)
+    if is_split and losses_are_of_outputs:
         _check_means_over_rows(compiled_loss, y, outputs)
     _check_metrics(compiled_metrics, y, outputs)
 
@@ -157,16 +158,16 @@ def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics
                    for metric in compiled_metrics.metrics))
 
 
-def _check_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
+def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
     """Raises ValueError if outputs that a loss or a metric takes for probabilities lie outside of [0, 1].
 
     Args:
-      compiled_loss: the losses, matched to the model's outputs.
+      compiled_loss: the losses, matched to the model's outputs; None if they are not for these.
       compiled_metrics: the metrics, likewise.
       outputs: the model's outputs for some rows.
     """
     leaves = jax.tree.leaves(outputs)
-    taking = [("loss", loss.name, output) for (_, loss, _, _), output in zip(
+    taking = [] if compiled_loss is None else [("loss", loss.name, output) for (_, loss, _, _), output in zip(
         compiled_loss.per_output, leaves, strict=True) if loss is not None and loss.expects_probabilities]
     taking += [("metric", metric.name, leaves[output]) for metric, output in compiled_metrics.per_output
                if _takes_probabilities(metric)]
@@ -189,11 +190,16 @@ def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) ->
       y: targets of some rows.
       outputs: the model's outputs for these rows.
     """
-    targets = match_arrays("y", y, compiled_loss.outputs)
+    targets = match_arrays("y", y, compiled_loss.outputs, wanted=compiled_loss.wanted)
     for (_, loss, _, _), target, output in zip(
             compiled_loss.per_output, targets, jax.tree.leaves(outputs), strict=True):
         if loss is None or isinstance(loss, BuiltinLoss) or target is None:
             continue
+        if output.ndim == 0:
+            raise ValueError(
+                f"The loss {loss.name!r} is of an output that is a scalar, which each replica or microbatch computes "
+                "from its rows alone. Override `compute_loss`, and return `super().compute_loss(...)` of the other "
+                "outputs plus the scalar: what it is on several replicas is compared there.")
         differs = _differs_from_mean(loss.values, target, output, is_sum=loss.reduction == "sum")
         if differs:
             raise ValueError(
@@ -212,7 +218,10 @@ def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> N
       y: targets of some rows.
       outputs: the model's outputs for these rows.
     """
-    targets, predictions = match_arrays("y", y, outputs), jax.tree.leaves(outputs)
+    if not compiled_metrics.is_given:
+        return
+    targets = match_arrays("y", y, outputs, wanted=compiled_metrics.wanted(outputs))
+    predictions = jax.tree.leaves(outputs)
     for metric, number in compiled_metrics.per_output:
         rows = targets[number], predictions[number]
         if rows[0] is None:

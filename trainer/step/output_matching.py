@@ -50,11 +50,17 @@ def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
       rows: how many rows the batch has, or this replica's part of it.
       fix: what to do about it.
     """
+    names = output_names(outputs)
+    wrong = [repr(name) for name, leaf in zip(names, jax.tree.leaves(outputs), strict=True)
+             if np.shape(leaf)[:1] != (rows,)]
+    named = f", of which {', '.join(wrong)} {'does' if len(wrong) == 1 else 'do'} not," if len(names) > 1 else ""
     return ValueError("The outputs of the model must have the rows of the batch as their first axis. "
-                      f"Received: {errors.describe(outputs)} for {rows} rows. {fix}")
+                      f"Received: {errors.describe(outputs)}{named} for {rows} rows. {fix}")
 
 
-def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = False) -> list[Any]:
+def match_arrays(
+    argument: str, values: Any, outputs: Any, may_repeat: bool = False, wanted: Sequence[bool] = ()
+) -> list[Any]:
     """Returns the leaf of `values` that belongs to each output, None where there is none.
 
     Args:
@@ -62,11 +68,15 @@ def match_arrays(argument: str, values: Any, outputs: Any, may_repeat: bool = Fa
       values: one array, or a tree like `outputs`, or a dict with some of its keys or of its outputs' names.
       outputs: the model's outputs.
       may_repeat: whether one array serves all outputs.
+      wanted: which outputs need a value. One array, or a list of them, that fits the outputs in no other way, is for
+        those, as in Keras.
 
     Raises:
       ValueError: if the structures do not fit.
     """
     matched = _matched(values, outputs, may_repeat)
+    if matched is None and len(wanted) == len(output_names(outputs)):
+        matched = _spread(values, wanted)
     if matched is None:
         both = "y_true and y_pred have different structures.\n" if argument == "y" else ""
         names = output_names(outputs)
@@ -106,27 +116,44 @@ def _joined(pairs: list[tuple[Any, Any]], may_repeat: bool) -> list[Any] | None:
     return None if any(part is None for part in parts) else [leaf for part in parts for leaf in part or ()]
 
 
+def _spread(values: Any, wanted: Sequence[bool]) -> list[Any] | None:
+    leaves = jax.tree.leaves(values)
+    if len(leaves) != sum(wanted) or _has_keys(values):
+        return None
+    remaining = iter(leaves)
+    return [next(remaining) if is_wanted else None for is_wanted in wanted]
+
+
 def _has_keys(tree: Any) -> bool:
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return any(isinstance(entry, jax.tree_util.DictKey) for path, _ in paths for entry in path)
 
 
 def match_choices(
-    argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any]], bool]
+    argument: str, choices: Any, outputs: Any, is_list_per_output: Callable[[Sequence[Any], int], bool]
 ) -> list[Any]:
     """Returns the loss, weight or metrics that belong to each output, None where there is none.
 
     Args:
       argument: the name of the argument, for error messages.
-      choices: one choice for all outputs, a dict by output name, or a list with one per output.
+      choices: one choice for all outputs, a dict by output name, or a list with one per output. Those of outputs that
+        are nested may be nested likewise.
       outputs: the model's outputs.
-      is_list_per_output: tells whether a list holds one choice per output.
+      is_list_per_output: tells whether a list holds one choice for each of so many outputs.
 
     Raises:
       KeyError: if a dict names an output that the model does not have.
       ValueError: if a list has another length than the outputs.
     """
-    names = output_names(outputs)
+    names, children = output_names(outputs), _children(outputs)
+    is_per_output = isinstance(choices, (list, tuple)) and is_list_per_output(choices, len(names))
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(choices, Mapping) and set(choices) <= set(children):
+        pairs = [(choices.get(name), child) for name, child in children.items()]
+    elif is_per_output and isinstance(outputs, (list, tuple)) and len(choices) == len(children) < len(names):
+        pairs = list(zip(choices, children.values(), strict=True))
+    if pairs:
+        return [each for choice, child in pairs for each in match_choices(argument, choice, child, is_list_per_output)]
     if isinstance(choices, Mapping):
         known = [name for name in names if name is not None]
         if len(names) == 1 and len(choices) == 1 and not known:
@@ -138,7 +165,7 @@ def match_choices(
                                f"(`y_pred`). Its outputs are {known or 'one array without a name'}."
                                + (f" Did you mean {near[0]!r}?" if near else ""))
         return [choices.get(name) for name in names]
-    if isinstance(choices, (list, tuple)) and is_list_per_output(choices):
+    if is_per_output:
         if len(choices) != len(names):
             raise ValueError(f"`{argument}` must match the number of losses and outputs: it has {len(choices)} entries "
                              f"and the model has {len(names)} output{'s' if len(names) > 1 else ''}.")

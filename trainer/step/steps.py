@@ -149,7 +149,9 @@ def predict_one_batch(
             outputs = _without_state(predict_step(context.gather_params(state), batch))
         for leaf in jax.tree.leaves(outputs):
             if jnp.shape(leaf)[:1] != (rows,):
-                raise without_rows(outputs, rows, "Reshape them to (rows, ...), or override `predict_step`.")
+                raise without_rows(
+                    outputs, rows, "Reshape them to (rows, ...), or override `predict_step`, and return those that are "
+                    "of the rows: `return super().predict_step(state, batch)[0]`.")
         return outputs
 
 

@@ -39,13 +39,13 @@ def on_global_batch(function: Function) -> Function:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         context = get_replica_context()
-        if context.num_replicas_in_sync == 1:
-            return function(*args, **kwargs)
         if context.is_padded:
             raise ValueError(
                 f"`{function.__name__}` needs the whole batch, of which some rows are padding: they do not divide by "
-                f"the {context.num_replicas_in_sync} replicas, and are too many for one. Leave such a batch out "
+                "the replicas, and are too many for one. Leave such a batch out "
                 "(`Dataset.batch(..., drop_remainder=True)`), or choose a batch size that leaves none.")
+        if context.num_replicas_in_sync == 1:
+            return function(*args, **kwargs)
 
         def gathered(leaf: Any) -> Any:
             has_rows = isinstance(leaf, (jax.Array, np.ndarray)) and leaf.shape[:1] == (context.rows,)
