@@ -99,6 +99,12 @@ def test_apply_can_be_compiled_and_differentiated(make):
     (lambda x, train: x, (1, 2), (((1, 2),), {"train": True})),
     (lambda x, train, y: x, (1, 2), ((1,), {"y": 2, "train": True})),
     (lambda *args: args, (1, 2), ((1, 2), {})),
+    (lambda x, y: x, ((1, 2),), ((1, 2), {})),
+    (lambda x: x, ((1, 2),), (((1, 2),), {})),
+    (lambda *, inputs, train: inputs, 1, ((), {"inputs": 1, "train": True})),
+    (lambda *, inputs, train: inputs, (1,), ((), {"inputs": 1, "train": True})),
+    (lambda *, inputs, mask=None: inputs, 1, ((), {"inputs": 1})),
+    (lambda *, a, b: a, {"a": 1, "b": 2}, ((), {"a": 1, "b": 2})),
     (lambda a, b: a, {"a": 1, "b": 2}, ((), {"a": 1, "b": 2})),
     (lambda a, b, train: a, {"a": 1, "b": 2}, ((), {"a": 1, "b": 2, "train": True})),
     (lambda x: x, {"a": 1, "b": 2}, (({"a": 1, "b": 2},), {})),
@@ -109,6 +115,15 @@ def test_apply_can_be_compiled_and_differentiated(make):
 ])
 def test_a_batch_becomes_the_arguments_that_the_signature_asks_for(target, inputs, expected):
     assert call_arguments(target, inputs, training=True) == expected
+
+
+@pytest.mark.parametrize(("target", "inputs", "message"), [
+    (lambda a, p, n: a, 1, r"needs 3 inputs, and `x` has none for p, n\. Pass `x` as \(a, p, n\).*`\(\(a, p, n\),\)`"),
+    (lambda *, a, b: a, (1, 2), r"none for a, b\. Pass `x` as \{'a': \.\.\., 'b': \.\.\.\}"),
+])
+def test_inputs_that_are_missing_are_named_with_the_form_of_all(target, inputs, message):
+    with pytest.raises(TypeError, match=message):
+        call_arguments(target, inputs, training=True)
 
 
 def test_a_named_tuple_is_one_input():

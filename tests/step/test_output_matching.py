@@ -153,7 +153,7 @@ def test_a_loss_of_a_scalar_output_alone_is_refused_where_rows_are_split():
     def itself(y_true, y_pred):
         return y_pred
 
-    with pytest.raises(ValueError, match="'itself' is of an output that is a scalar.*super"):
+    with pytest.raises(ValueError, match=r"'itself' is of an output that is a scalar.*super"):
         fitted_with_auxiliary_loss(4, 16, trainer.Model, loss=[None, itself])
 
 

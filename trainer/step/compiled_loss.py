@@ -90,7 +90,8 @@ class CompiledLoss:
 
     def is_of(self, outputs: Any) -> bool:
         """Returns whether the losses were matched to such outputs; an overridden `compute_loss` may pick some."""
-        return bool(self.per_output) and jax.tree.structure(self.outputs) == jax.tree.structure(outputs)
+        structure: Any = jax.tree.structure(outputs)
+        return bool(self.per_output) and structure == jax.tree.structure(self.outputs)
 
     @property
     def expects_probabilities(self) -> bool:

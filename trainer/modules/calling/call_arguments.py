@@ -65,8 +65,9 @@ def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKe
                    given: Mapping[str, Any] | None = None) -> tuple[tuple, dict[str, Any]]:
     """Returns the positional and the keyword arguments with which to call `target` on a batch.
 
-    A tuple or list is unpacked if `target` takes that many positional arguments, and a dict becomes keyword arguments
-    if each of its keys is a parameter; otherwise `inputs` is the one argument. The flags that tell `target` whether it
+    A tuple or list is unpacked if `target` takes that many positional arguments, also one that is alone in another, and
+    a dict becomes keyword arguments if each of its keys is a parameter; otherwise `inputs` is the one argument, which
+    may be keyword-only. The flags that tell `target` whether it
     is being trained are passed if its signature has them, unless an attribute of that name has decided it already. So
     are random keys that it asks for, unless `inputs` has values for them: in training, and those without a default
     always.
@@ -80,6 +81,7 @@ def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKe
 
     Raises:
       ValueError: a dict of inputs has a name that is in `given` too.
+      TypeError: `target` needs more inputs, or several that are keyword-only.
 
     >>> call_arguments(lambda x, y, *, deterministic: x + y, (1, 2), training=True)
     ((1, 2), {'deterministic': False})
@@ -115,14 +117,30 @@ def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKe
     all_names = [parameter.name for parameter in positional if parameter.name not in flag_names | set(given)]
     names = [name for name in all_names if name not in key_names] or all_names
 
-    def takes(names: list[str]) -> bool:
-        # Exact types: a named tuple is one structured input.
-        required = sum(parameters[name].default is _EMPTY for name in names)
-        return type(inputs) in (tuple, list) and required <= len(inputs) <= len(names)
+    def required(names: Sequence[str]) -> list[str]:
+        return [name for name in names if parameters[name].default is _EMPTY]
 
-    if takes(all_names):  # as Python would bind them
+    def takes(names: list[str], inputs: PyTree) -> bool:
+        # Exact types: a named tuple is one structured input.
+        return type(inputs) in (tuple, list) and len(required(names)) <= len(inputs) <= len(names)
+
+    if not takes(names, inputs) and type(inputs) in (tuple, list) and len(inputs) == 1 and takes(names, inputs[0]):
+        inputs = inputs[0]  # a batch's only part, as data that yield batches have it
+    if takes(all_names, inputs):  # as Python would bind them
         names = all_names
-    values = tuple(inputs) if takes(names) else (inputs,)
+    values = tuple(inputs) if takes(names, inputs) else (inputs,)
+    by_name = required([name for name, parameter in parameters.items() if parameter.kind == parameter.KEYWORD_ONLY
+                        and name not in flag_names | key_names | set(given)])
+    if not positional and len(by_name) == 1:
+        is_alone = type(inputs) in (tuple, list) and len(inputs) == 1
+        return (), {by_name[0]: inputs[0] if is_alone else inputs, **with_keys(by_name)}
+    missing = [*required(names)[len(values):], *by_name]
+    if missing:
+        needed = [*required(names), *by_name]
+        as_dict = f"{{{', '.join(f'{name!r}: ...' for name in needed)}}}"
+        form = as_dict if by_name else f"({', '.join(needed)})"
+        raise TypeError(f"the call needs {len(needed)} inputs, and `x` has none for {', '.join(missing)}. Pass `x` as "
+                        f"{form}; where data yield batches, a batch of `x` alone is `({form},)`")
     # What follows a flag or a key in the signature can only be reached by its name.
     leading = next((index for index, parameter in enumerate(positional) if parameter.name not in names), len(values))
     filled = names[:len(values)]
