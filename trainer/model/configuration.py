@@ -7,7 +7,7 @@ traced with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.core import tree_paths
@@ -31,6 +31,7 @@ class Configuration:
       trainable: whether the default train step trains.
       penalties_are_used: whether a step that was traced has called `compute_penalties`; may be assigned.
       phases: the compiled steps, by "train", "test" and "predict".
+      forwards: the compiled calls of the model, by whether they are part of training; None where a call cannot be.
       outputs_checked: whether the outputs fit the loss: for batches with rows that count apart, and for others.
     """
 
@@ -47,6 +48,7 @@ class Configuration:
     def forget_phases(self) -> None:
         """Lets go of all compiled steps: the next run traces them again."""
         self.phases: dict[str, CompiledPhase] = {}
+        self.forwards: dict[bool, Callable[..., Any] | None] = {}
         self.outputs_checked: set[bool] = set()
 
     def compile(

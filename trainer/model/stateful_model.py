@@ -22,7 +22,7 @@ from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
 from trainer.loop.run_context import RunContext
-from trainer.model import saved_model, weights_io
+from trainer.model import forward, saved_model, weights_io
 from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
@@ -71,18 +71,26 @@ class StatefulModel(OverridableSteps):
         return copy.deepcopy(self, {id(value): value for value in vars(self).values() if value not in held})
 
     def __call__(self, x: ArrayTree, training: bool = False) -> Any:
-        """Returns the module's outputs for `x`, computed at once, operation by operation and as one batch.
+        """Returns the module's outputs for `x`, computed at once and as one batch, in the containers that it returns.
 
-        Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept.
+        Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept. Compiled for
+        each shape of `x`, as a step is, unless `run_eagerly` is set or `apply` is overridden. `x` may be traced, by
+        `jax.grad` for example; in a `jax.jit` of your own the weights are constants, so call `apply` there.
         """
         trace_purity.check_may_read(
             self, "the state of a model that it calls", "In a step of the model, call `self.apply(params, state, x, "
             "training=...)[0]`. Pass `model.state` as an argument of `run`, and use `model.apply` in its function.")
         if not self.built:
             self.build(x)
-        state = self.strategy.on_devices(self._state_holder.current)
-        batch = as_batch(pack_x_y_sample_weight(x))
-        return self.apply(state.params, state, unpack_x_y_sample_weight(batch)[0], training=training)[0]
+        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+        # What traces may keep the state for as long as it likes.
+        state = self.strategy.on_devices(self._state_holder.lend() if is_traced else self._state_holder.current)
+        if not is_traced:
+            x = unpack_x_y_sample_weight(as_batch(pack_x_y_sample_weight(x)))[0]
+        is_own = all(getattr(getattr(self, name), "__func__", None) is getattr(OverridableSteps, name)
+                     for name in ("apply", "make_rng"))
+        return forward.outputs_of(
+            self.apply, self._configuration, state, x, training, may_compile=is_own and not is_traced)
 
     def build(self, sample: ArrayTree) -> None:
         """Makes the weights from the shapes of a sample.
