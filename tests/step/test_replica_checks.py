@@ -87,6 +87,22 @@ class SteppingGathered(Stepping):
         return contrastive(distribute.get_replica_context().all_gather(y_pred))
 
 
+class SteppingWithTracker(Stepping):
+    """Logs what a metric accumulates from rows, which leaves padding out, and not the loss."""
+
+    def train_step(self, state, batch):
+        x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+        _, state = super().train_step(state, batch)
+        tracker = trainer.metrics.Mean(name="loss")
+        tracker.update_state(jnp.square(y - self.apply(state.params, state, x)[0]).mean(-1))
+        return {"loss": tracker.result()}, state
+
+
+class TrackedContrastive(SteppingWithTracker):
+    def loss_of(self, y, y_pred):
+        return contrastive(y_pred)
+
+
 class SteppingByRow(Stepping):
     def loss_of(self, y, y_pred):
         context = distribute.get_replica_context()
@@ -96,7 +112,7 @@ class SteppingByRow(Stepping):
 
 @pytest.mark.parametrize(("make", "named"), [
     (Contrastive, "compute_loss"), (SumOfRows, "compute_loss"), (SteppingContrastive, "train_step"),
-    (Summed, "train_step")])
+    (Summed, "train_step"), (TrackedContrastive, "train_step")])
 def test_a_loss_that_is_no_mean_over_rows_is_refused(make, named):
     fit(make, 1)
     with pytest.raises(ValueError, match=rf"`{named}` has other numbers on 4 replicas.*on_global_batch.*all_gather"):
@@ -117,8 +133,9 @@ def test_a_small_uneven_batch_has_one_devices_numbers_whatever_a_step_does(rows)
 
 
 def test_a_step_that_counts_padding_is_refused():
-    with pytest.raises(ValueError, match=r"`train_step` counts rows that only pad.*row_mask"):
-        fit(Stepping, 4, rows=45)  # a last batch of 13
+    for make in (Stepping, SteppingWithTracker):
+        with pytest.raises(ValueError, match=r"`train_step` counts rows that only pad.*row_mask"):
+            fit(make, 4, rows=45)  # a last batch of 13
     for one, four in zip(fit(SteppingByRow, 1, rows=45)[1], fit(SteppingByRow, 4, rows=45)[1], strict=True):
         np.testing.assert_allclose(four, one, rtol=1e-4)
 

@@ -79,7 +79,7 @@ def some_rows(batch: Any, replicas: int) -> Any | None:
 
 
 def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float) -> None:
-    """Raises ValueError if a step has other logs on several replicas than on one, or reduces to other gradients.
+    """Raises ValueError if a step has other logs or gradients on several replicas than on one.
 
     Args:
       name: what the message calls it.
@@ -129,7 +129,7 @@ def check_state_reduction(
 
 
 def check_padding(name: str, step: Callable[..., Any], state: TrainState | None, batch: Any) -> None:
-    """Raises ValueError if the logs of a step, or what it reduces gradients to, depend on rows that only pad a batch.
+    """Raises ValueError if the logs or gradients of a step depend on rows that only pad a batch.
 
     Args:
       name: what the message calls it.
@@ -194,11 +194,13 @@ def _outcome(name: str, step: Callable[..., Any], state: TrainState, context: _R
         is_metric = isinstance(value, MetricValue)
         found[f"what the metric of the log {log!r} has accumulated" if is_metric else f"the log {log!r}"] = (
             jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in value.variables]) if is_metric else value)
-    # The mean of gradients is right where the mean of losses is. The compiler drops them then: they are most of a step.
-    gradients = [grads for op, grads in context.gradients
-                 if not merged or op is None or ReduceOp.of(op) is not ReduceOp.MEAN]
-    return {**found, **{f"the gradient of {path!r}": leaf
-                        for grads in gradients for path, leaf in named_leaves(grads).items()}}
+    # Gradients are most of a step, and the compiler drops them where nobody asks. Where a loss is logged as it is, and
+    # gradients become their mean, the log tells enough; what a metric has accumulated may not be of the loss itself.
+    logs_tell = all(op is not None and ReduceOp.of(op) is ReduceOp.MEAN for op, _ in context.gradients) and any(
+        not isinstance(value, MetricValue) for value in merged.values())
+    return found if logs_tell and not context.is_padded else {**found, **{
+        f"the gradient of {path!r}": leaf for _, grads in context.gradients
+        for path, leaf in named_leaves(grads).items()}}
 
 
 def _is_close(expected: Any, found: Any, rtol: float) -> bool:
