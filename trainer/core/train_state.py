@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.typing import ArrayLike
 from trainer.core import errors
 from trainer.core.replica_context import ReduceOp, get_replica_context
 from trainer.core.tree_paths import restricted
-from trainer.core.types import PyTree
+from trainer.core.types import Layout, PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -30,6 +31,8 @@ class TrainState:
       seed: what all random streams derive from, a uint32 scalar.
       state_reduction: how replicas' values of `model_state` become one: pairs of a path pattern and a reduction, as in
         `compile(state_reduction=...)`. Not part of the pytree's leaves.
+      layouts: how the module's annotations split parameters: pairs of a path and a layout. Not part of the pytree's
+        leaves.
       optimizer: the `UpdateRule` that gradients are applied by, or a mapping of them by module name. Not part of the
         pytree's leaves.
     """
@@ -41,6 +44,7 @@ class TrainState:
     seed: jax.Array
     optimizer: Any = dataclasses.field(default=None, metadata={"static": True})
     state_reduction: tuple[tuple[str, str], ...] = dataclasses.field(default=(), metadata={"static": True})
+    layouts: tuple[tuple[str, Layout], ...] = dataclasses.field(default=(), metadata={"static": True})
 
     def replace(self, **changes: Any) -> TrainState:
         """Returns a copy with the given fields replaced."""
@@ -193,7 +197,7 @@ class TrainState:
 
 def initial_state(
     params: PyTree, model_state: PyTree, optimizer: Any, seed: jax.Array,
-    state_reduction: tuple[tuple[str, str], ...] = (),
+    state_reduction: tuple[tuple[str, str], ...] = (), layouts: Mapping[str, Layout] = MappingProxyType({}),
 ) -> TrainState:
     """Returns the state before the first step."""
     return TrainState(
@@ -204,6 +208,7 @@ def initial_state(
         seed=seed,
         optimizer=optimizer,
         state_reduction=state_reduction,
+        layouts=tuple(layouts.items()),
     )
 
 

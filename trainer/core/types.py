@@ -38,6 +38,9 @@ ArrayTree: TypeAlias = ArrayLike | Sequence["ArrayTree"] | Mapping[str, "ArrayTr
 PyTree: TypeAlias = Any
 """A tree of arrays, such as parameters: any nesting of containers that `jax.tree` knows."""
 
+Layout: TypeAlias = tuple[str | tuple[str, ...] | None, ...]
+"""How an array is split: for each dimension the mesh axis that splits it, several in a tuple, or None."""
+
 Data: TypeAlias = ArrayTree | Iterable[Any] | SupportsBatches
 """Arrays; or a `trainer.data.Dataset`, a generator, a Grain dataset, a `tf.data.Dataset`, a torch `DataLoader`, or
 anything else that yields batches `x`, `(x, y)` or `(x, y, sample_weight)`."""

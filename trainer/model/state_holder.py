@@ -164,7 +164,8 @@ class StateHolder:
         params = configuration.options.stored(params)
         configuration.check_params(params)
         return initial_state(
-            params, model_state, configuration.rules, seed, configuration.options.state_reduction)
+            params, model_state, configuration.rules, seed, configuration.options.state_reduction,
+            self._module.layouts)
 
     # --- reading and replacing -------------------------------------------------------------------------------------
 

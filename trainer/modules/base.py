@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from trainer.core.types import PyTree
+from trainer.core.types import Layout, PyTree
 from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.summary import LayerRow
 
@@ -85,6 +85,11 @@ class FunctionalModule(abc.ABC):
     def is_batch_statistic(self, path: str) -> bool:
         """Returns whether the state of a path is BatchNorm's running averages, or what modules keep along with them."""
         return False
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """How annotations of the module split parameters, by their paths; known once it is initialised."""
+        return {}
 
     @property
     def sows_losses(self) -> bool:

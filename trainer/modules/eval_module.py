@@ -12,7 +12,7 @@ import jax
 
 from trainer.core import errors
 from trainer.core.tree_paths import named_leaves
-from trainer.core.types import PyTree
+from trainer.core.types import Layout, PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen
 from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.summary import LayerRow
@@ -38,6 +38,11 @@ class TwoPhaseFunctional(FunctionalModule):
     def is_batch_statistic(self, path: str) -> bool:
         """See the base class."""
         return self._trained.is_batch_statistic(path)
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """See the base class."""
+        return self._trained.layouts
 
     @property
     def sows_losses(self) -> bool:

@@ -17,8 +17,10 @@ from flax import linen as nn
 from flax.core import DenyList, unfreeze
 from flax.errors import InvalidRngError
 
+from trainer.compile.constraints import on_mesh_of_strategy
 from trainer.core.tree_paths import SEPARATOR
-from trainer.core.types import PyTree
+from trainer.core.types import Layout, PyTree
+from trainer.modules.annotations import layouts_of_boxes
 from trainer.modules.base import INTERMEDIATES, LOSSES, FunctionalModule, IsFrozen, key_for
 from trainer.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments
 from trainer.modules.calling.mode_check import ModeCheck
@@ -57,16 +59,23 @@ class LinenFunctional(FunctionalModule):
         self._rematerialisation = Rematerialisation()
         self._sown: tuple[str, ...] = (LOSSES, INTERMEDIATES)
         self._sows_losses = False
+        self._layouts: dict[str, Layout] = {}
 
     def is_batch_statistic(self, path: str) -> bool:
         """See the base class."""
         return path.startswith(f"batch_stats{SEPARATOR}")
 
     @property
+    def layouts(self) -> dict[str, Layout]:
+        """See the base class."""
+        return self._layouts
+
+    @property
     def sows_losses(self) -> bool:
         """See the base class."""
         return self._sows_losses
 
+    @on_mesh_of_strategy()
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class; `initial_values` is not used, as Linen modules hold no values."""
         params, collections, outputs = self._create(key, inputs)
@@ -81,6 +90,7 @@ class LinenFunctional(FunctionalModule):
         self._sows_losses = LOSSES in after_step
         return params, model_state, outputs
 
+    @on_mesh_of_strategy()
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
@@ -118,6 +128,7 @@ class LinenFunctional(FunctionalModule):
     def absorb(self, params: dict, model_state: dict) -> None:
         """Does nothing: a Linen module holds no values."""
 
+    @on_mesh_of_strategy()
     def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
         """See the base class."""
         recorder = CallRecorder(inputs)
@@ -140,6 +151,7 @@ class LinenFunctional(FunctionalModule):
         with nn.intercept_methods(LinenCalls(training=False, streams=self._streams_of_init).intercept):
             outputs, variables = _with_streams(
                 self._streams_of_init, lambda streams: create({"params": key, **_keys(streams, make_key)}))
+        self._layouts = layouts_of_boxes(variables.get("params", {}))
         collections = _plain(variables)
         return collections.pop("params", {}), collections, outputs
 

@@ -12,7 +12,7 @@ import jax
 
 from trainer.core.errors import describe, unknown_name, wrong_type
 from trainer.core.tree_paths import SEPARATOR
-from trainer.core.types import PyTree
+from trainer.core.types import Layout, PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen, key_for
 from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.summary import LayerRow
@@ -103,6 +103,12 @@ class NamedFunctional(FunctionalModule):
         """See the base class."""
         name, _, rest = path.partition(SEPARATOR)
         return self.parts[name].is_batch_statistic(rest)
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """See the base class; those of all modules."""
+        return {f"{name}{SEPARATOR}{path}": layout for name, part in self.parts.items()
+                for path, layout in part.layouts.items()}
 
     @property
     def sows_losses(self) -> bool:

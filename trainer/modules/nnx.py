@@ -21,8 +21,10 @@ from flax import nnx
 from flax.core import DenyList
 from flax.traverse_util import unflatten_dict
 
+from trainer.compile.constraints import on_mesh_of_strategy
 from trainer.core.tree_paths import SEPARATOR
-from trainer.core.types import PyTree
+from trainer.core.types import Layout, PyTree
+from trainer.modules.annotations import layouts_of_metadata
 from trainer.modules.base import INTERMEDIATES, LOSSES, FunctionalModule, IsFrozen, key_for
 from trainer.modules.batch_norm import is_layer_frozen
 from trainer.modules.calling.call_arguments import CallKwargs, MakeKey, call_arguments
@@ -71,7 +73,8 @@ class NNXFunctional(FunctionalModule):
         self._template = _abstract_clone(module)
         variables = dict(nnx.to_flat_state(nnx.state(self._template)))
         self._random = {path: value for path, value in variables.items() if isinstance(value, nnx.RngState)}
-        self._param_paths = [path for path, value in variables.items() if isinstance(value, nnx.Param)]
+        self._params = {path: value for path, value in variables.items() if isinstance(value, nnx.Param)}
+        self._param_paths = list(self._params)
         self._losses = {path: value for path, value in variables.items() if _is_loss(value)}
         self._state_paths = [path for path in variables
                              if path not in {*self._random, *self._param_paths, *self._losses}]
@@ -90,6 +93,7 @@ class NNXFunctional(FunctionalModule):
         """`(params, model_state)` with the arrays that the user's module holds now."""
         return self._values(self.module)
 
+    @on_mesh_of_strategy()
     def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> tuple[dict, dict, Any]:
         """See the base class; parameters and state are copies of `initial_values`."""
         params, model_state = jax.tree.map(jnp.copy, self.initial_values if initial_values is None else initial_values)
@@ -106,10 +110,17 @@ class NNXFunctional(FunctionalModule):
         return path in self._batch_statistics
 
     @property
+    def layouts(self) -> dict[str, Layout]:
+        """See the base class."""
+        params = {_joined(path): variable.get_metadata() for path, variable in self._params.items()}
+        return layouts_of_metadata(params)
+
+    @property
     def sows_losses(self) -> bool:
         """See the base class."""
         return self._sows_losses
 
+    @on_mesh_of_strategy()
     def apply(self, params: dict, model_state: dict, inputs: PyTree, *, training: bool, make_key: MakeKey,
               batch_norm: str = "global", remat: bool = False, compute_dtype: Any = None,
               is_frozen: IsFrozen | None = None) -> tuple[Any, dict]:
@@ -218,6 +229,7 @@ class NNXFunctional(FunctionalModule):
         return (id(node) for _, node in nnx.iter_graph(self.module)
                 if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
 
+    @on_mesh_of_strategy()
     def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
         """See the base class."""
         recorder = CallRecorder(inputs)

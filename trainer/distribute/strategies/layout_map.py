@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
 from trainer.core import errors, tree_paths
-
-Layout = tuple[str | tuple[str, ...] | None, ...]
+from trainer.core.types import Layout
 
 
 class LayoutMap(MutableMapping[str, Any]):
@@ -96,32 +96,36 @@ class LayoutMap(MutableMapping[str, Any]):
             self[pattern] = default
         return self._layouts[pattern]
 
-    def specs(self, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh_shape: Mapping[str, int],
-              replica_axis: str) -> dict[str, PartitionSpec]:
+    def specs(self, shapes: Mapping[str, jax.ShapeDtypeStruct], mesh_shape: Mapping[str, int], replica_axis: str,
+              annotated: Mapping[str, Layout] = MappingProxyType({})) -> dict[str, PartitionSpec]:
         """Returns how each parameter is split.
 
         Args:
           shapes: every parameter by its path.
           mesh_shape: the number of devices along each axis of the mesh, by the axis's name.
           replica_axis: the axis that splits batches, which parameters may not use.
+          annotated: the layouts, by path, that the module's own annotations give parameters without a rule.
 
         Returns:
-          A spec per path, in the order of `shapes`; `PartitionSpec()` for parameters without a rule.
+          A spec per path, in the order of `shapes`; `PartitionSpec()` for parameters without a rule or annotation.
 
         Raises:
           ValueError: if a rule matches no parameter; if several match one and none is equal to its path; and if a
-            layout has more entries than the parameter has dimensions, names an axis twice, the replica axis or one
-            that the mesh does not have, or does not divide the parameter evenly.
+            layout, or an annotation, has more entries than the parameter has dimensions, names an axis twice, the
+            replica axis or one that the mesh does not have, or does not divide the parameter evenly.
         """
         tree_paths.check_patterns("layout_map", self, shapes)
         specs = {}
         for path, value in shapes.items():
             rule = self._rule_for(path)
-            layout = () if rule is None else self._layouts[rule]
+            layout = annotated.get(path, ()) if rule is None else self._layouts[rule]
             problem = _misfit(layout, value.shape, mesh_shape, replica_axis)
             if problem is not None:
-                raise ValueError(f"The rule {rule!r}: {layout} of `layout_map` cannot split the parameter {path!r} of "
-                                 f"shape {tuple(value.shape)}: {problem}")
+                said_by, also = (
+                    (f"The module's annotation {layout}", f" A rule {path!r} of `layout_map` goes before annotations.")
+                    if rule is None else (f"The rule {rule!r}: {layout} of `layout_map`", ""))
+                raise ValueError(f"{said_by} cannot split the parameter {path!r} of shape {tuple(value.shape)}: "
+                                 f"{problem}{also}")
             specs[path] = PartitionSpec(*layout)
         return specs
 

@@ -70,7 +70,7 @@ class ModelParallelStrategy(Strategy):
         return f"{type(self).__name__}({dict(self.mesh.shape)})"
 
     def state_shardings(self, state: TrainState) -> TrainState:
-        specs = self.layout_map.specs(named_leaves(state.params), self.mesh.shape, REPLICA_AXIS)
+        specs = self._specs(state)
         opt_states = {}
         for name in part_names(state):
             params, opt_state = part(state, name)
@@ -82,12 +82,16 @@ class ModelParallelStrategy(Strategy):
             params=self._placed(state.params, specs),
             opt_state=opt_states.get(None, opt_states))
 
+    def _specs(self, state: TrainState) -> dict[str, PartitionSpec]:
+        annotated = dict(state.layouts) if self.mesh.size > 1 else {}  # whose axes one device need not have
+        return self.layout_map.specs(named_leaves(state.params), self.mesh.shape, REPLICA_AXIS, annotated)
+
     def _placed(self, tree: PyTree, specs: Mapping[str, PartitionSpec]) -> Any:
         shardings = [NamedSharding(self.mesh, spec) for spec in specs.values()]
         return jax.tree.unflatten(jax.tree.structure(tree), shardings)
 
     def gradient_shardings(self, state: TrainState) -> Any:
-        specs = self.layout_map.specs(named_leaves(state.params), self.mesh.shape, REPLICA_AXIS)
+        specs = self._specs(state)
         trained = state.trainable(state.params)
         return self._placed(trained, {path: specs[path] for path in named_leaves(trained)})
 

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.cluster import ProcessGroup
+from trainer.compile.constraints import constraints_by, ignore, over_axes
 from trainer.compile.jit import on_each_device
 from trainer.compile.script_mesh import script_mesh_hidden
 from trainer.core.replica_context import AllRows, ReduceOp, ReplicaContext, RowMask, in_replica_context
@@ -174,11 +175,14 @@ class Strategy:
             are equal on all replicas, but for those that say that they are split.
         """
         mapped = on_each_device(function, self.mesh, REPLICA_AXIS, in_specs, out_specs)
+        axes = [axis for axis in self.mesh.axis_names if axis != REPLICA_AXIS]
+        constrain = ignore if self.mesh.size == 1 else over_axes(axes, REPLICA_AXIS, repr(self))
 
         def call(*args: Any) -> Any:
             _scopes.stack.append(self)  # what runs on replicas gets this strategy from `get_strategy`
             try:
-                return mapped(*args)
+                with constraints_by(constrain):
+                    return mapped(*args)
             finally:
                 _scopes.stack.pop()
 
