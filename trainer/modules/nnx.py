@@ -6,12 +6,13 @@ clone, so that the user's object, its mode and its class never change.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -148,9 +149,7 @@ class NNXFunctional(FunctionalModule):
                 _hook_calls(module, _call_or_rematerialise)
             before = self._changing(module)
             args, kwargs = self._arguments(module, inputs, variant.training, make_key)
-            with nn.intercept_methods(linen_calls.intercept), warnings.catch_warnings():
-                # `nnx.capture` wants to know the types of what a module sows, which are its own business.
-                warnings.filterwarnings("ignore", r"Using 'Module.sow\(\)' outside", DeprecationWarning)
+            with nn.intercept_methods(linen_calls.intercept), _may_sow():
                 outputs = module(*args, **kwargs)
             after = self._changing(module)
             moved = {path for path, value in before.items() if after[path] is not value}
@@ -202,7 +201,7 @@ class NNXFunctional(FunctionalModule):
         module = self._merge(params, model_state, make_key, variant)
         _hook_calls(module, record)
         args, kwargs = self._arguments(module, inputs, variant.training, make_key)
-        with nn.intercept_methods(LinenCalls(variant.training).intercept):
+        with nn.intercept_methods(LinenCalls(variant.training).intercept), _may_sow():
             module(*args, **kwargs)
 
     def _is_frozen_in_linen(self, is_frozen: IsFrozen | None) -> IsFrozen | None:
@@ -244,7 +243,8 @@ class NNXFunctional(FunctionalModule):
             module = self._merge(params, model_state, lambda _: jax.random.key(0), _Variant(training=False))
             _hook_calls(module, record_call)
             args, kwargs = self._arguments(module, batch, False, lambda _: jax.random.key(0))
-            module(*args, **kwargs)
+            with _may_sow():
+                module(*args, **kwargs)
 
         params, model_state = self._values(self._template)
         jax.eval_shape(record, params, model_state, inputs)
@@ -300,6 +300,14 @@ def _abstract_clone(module: nnx.Module) -> nnx.Module:
             or (_is_loss(value) and isinstance(value.get_value(), tuple)))
     replace_nnx_batch_norms(clone)
     return clone
+
+
+@contextlib.contextmanager
+def _may_sow() -> Iterator[None]:
+    """Lets a module sow as it likes: `nnx.capture` wants to know types, which are the module's own business."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Using 'Module.sow\(\)' outside", DeprecationWarning)
+        yield
 
 
 def _is_loss(value: Any) -> bool:
