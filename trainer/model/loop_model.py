@@ -173,29 +173,29 @@ class LoopModel:
         """Refuses code that computes other numbers on several replicas; see `step/replica_checks.py`."""
         options, replicas = self._configuration.options, self.strategy.num_replicas_in_sync
         simulated = replicas if replicas > 1 else min(options.microbatches, 2)
-        state = None if simulated == 1 else self._state_here()
+        name, rows = f"{kind}_step", replica_checks.some_rows(batch, simulated)
+        changed = [each for each in (name, "compute_loss", "compute_metrics") if self._overrides(each)]
+        has_code, is_known = bool(changed) or self._module.sows_losses, self._module.is_batch_statistic
+        keeps_state = kind == "train" and rows is not None and not self._module.names and not all(
+            is_known(path) for path in named_leaves(self.state.state_or_shapes.model_state))
+        # Most models need no check, and do not wait for their weights here.
+        state = self._state_here() if simulated > 1 and (has_code or keeps_state) else None
         if state is None:
             return
-        name = f"{kind}_step"
-        changed = [each for each in (name, "compute_loss", "compute_metrics") if self._overrides(each)]
-        rows = replica_checks.some_rows(batch, simulated)
-        if changed or self._module.sows_losses:
+        if has_code:
             # A default train step is compared by what a test step has of it, without randomness.
             step = (getattr(self._model, name) if self._overrides(name)
                     else functools.partial(OverridableSteps.test_step, self._model))
-            tried = ", ".join(changed) or "module"
+            tried, sample = ", ".join(changed) or "module", jax.tree.map(np.array, first_rows(batch))
             rtol = 1e-3 if options.policy is None else 3e-2
             if rows is not None:
                 replica_checks.check_step(tried, step, state, rows, simulated, rtol)
-            phase.before_padding = lambda: replica_checks.check_padding(
-                tried, step, self._state_here(), first_rows(batch))
-        if kind == "train" and rows is not None and not self._module.names:
-            is_known = self._module.is_batch_statistic
-            if not all(is_known(path) for path in named_leaves(state.model_state)):
-                replica_checks.check_state_reduction(
-                    lambda state, batch: self._model.apply(
-                        state.params, state, unpack_x_y_sample_weight(batch)[0], training=True)[1],
-                    state, rows, simulated, is_known)
+            phase.before_padding = lambda: replica_checks.check_padding(tried, step, self._state_here(), sample)
+        if keeps_state:
+            replica_checks.check_state_reduction(
+                lambda state, batch: self._model.apply(
+                    state.params, state, unpack_x_y_sample_weight(batch)[0], training=True)[1],
+                state, rows, simulated, is_known)
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self._model), method) is not getattr(OverridableSteps, method)
