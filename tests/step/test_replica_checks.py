@@ -119,6 +119,27 @@ def test_a_loss_that_is_no_mean_over_rows_is_refused(make, named):
         fit(make, 4)
 
 
+class LogsNorm(trainer.Model):
+    """Logs the norm of a replica's gradients, of which the mean over replicas is none of the whole batch."""
+
+    def train_step(self, state, batch):
+        x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+
+        def loss_fn(params):
+            return self.compute_loss(x, y, self.apply(params, state, x, training=True)[0], None)
+
+        loss, grads = jax.value_and_grad(loss_fn)(state.params)
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(grads)))
+        return {"loss": loss, "norm": norm}, state.apply_gradients(grads)
+
+
+def test_a_log_alone_that_is_no_mean_is_a_warning():
+    with pytest.warns(UserWarning, match=r"the log 'norm' differs.*The gradients are those of one device"):
+        _, four = fit(LogsNorm, 4)
+    for expected, found in zip(fit(LogsNorm, 1)[1], four, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("make", [Gathered, Stepping, SteppingGathered, SteppingByRow])
 def test_a_loss_that_sees_all_rows_or_is_a_mean_has_one_devices_numbers(make):
     for one, four in zip(fit(make, 1)[1], fit(make, 4)[1], strict=True):

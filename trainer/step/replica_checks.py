@@ -9,6 +9,7 @@ replicas on purpose, and cannot be compared.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ def some_rows(batch: Any, replicas: int) -> Any | None:
 
 
 def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float) -> None:
-    """Raises ValueError if a step has other logs or gradients on several replicas than on one.
+    """Raises ValueError if a step has other logs or gradients on several replicas than on one; warns of logs alone.
 
     Args:
       name: what the message calls it.
@@ -89,16 +90,25 @@ def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: An
       replicas: how many replicas there are.
       rtol: the relative difference that rounding may make.
     """
-    alone, several, is_random = _compared(functools.partial(_outcome, name, step), state, batch, replicas)
-    for what, expected in {} if is_random else alone.items():
-        found = several[what][0]
-        if not _is_close(expected, found, rtol):
-            numbers = "" if np.size(expected) != 1 else f": {float(found):.4g} instead of {float(expected):.4g}"
-            raise ValueError(
-                f"The overridden `{name}` has other numbers on {replicas} replicas than on one device. For "
+    def differing(gradients: bool | None) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+        outcome = functools.partial(_outcome, name, step, gradients=gradients)
+        alone, several, is_random = _compared(outcome, state, batch, replicas)
+        found = {what: values[0] for what, values in several.items()}
+        return alone, found, [] if is_random else [
+            what for what, value in alone.items() if not _is_close(value, found[what], rtol)]
+
+    alone, found, others = differing(None)
+    if others:
+        alone, found, others = differing(True)  # a log may be another, such as a norm of gradients, where these are not
+
+    def message(what: str) -> str:
+        numbers = "" if np.size(alone[what]) != 1 else f": {float(found[what]):.4g} instead of {float(alone[what]):.4g}"
+        return (f"The overridden `{name}` has other numbers on {replicas} replicas than on one device. For "
                 f"{jax.tree.leaves(batch)[0].shape[0]} rows, {what} differs{numbers}. On each replica it gets the rows "
                 "of that replica. There, a loss or a log must be a mean over rows, or what a metric accumulates from "
                 f"rows. {_GATHER}")
+
+    _report(alone, others, message)
 
 
 def check_state_reduction(
@@ -152,12 +162,23 @@ def check_padding(name: str, step: Callable[..., Any], state: TrainState | None,
 
     found = jax.device_get(run_once(
         lambda state: jax.vmap(functools.partial(outcome, state=state))(variants), state, eager=False))
-    for what, (one, other) in found.items():
-        if not _is_close(one, other, 1e-5):
-            raise ValueError(
-                f"The overridden `{name}` counts rows that only pad a batch, whose rows do not divide by the replicas: "
-                f"{what} depends on them. Use `self.compute_loss` and metrics, which leave them out, multiply values "
-                "of rows by `get_replica_context().row_mask`, or choose a batch size that leaves no such batch.")
+    _report(found, [what for what, (one, other) in found.items() if not _is_close(one, other, 1e-5)], lambda what: (
+        f"The overridden `{name}` counts rows that only pad a batch, whose rows do not divide by the replicas: {what} "
+        "depends on them. Use `self.compute_loss` and metrics, which leave them out, multiply values of rows by "
+        "`get_replica_context().row_mask`, or choose a batch size that leaves no such batch."))
+
+
+def _report(found: Mapping[str, Any], others: list[str], message: Callable[[str], str]) -> None:
+    """Raises ValueError for what differs, by name; warns where gradients were compared, and only logs differ."""
+    if others and any(map(_is_gradient, found)) and not any(map(_is_gradient, others)):
+        warnings.warn(f"{message(others[0])} The gradients are those of one device, and the training is not another.",
+                      stacklevel=2)
+    elif others:
+        raise ValueError(message(others[0]))
+
+
+def _is_gradient(what: str) -> bool:
+    return what.startswith("the gradient of ")
 
 
 def _compared(
@@ -184,7 +205,11 @@ def _compared(
     return alone, several, is_random
 
 
-def _outcome(name: str, step: Callable[..., Any], state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
+def _outcome(
+    name: str, step: Callable[..., Any], state: TrainState, context: _Recording, batch: Any,
+    gradients: bool | None = None,
+) -> dict[str, Any]:
+    """Returns a step's logs, and the gradients that it reduces: None leaves these out where the logs tell enough."""
     with traced_metrics() as metrics:
         returned = step(state, batch)
     logs = returned[0] if isinstance(returned, tuple) else returned
@@ -194,13 +219,16 @@ def _outcome(name: str, step: Callable[..., Any], state: TrainState, context: _R
         is_metric = isinstance(value, MetricValue)
         found[f"what the metric of the log {log!r} has accumulated" if is_metric else f"the log {log!r}"] = (
             jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in value.variables]) if is_metric else value)
-    # Gradients are most of a step, and the compiler drops them where nobody asks. Where a loss is logged as it is, and
-    # gradients become their mean, the log tells enough; what a metric has accumulated may not be of the loss itself.
-    logs_tell = all(op is not None and ReduceOp.of(op) is ReduceOp.MEAN for op, _ in context.gradients) and any(
-        not isinstance(value, MetricValue) for value in merged.values())
-    return found if logs_tell and not context.is_padded else {**found, **{
-        f"the gradient of {path!r}": leaf for _, grads in context.gradients
-        for path, leaf in named_leaves(grads).items()}}
+    if gradients is None:
+        # They are most of a step, and the compiler drops them where nobody asks. Where a loss is logged as it is, and
+        # they become their mean, the log tells enough; what a metric has accumulated may not be of the loss itself.
+        gradients = context.is_padded or not (
+            all(op is not None and ReduceOp.of(op) is ReduceOp.MEAN for op, _ in context.gradients)
+            and any(not isinstance(value, MetricValue) for value in merged.values()))
+    if gradients:
+        for _, grads in context.gradients:
+            found |= {f"the gradient of {path!r}": leaf for path, leaf in named_leaves(grads).items()}
+    return found
 
 
 def _is_close(expected: Any, found: Any, rtol: float) -> bool:
