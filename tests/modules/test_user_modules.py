@@ -144,6 +144,12 @@ def rngs_argument():
     assert Outputs(nnx_net(lambda self, x, rngs=None: self.dense(x if rngs is None else self.drop(x, rngs=rngs)))).drops
     assert Outputs([nnx_net(lambda self, x: self.dense(x)), nnx.Dropout(0.5)]).drops
 
+    def takes_a_key(self, x, rngs: jax.Array):
+        return self.dense(x) + jax.random.normal(rngs, x.shape)
+
+    outputs = Outputs(nnx_net(takes_a_key))
+    assert not np.allclose(outputs.train, outputs.next_train)
+
 
 def keys():
     for name in ("rng", "rngs", "key", "z_rng", "rng_key"):

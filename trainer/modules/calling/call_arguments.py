@@ -25,8 +25,8 @@ parameter with another default than True, False or None is no flag."""
 
 KEYS = ("rngs", "rng", "key", "rng_key", "prng_key", "random_key", "dropout_key")
 """The parameter names that ask for random keys; so do names that end in "_rng" or "_rngs", such as "z_rng". One with
-another default than None does not, nor does "key" next to "query" or "value". `rngs` gets an `nnx.Rngs`, in Linen
-modules only if it is annotated so; all others get one key."""
+another default than None does not, nor does "key" next to "query" or "value". `rngs` gets an `nnx.Rngs`, unless it is
+annotated as an array or a key, in Linen modules only if it is annotated so; all others get one key."""
 
 _ATTENTION = ("query", "queries", "value", "values")
 _EMPTY = inspect.Parameter.empty
@@ -190,8 +190,9 @@ def _random(parameter: inspect.Parameter, owner: Any, make_key: MakeKey) -> Any:
     if _is_maker(parameter):
         return make_key
     key = make_key(f"argument/{parameter.name}")
-    annotated = "Rngs" in str(parameter.annotation)
-    if not annotated and (parameter.name != "rngs" or isinstance(owner, nn.Module)):
+    annotation = "" if parameter.annotation is _EMPTY else str(parameter.annotation)
+    if "Rngs" not in annotation and (parameter.name != "rngs" or isinstance(owner, nn.Module)
+                                     or "Array" in annotation or "Key" in annotation):
         return key
     # Not at the top: it imports `flax.nnx`, a large part of the time that importing the trainer would take.
     from flax import nnx
