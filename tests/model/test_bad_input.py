@@ -198,7 +198,7 @@ CASES = {
     "optimizer type": (TypeError, ["optimizer", "int"], lambda: model(optimizer=3)),
     "optimizer class": (TypeError, ["optimizer", "Adam(...)"], lambda: model(optimizer=trainer.optimizers.Adam)),
     "optimizer function": (TypeError, ["optimizer", "adam(...)"], lambda: model(optimizer=optax.adam)),
-    "optimizer dict": (ValueError, ["optimizer", "one optimizer per top-level submodule"],
+    "optimizer dict": (ValueError, ["optimizer", "one optimizer per top-level submodule", "set_to_zero"],
                        lambda: model(optimizer={"generator": "adam"}).build(X)),
     "loss name": (ValueError, ["mse_", "mse"], lambda: model(loss="mse_")),
     "loss type": (TypeError, ["loss", "int"], lambda: model(loss=3)),

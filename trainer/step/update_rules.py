@@ -46,5 +46,7 @@ def check_names(rules: Any, names: Iterable[str], what: str) -> None:
     """Raises ValueError if a dict of optimizers does not have one for each name; `what` says what is named."""
     names = sorted(names)
     if isinstance(rules, NamedRules) and sorted(map(str, rules)) != names:
+        untrained = next((name for name in names if name not in rules), None)
+        fix = "" if untrained is None else f" One that is not to be trained has `optax.set_to_zero()`: {untrained!r}?"
         raise ValueError(f"`optimizer` is a dict, so it must have one optimizer per {what}. "
-                         f"Received: {sorted(map(str, rules))}; the model's are {names or 'not named'}.")
+                         f"Received: {sorted(map(str, rules))}; the model's are {names or 'not named'}.{fix}")
