@@ -1,5 +1,7 @@
 """Code of the user's that computes other numbers on several replicas than on one device is refused, or equal."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -159,6 +161,66 @@ def test_a_step_that_counts_padding_is_refused():
             fit(make, 4, rows=45)  # a last batch of 13
     for one, four in zip(fit(SteppingByRow, 1, rows=45)[1], fit(SteppingByRow, 4, rows=45)[1], strict=True):
         np.testing.assert_allclose(four, one, rtol=1e-4)
+
+
+def half(values):
+    """Leaves padding out of the sum, and counts it in the mean."""
+    return (values * distribute.get_replica_context().row_mask).mean()
+
+
+def mean_of_replicas(values):
+    """The mean over replicas of means over their real rows, of which they have different numbers."""
+    mask = distribute.get_replica_context().row_mask
+    return (values * mask).sum() / mask.sum()
+
+
+def mean_over_rows(values):
+    context = distribute.get_replica_context()
+    return (values * context.row_mask).sum() * context.num_replicas_in_sync / context.global_rows
+
+
+def by_rows(mean):
+    class Loss(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return mean(jnp.square(y - y_pred).mean(-1))
+
+    class Step(Stepping):
+        def loss_of(self, y, y_pred):
+            return mean(jnp.square(y - y_pred).mean(-1))
+
+    return Loss, Step
+
+
+class Sowing(nn.Module):
+    mean: Callable
+
+    @nn.compact
+    def __call__(self, x):
+        if not self.is_initializing():
+            self.sow("losses", "activity", self.mean(jnp.square(x).mean(-1)))
+        return nn.Dense(3)(x)
+
+
+@pytest.mark.parametrize("wrong", [half, mean_of_replicas])
+def test_real_rows_that_count_otherwise_than_on_one_device_are_refused_with_the_mean_to_write(wrong):
+    loss, step = by_rows(wrong)
+    for make, module, named in ((loss, None, "overridden `compute_loss`"), (step, None, "overridden `train_step`"),
+                                (trainer.Model, Sowing(wrong), "loss that the module sows")):
+        with pytest.raises(ValueError, match=rf"{named} leaves out rows.* context\.num_replicas_in_sync / "):
+            fit(make, 4, module, rows=45)
+    with pytest.raises(ValueError, match=r"overridden `compute_loss` leaves out rows.*microbatches"):
+        fit(loss, 1, microbatches=3)  # of 16 rows
+
+
+def test_the_mean_that_messages_advise_has_one_devices_numbers():
+    loss, step = by_rows(mean_over_rows)
+    sowing = Sowing(mean_over_rows)
+    for make, module, replicas, options in (
+            (loss, None, 4, {}), (step, None, 4, {}), (trainer.Model, sowing, 4, {}),
+            (loss, None, 1, {"microbatches": 3}), (trainer.Model, sowing, 4, {"microbatches": 3})):
+        for one, found in zip(fit(make, 1, module, rows=45)[1],
+                              fit(make, replicas, module, rows=45, **options)[1], strict=True):
+            np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
 def test_a_global_batch_has_no_padding():

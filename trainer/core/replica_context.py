@@ -107,6 +107,11 @@ class ReplicaContext:
         ReduceOp.of(reduce_op)
         return value
 
+    @property
+    def weight_of_module(self) -> float | jax.Array:
+        """The factor that makes a mean over the rows that a module sees this replica's share of that of the batch."""
+        return 1.0
+
     def for_module(self) -> ReplicaContext:
         """Returns the context for a module inside of the step, which sees the rows that it computes together."""
         return self

@@ -186,11 +186,13 @@ class LoopModel:
             # A default train step is compared by what a test step has of it, without randomness.
             step = (getattr(self._model, name) if self._overrides(name)
                     else functools.partial(OverridableSteps.test_step, self._model))
-            tried, sample = ", ".join(changed) or "module", jax.tree.map(np.array, first_rows(batch))
+            sample = jax.tree.map(np.array, first_rows(batch))
             rtol = 1e-3 if options.policy is None else 3e-2
             if rows is not None:
-                replica_checks.check_step(tried, step, state, rows, simulated, rtol)
-            phase.before_padding = lambda: replica_checks.check_padding(tried, step, self._state_here(), sample)
+                replica_checks.check_step(changed, step, state, rows, simulated, rtol)
+            phase.microbatches = options.microbatches if kind == "train" else 1
+            phase.before_padding = lambda: replica_checks.check_padding(
+                changed, step, self._state_here(), sample, simulated, rtol)
         if keeps_state:
             replica_checks.check_state_reduction(
                 lambda state, batch: self._model.apply(

@@ -66,7 +66,8 @@ class OverridableSteps:
           model_state: what `apply` returned.
         """
         self._configuration.penalties_are_used = True
-        losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._functional.sown_losses(model_state)]
+        weight = get_replica_context().weight_of_module
+        losses = [jnp.sum(loss).astype(jnp.float32) * weight for loss in self._functional.sown_losses(model_state)]
         penalty = self._configuration.options.penalty_of(params)
         return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
 

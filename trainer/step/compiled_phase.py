@@ -27,6 +27,7 @@ from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.distribute.replica.replicated_state import context_of, finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
+from trainer.step.gradient_accumulation import pads_parts
 
 
 def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
@@ -99,6 +100,7 @@ class CompiledPhase:
       steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
       before_padding: called once, before the first padded batch: it raises where the step would count padding; may be
         assigned.
+      microbatches: into how many parts the step divides a replica's rows, which pads too; may be assigned.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
     """
@@ -131,6 +133,7 @@ class CompiledPhase:
         self._state_shardings: Any = None
         self._batch_rows = 0
         self.before_padding: Callable[[], None] | None = None
+        self.microbatches = 1
         self.steps_per_execution = 1
         self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
@@ -289,7 +292,7 @@ class CompiledPhase:
         execute = self._execution(fused) if self._eager else self._executables.get(group.spec)
         if execute is None:
             batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
-            if isinstance(group.mask, jax.Array) and self.before_padding is not None:
+            if self.before_padding is not None and self._is_padded(group):
                 check, self.before_padding = self.before_padding, None
                 check()
             guard.check(jax.tree.map(
@@ -299,6 +302,10 @@ class CompiledPhase:
                     self._execution(fused).lower(self._placed_shapes(state), *running, *rest))
             self._executables[group.spec] = execute
         return functools.partial(self._run, execute, rest, group.first + start)
+
+    def _is_padded(self, group: PlacedGroup) -> bool:
+        replicas = 1 if isinstance(group.mask, AllRows) else self._strategy.num_replicas_in_sync
+        return isinstance(group.mask, jax.Array) or pads_parts(group.rows // replicas, self.microbatches)
 
     def _run(self, execute: Callable[..., Any], rest: Any, first: int, state: Any, *running: Any) -> Any:
         try:

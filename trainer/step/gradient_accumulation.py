@@ -72,6 +72,7 @@ class _PartContext(_ModuleContext):
         super().__init__(whole, number, rows, mask)
         self.num_replicas_in_sync = whole.num_replicas_in_sync * parts
         self.summands: list[Any] = []
+        self._parts = parts
         self._sums = sums
 
     def for_module(self) -> ReplicaContext:
@@ -84,6 +85,10 @@ class _PartContext(_ModuleContext):
     @property
     def global_rows(self) -> Any:
         return self._whole.global_rows
+
+    @property
+    def weight_of_module(self) -> Any:
+        return self._parts * self.for_module().global_rows / self.global_rows if self.is_padded else 1.0
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
         raise _other_parts("all_reduce")
@@ -112,8 +117,7 @@ def accumulated(
     """
     whole = get_replica_context()
     rows = jax.tree.leaves(batch)[0].shape[0]
-    size = -(-rows // microbatches)
-    parts = -(-rows // size)
+    parts, size = _parts_and_size(rows, microbatches)
     split, mask = _split(batch, whole.padding_mask, rows, parts, size)
 
     def context_of(part: Any, part_mask: Any, sums: list[Any] | None) -> _PartContext:
@@ -157,6 +161,17 @@ def accumulated(
     weights = whole.sum(real_rows)
     model_state = over_parts(before.model_state, model_states, changed, before.state_reduction, weights)
     return grads, model_state, {name: _merged(value, parts) for name, value in logs.items()}
+
+
+def pads_parts(rows: int, microbatches: int) -> bool:
+    """Returns whether the last of the parts of a replica's rows is padded."""
+    parts, size = _parts_and_size(rows, microbatches)
+    return parts * size != rows
+
+
+def _parts_and_size(rows: int, microbatches: int) -> tuple[int, int]:
+    size = -(-rows // microbatches)
+    return -(-rows // size), size
 
 
 def _split(batch: Any, mask: jax.Array | None, rows: int, parts: int, size: int) -> tuple[Any, jax.Array | None]:

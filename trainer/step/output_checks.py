@@ -20,6 +20,12 @@ from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
 from trainer.step.output_matching import match_arrays
 
+LEAVE_OUT_PADDING = (
+    "Use losses and metrics of `compile`, which leave them out: `super().compute_loss(...)`, with other arguments "
+    "where needed, or `self.compute_loss(...)` in a step. Or take a mean over rows as "
+    "`(values * context.row_mask).sum() * context.num_replicas_in_sync / context.global_rows`, with `context = "
+    "trainer.distribute.get_replica_context()`. Or choose a batch size that leaves no such batch.")
+
 
 def check_inputs_of_rank_one(
     module: FunctionalModule, sample_inputs: Callable[[Batch], Any], batch: Batch, rows: Batch, built_on: Any
@@ -99,9 +105,7 @@ def loss_of_real_rows(compute_loss: Callable[..., Any], *arguments: Any) -> Any:
     if context.is_padded and context.mask_reads == reads:
         raise ValueError(
             "The overridden `compute_loss` counts rows that only pad a batch, whose rows do not divide by the replicas "
-            "(or microbatches). Compile with a loss and return `super().compute_loss(...)`, with other arguments where "
-            "needed, or sum one value per row times `get_replica_context().row_mask`, and multiply by "
-            "`num_replicas_in_sync / global_rows` of this context.")
+            f"(or microbatches). {LEAVE_OUT_PADDING}")
     return loss
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from trainer.core.types import PyTree
 from trainer.distribute.replica import state_reduction
 from trainer.distribute.replica.collectives import MeshReplicaContext
 from trainer.metrics.base import MetricValue
+from trainer.step.output_checks import LEAVE_OUT_PADDING
 from trainer.step.running_logs import check_logs, merge_over_replicas
 from trainer.step.step_metrics import traced_metrics
 
@@ -66,8 +67,8 @@ class _Alone(_Recording):
 class _OneOfSeveral(_Recording, MeshReplicaContext):
     """One of several replicas that `jax.vmap` simulates."""
 
-    def __init__(self, rows: int, replicas: int):
-        super().__init__(_AXIS, replicas, False, rows, None)
+    def __init__(self, rows: int, replicas: int, row_mask: jax.Array | None = None):
+        super().__init__(_AXIS, replicas, False, rows, row_mask)
 
 
 def some_rows(batch: Any, replicas: int) -> Any | None:
@@ -79,11 +80,13 @@ def some_rows(batch: Any, replicas: int) -> Any | None:
     return jax.tree.map(lambda leaf: leaf[:rows], batch)
 
 
-def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float) -> None:
+def check_step(
+    overridden: Sequence[str], step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float
+) -> None:
     """Raises ValueError if a step has other logs or gradients on several replicas than on one; warns of logs alone.
 
     Args:
-      name: what the message calls it.
+      overridden: the names of the methods that are overridden; without any, it is for what the module sows.
       step: a train step, or a test step.
       state: the state.
       batch: what `some_rows` returned.
@@ -91,7 +94,7 @@ def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: An
       rtol: the relative difference that rounding may make.
     """
     def differing(gradients: bool | None) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        outcome = functools.partial(_outcome, name, step, gradients=gradients)
+        outcome = functools.partial(_outcome, overridden, step, gradients=gradients)
         alone, several, is_random = _compared(outcome, state, batch, replicas)
         found = {what: values[0] for what, values in several.items()}
         return alone, found, [] if is_random else [
@@ -102,8 +105,8 @@ def check_step(name: str, step: Callable[..., Any], state: TrainState, batch: An
         alone, found, others = differing(True)  # a log may be another, such as a norm of gradients, where these are not
 
     def message(what: str) -> str:
-        numbers = "" if np.size(alone[what]) != 1 else f": {float(found[what]):.4g} instead of {float(alone[what]):.4g}"
-        return (f"The overridden `{name}` has other numbers on {replicas} replicas than on one device. For "
+        numbers = _numbers(alone[what], found[what])
+        return (f"{_called(overridden)} has other numbers on {replicas} replicas than on one device. For "
                 f"{jax.tree.leaves(batch)[0].shape[0]} rows, {what} differs{numbers}. On each replica it gets the rows "
                 "of that replica. There, a loss or a log must be a mean over rows, or what a metric accumulates from "
                 f"rows. {_GATHER}")
@@ -138,34 +141,53 @@ def check_state_reduction(
         path: not all(_is_close(value, each, 1e-3) for each in several[path]) for path, value in alone.items()})
 
 
-def check_padding(name: str, step: Callable[..., Any], state: TrainState | None, batch: Any) -> None:
-    """Raises ValueError if the logs or gradients of a step depend on rows that only pad a batch.
+def check_padding(
+    overridden: Sequence[str], step: Callable[..., Any], state: TrainState | None, batch: Any, replicas: int,
+    rtol: float,
+) -> None:
+    """Raises ValueError if a padded batch has other logs or gradients than its real rows have on one device.
+
+    As in `check_step`, it warns where only logs differ.
 
     Args:
-      name: what the message calls it.
+      overridden: the names of the methods that are overridden; without any, it is for what the module sows.
       step: a train step, or a test step.
       state: the state; None if it is not at hand.
       batch: a host batch.
+      replicas: how many replicas there are.
+      rtol: the relative difference that rounding may make.
     """
-    rows = min(_ROWS, jax.tree.leaves(batch)[0].shape[0])
-    if rows < 2 or state is None:
+    available = jax.tree.leaves(batch)[0].shape[0]
+    if available < 2 or state is None:
         return
-    numbers = np.arange(rows)
-    real = numbers < rows - max(rows // 4, 1)
-    padded = np.stack([np.where(real, numbers, row) for row in (0, 1)])  # two batches that differ in their padding only
-    variants = jax.tree.map(lambda leaf: leaf[padded], batch)
-
-    def outcome(batch: Any, state: TrainState) -> dict[str, Any]:
-        context = _Alone(rows, jnp.asarray(real, jnp.float32))
-        with replica_context.enter(context):
-            return _outcome(name, step, state, context, batch)
-
-    found = jax.device_get(run_once(
-        lambda state: jax.vmap(functools.partial(outcome, state=state))(variants), state, eager=False))
+    each = max(_ROWS // replicas, 2)
+    real = each * replicas - 1
+    padded = np.stack([np.append(np.arange(real) % available, row) for row in (0, 1)])  # differ in the padding alone
+    variants = jax.tree.map(lambda leaf: leaf[padded].reshape(2, replicas, each, *leaf.shape[1:]), batch)
+    masks = (np.arange(each * replicas) < real).astype(np.float32).reshape(replicas, each)
+    alone, several, is_random = _tried(
+        functools.partial(_outcome, overridden, step, gradients=True), state,
+        jax.tree.map(lambda leaf: leaf[padded[0, :real]], batch),
+        lambda run: jax.vmap(lambda variant: jax.vmap(
+            lambda part, mask: run(_OneOfSeveral(each, replicas, mask), part), axis_name=_AXIS)(variant, masks)
+        )(variants))
+    found = {what: values[:, 0] for what, values in several.items()}
+    pads = "only pad a batch, whose rows do not divide by the replicas (or microbatches)"
     _report(found, [what for what, (one, other) in found.items() if not _is_close(one, other, 1e-5)], lambda what: (
-        f"The overridden `{name}` counts rows that only pad a batch, whose rows do not divide by the replicas: {what} "
-        "depends on them. Use `self.compute_loss` and metrics, which leave them out, multiply values of rows by "
-        "`get_replica_context().row_mask`, or choose a batch size that leaves no such batch."))
+        f"{_called(overridden)} counts rows that {pads}: {what} depends on them. {LEAVE_OUT_PADDING}"))
+    others = [] if is_random else [what for what in found if not _is_close(alone[what], found[what][0], rtol)]
+    _report(found, others, lambda what: (
+        f"{_called(overridden)} leaves out rows that {pads}, but does not weigh the others as one device does: {what} "
+        f"differs{_numbers(alone[what], found[what][0])}. Replicas have different numbers of real rows then. "
+        f"{LEAVE_OUT_PADDING}"))
+
+
+def _numbers(expected: Any, found: Any) -> str:
+    return "" if np.size(expected) != 1 else f": {float(found):.4g} instead of {float(expected):.4g}"
+
+
+def _called(overridden: Sequence[str]) -> str:
+    return f"The overridden `{', '.join(overridden)}`" if overridden else "A loss that the module sows"
 
 
 def _report(found: Mapping[str, Any], others: list[str], message: Callable[[str], str]) -> None:
@@ -187,9 +209,25 @@ def _compared(
     """Returns what a function gives on one replica, and on each of several, stacked; and whether it is random."""
     rows = jax.tree.leaves(batch)[0].shape[0]
     parts = jax.tree.map(lambda leaf: leaf.reshape(replicas, rows // replicas, *leaf.shape[1:]), batch)
+    return _tried(outcome, state, batch, lambda run: jax.vmap(
+        lambda part: run(_OneOfSeveral(rows // replicas, replicas), part), axis_name=_AXIS)(parts))
+
+
+def _tried(
+    outcome: Callable[..., dict[str, Any]], state: TrainState, batch: Any,
+    on_several: Callable[[Callable[[_Recording, Any], dict[str, Any]]], dict[str, Any]],
+) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Returns what a function gives for a batch on one replica, and what `on_several` makes of it; and if it is random.
+
+    Args:
+      outcome: takes the state, a context and a batch.
+      state: the state.
+      batch: the batch of one replica.
+      on_several: takes `outcome` as a function of a context and a batch, and calls it as several replicas would.
+    """
     is_random = False
 
-    def run(context: _Recording, state: TrainState, batch: Any) -> Any:
+    def run(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
         nonlocal is_random
         with replica_context.enter(context):
             found = outcome(state, context, batch)
@@ -197,23 +235,22 @@ def _compared(
         return found
 
     def both(state: TrainState) -> Any:
-        alone = run(_Alone(rows), state, batch)
-        several = jax.vmap(lambda part: run(_OneOfSeveral(rows // replicas, replicas), state, part), axis_name=_AXIS)
-        return alone, several(parts)
+        alone = run(state, _Alone(jax.tree.leaves(batch)[0].shape[0]), batch)
+        return alone, on_several(functools.partial(run, state))
 
     alone, several = jax.device_get(run_once(both, state, eager=False))
     return alone, several, is_random
 
 
 def _outcome(
-    name: str, step: Callable[..., Any], state: TrainState, context: _Recording, batch: Any,
+    overridden: Sequence[str], step: Callable[..., Any], state: TrainState, context: _Recording, batch: Any,
     gradients: bool | None = None,
 ) -> dict[str, Any]:
     """Returns a step's logs, and the gradients that it reduces: None leaves these out where the logs tell enough."""
     with traced_metrics() as metrics:
         returned = step(state, batch)
     logs = returned[0] if isinstance(returned, tuple) else returned
-    merged, _ = merge_over_replicas(check_logs(metrics.finished(logs), name), [], context)
+    merged, _ = merge_over_replicas(check_logs(metrics.finished(logs), ", ".join(overridden)), [], context)
     found = {}
     for log, value in merged.items():
         is_metric = isinstance(value, MetricValue)
@@ -222,7 +259,7 @@ def _outcome(
     if gradients is None:
         # They are most of a step, and the compiler drops them where nobody asks. Where a loss is logged as it is, and
         # they become their mean, the log tells enough; what a metric has accumulated may not be of the loss itself.
-        gradients = context.is_padded or not (
+        gradients = not (
             all(op is not None and ReduceOp.of(op) is ReduceOp.MEAN for op, _ in context.gradients)
             and any(not isinstance(value, MetricValue) for value in merged.values()))
     if gradients:
