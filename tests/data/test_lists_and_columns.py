@@ -87,8 +87,31 @@ def test_columns_are_read_by_their_names(data):
     (x, _, weight), = Dataset.from_columns(data(), {"a": "image", "b": "label"}, "label", "label").batch(8)
     np.testing.assert_array_equal(x["a"], X)
     np.testing.assert_array_equal(x["b"], weight)
-    with pytest.raises(ValueError, match=r"no column 'lable' .*Did you mean 'label'"):
+    with pytest.raises(ValueError, match=r"no column 'lable'\. Did you mean 'label'"):
         Dataset.from_columns(data(), "image", "lable")
+
+
+def test_a_column_that_a_later_row_lacks_names_the_row():
+    with pytest.raises(ValueError, match=r"Row 1 of the data has no column 'b'\. Known names: a\."):
+        Dataset.from_columns([{"a": 1.0, "b": 2.0}, {"a": 1.0}], "b")
+    with pytest.raises(ValueError, match=r"The data have no column 3\. Known names: a\."):
+        Dataset.from_columns({"a": [1.0]}, 3)
+
+
+def by_name(x):
+    return (x["size"] + x["age"])[:, None]
+
+
+def test_inputs_that_a_module_reads_by_name_are_asked_for_by_name():
+    columns = {"size": Y, "age": Y, "label": Y}
+    trainer.Model(by_name).predict(Dataset.from_columns(columns, {"size": "size", "age": "age"}).batch(4), verbose=0)
+    with pytest.raises(ValueError, match=r"`x` has no 'age'\. Known names: size\. It raised KeyError"):
+        trainer.Model(by_name).predict(Dataset.from_columns(columns, {"size": "size"}).batch(4), verbose=0)
+    with pytest.raises(ValueError, match=r"`x` has no 'age'\. Known names: size\. It raised KeyError"):
+        trainer.Model(by_name).build({"size": X})
+    for x in (Dataset.from_columns(columns, ["size", "age"]).batch(4), Dataset.from_columns(columns, "size").batch(4)):
+        with pytest.raises(ValueError, match=r"reads `x` by names, .*from_columns\(data, x=\{\"size\": \"size\"\}\)"):
+            trainer.Model(by_name).predict(x, verbose=0)
 
 
 @pytest.mark.parametrize("data", [Table, lambda: list(Table())], ids=["table", "list of rows"])

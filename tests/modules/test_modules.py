@@ -120,6 +120,8 @@ def test_a_batch_becomes_the_arguments_that_the_signature_asks_for(target, input
 @pytest.mark.parametrize(("target", "inputs", "message"), [
     (lambda a, p, n: a, 1, r"needs 3 inputs, and `x` has none for p, n\. Pass `x` as \(a, p, n\).*`\(\(a, p, n\),\)`"),
     (lambda *, a, b: a, (1, 2), r"none for a, b\. Pass `x` as \{'a': \.\.\., 'b': \.\.\.\}"),
+    (lambda a, b: a, (1, 2, 3), r"needs 2 inputs, and `x` has 3\. Pass `x` as \(a, b\)"),
+    (lambda a, b: a, {"a": 1, "c": 2}, r"has the keys 'a', 'c'\. Pass `x` as \{'a': \.\.\., 'b': \.\.\.\}"),
 ])
 def test_inputs_that_are_missing_are_named_with_the_form_of_all(target, inputs, message):
     with pytest.raises(TypeError, match=message):

@@ -34,7 +34,12 @@ class OverridableSteps:
     def sample_inputs(self, batch: Batch) -> Any:
         """Returns what the module is initialised on, from some rows of the first batch.
 
-        Override it for a dict of modules: it then returns a dict of inputs by module name.
+        Override it for a dict of modules: it then returns a dict of inputs by module name. A module with several inputs
+        has a tuple or a dict of them there, as in `x`. What `build` is given comes as a batch without targets.
+
+            def sample_inputs(self, batch):
+                x, y, sample_weight = trainer.unpack_x_y_sample_weight(batch)
+                return {"encoder": x, "critic": (x, np.zeros((len(x), 8)))}
         """
         return unpack_x_y_sample_weight(batch)[0]
 

@@ -25,7 +25,7 @@ from trainer.modules import FunctionalModule
 from trainer.optimizers import Optimizer
 from trainer.optimizers.attached_optimizer import AttachedOptimizer
 from trainer.optimizers.named import NamedRules
-from trainer.step.output_checks import hint_of_parts
+from trainer.step.output_checks import explain_inputs
 
 INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many rows of the first batch
 
@@ -158,8 +158,7 @@ class StateHolder:
             with replica_context.enter(replica_context.single_context(rows)):
                 params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)
         except Exception as error:
-            raise ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint_of_parts(inputs)} "
-                             f"It raised {type(error).__name__}: {error}") from error
+            raise explain_inputs(inputs, error) from error
         configuration = self._configuration
         params = configuration.options.stored(params)
         configuration.check_params(params)

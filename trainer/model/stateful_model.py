@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.compile.script_mesh import hiding_script_mesh
-from trainer.core import arguments, trace_purity
+from trainer.core import arguments, errors, trace_purity
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
@@ -38,7 +38,12 @@ Path = str | os.PathLike[str]
 
 def _some_rows(sample: ArrayTree) -> Batch:
     """Returns a batch of so many rows of a sample of `x` as a model is initialised on."""
-    return first_rows(as_batch(pack_x_y_sample_weight(sample)))
+    try:
+        return first_rows(as_batch(pack_x_y_sample_weight(sample)))
+    except ValueError as error:
+        raise ValueError("`sample` must be some rows of `x`, and no shape: `np.zeros((1, 28, 28))`, or `(images[:1], "
+                         "texts[:1])` for a call with two inputs, or a dict of these by name. "
+                         f"Received: {errors.describe(sample)}. {error}") from error
 
 
 @hiding_script_mesh
@@ -96,10 +101,16 @@ class StatefulModel(OverridableSteps):
         """Makes the weights from the shapes of a sample.
 
         Args:
-          sample: some rows of inputs `x`: an array, a list of numbers, or a tuple or dict of these.
+          sample: some rows of inputs `x`, as `fit` takes them: an array, a list of numbers, or a tuple or dict of
+            these. An overridden `sample_inputs` is given it.
 
         Raises:
           ValueError: if `sample` holds no rows (a shape, for example), or the module cannot take such inputs.
+
+        Example:
+          >>> model.build(np.zeros((1, 28, 28)))  # doctest: +SKIP
+          >>> model.build((images[:1], texts[:1]))  # for `__call__(self, image, text)`  # doctest: +SKIP
+          >>> model.build({"image": images[:1], "text": texts[:1]})  # the same by name  # doctest: +SKIP
         """
         self._state_holder.build(self.sample_inputs(_some_rows(sample)))
 

@@ -138,7 +138,8 @@ class NamedFunctional(FunctionalModule):
     def _check_names(self, inputs: PyTree) -> None:
         if not isinstance(inputs, Mapping):
             raise TypeError(f"`inputs` must be a dict with a batch for each of: {', '.join(sorted(self.parts))}. "
-                            f"Received: {describe(inputs)}. Override `sample_inputs` to make it from a batch.")
+                            f"Received: {describe(inputs)}. Override `sample_inputs` to make it from a batch, such as "
+                            f"`return {{{', '.join(f'{name!r}: x' for name in self.parts)}}}`.")
         for name in inputs:
             if name not in self.parts:
                 raise unknown_name("module", name, self.parts)

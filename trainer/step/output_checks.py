@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from trainer.modules.base import FunctionalModule
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
 from trainer.step.output_matching import match_arrays
+
+# What Python, NumPy and JAX say of `x["name"]`.
+_INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
 
 LEAVE_OUT_PADDING = (
     "Use losses and metrics of `compile`, which leave them out: `super().compute_loss(...)`, with other arguments "
@@ -60,13 +64,32 @@ def check_inputs_of_rank_one(
         jax.eval_shape(outputs_of_twice_the_rows)
     except Exception as error:
         names, fixes = (", ".join(f"`{name}{suffix}`" for name in flat) for suffix in ("", "[:, None]"))
-        raise ValueError(
-            f"The module cannot take such `x`: a batch is {errors.describe(x)}, with one number per row in {names}. "
-            f"Pass {fixes} if the module takes features, or it takes the rows for them.{hint_of_parts(x)} It raised "
-            f"{type(error).__name__}: {error}") from error
+        advice = _hint_of_names(x, error) or (
+            f"There is one number per row in {names}. Pass {fixes} if the module takes features, or it takes the rows "
+            f"for them.{_hint_of_parts(x)}")
+        raise ValueError(f"The module cannot take such `x`: a batch is {errors.describe(x)}. {advice} It raised "
+                         f"{type(error).__name__}: {error}") from error
 
 
-def hint_of_parts(inputs: Any) -> str:
+def explain_inputs(inputs: Any, error: Exception) -> ValueError:
+    """Returns the error for inputs with which a module raised `error` as its weights were made."""
+    hint = _hint_of_names(inputs, error) or _hint_of_parts(inputs).strip()
+    return ValueError(f"The module cannot take such `x`: {errors.describe(inputs)}.{hint and ' ' + hint} "
+                      f"It raised {type(error).__name__}: {error}")
+
+
+def _hint_of_names(inputs: Any, error: Exception) -> str:
+    """Returns a sentence for an error about the names of inputs; or nothing."""
+    name = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(inputs, dict) and isinstance(name, str) and name not in inputs:
+        return f"`x` has no {name!r}. {errors.near_hint(name, map(str, inputs))}"
+    if isinstance(error, (TypeError, IndexError)) and _INDEXED_BY_NAME.search(str(error)):
+        return ("If the module reads `x` by names, give a dict of arrays: `x={\"size\": sizes}`, or "
+                "`Dataset.from_columns(data, x={\"size\": \"size\"})`.")
+    return ""
+
+
+def _hint_of_parts(inputs: Any) -> str:
     """Returns a sentence for an error about inputs that may be a whole batch, with targets; or nothing."""
     if isinstance(inputs, (tuple, list)) and 1 < len(inputs) <= 3:
         return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, write "

@@ -84,7 +84,8 @@ class Dataset:
         Args:
           data: a table, such as a dataset of Hugging Face's `datasets`, a data frame or a dict of arrays, that gives a
             column for its name; or a list of dicts, each a row. Columns hold numbers, arrays or images of one shape.
-          x: the name of the column of inputs; or a list or dict of names, for several inputs.
+          x: the name of the column of inputs; or a list of names, for inputs by position, or a dict of names, for
+            inputs by name: `{"size": "size", "age": "age"}` for a module that reads `x["size"]`.
           y: likewise of targets; None for none.
           sample_weight: likewise of weights of rows.
 
@@ -323,16 +324,22 @@ class Dataset:
 
 
 def _column(data: Any, name: str) -> np.ndarray:
+    where, place = data, "The data have"
     try:
-        column = [row[name] for row in data] if isinstance(data, list) else data[name]
+        if isinstance(data, list):
+            column = []
+            for number, where in enumerate(data):
+                place = f"Row {number} of the data has"
+                column.append(where[name])
+        else:
+            column = data[name]
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"The data have no column {name!r} in each row. {near_hint(name, _names(data))}") from error
+        raise ValueError(f"{place} no column {name!r}. {near_hint(str(name), _names(where))}") from error
     return column_array(column)
 
 
-def _names(data: Any) -> list[str]:
-    names = getattr(data, "column_names", None) or (data[0] if isinstance(data, list) and data else data)
-    return [str(name) for name in names]
+def _names(table: Any) -> list[str]:
+    return [str(name) for name in getattr(table, "column_names", None) or table]
 
 
 def _call(fn: Callable[..., Any], element: Any) -> Any:

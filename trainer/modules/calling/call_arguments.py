@@ -136,15 +136,24 @@ def call_arguments(target: Any, inputs: PyTree, training: bool, make_key: MakeKe
         return (), {by_name[0]: inputs[0] if is_alone else inputs, **with_keys(by_name)}
     missing = [*required(names)[len(values):], *by_name]
     if missing:
-        needed = [*required(names), *by_name]
-        as_dict = f"{{{', '.join(f'{name!r}: ...' for name in needed)}}}"
-        form = as_dict if by_name else f"({', '.join(needed)})"
-        raise TypeError(f"the call needs {len(needed)} inputs, and `x` has none for {', '.join(missing)}. Pass `x` as "
-                        f"{form}; where data yield batches, a batch of `x` alone is `({form},)`")
+        raise _wrong_inputs(inputs, missing, [*required(names), *by_name], is_by_name=bool(by_name))
     # What follows a flag or a key in the signature can only be reached by its name.
     leading = next((index for index, parameter in enumerate(positional) if parameter.name not in names), len(values))
     filled = names[:len(values)]
     return values[:leading], {**dict(zip(filled[leading:], values[leading:], strict=True)), **with_keys(filled)}
+
+
+def _wrong_inputs(inputs: PyTree, missing: Sequence[str], needed: Sequence[str], is_by_name: bool) -> TypeError:
+    """Returns the error for inputs that do not fill all parameters without defaults, which are `needed`."""
+    as_dict = f"{{{', '.join(f'{name!r}: ...' for name in needed)}}}"
+    form = as_dict if is_by_name or isinstance(inputs, dict) else f"({', '.join(needed)})"
+    lacks = f"none for {', '.join(missing)}"
+    if isinstance(inputs, dict):
+        lacks = f"the keys {', '.join(map(repr, inputs))}"
+    elif type(inputs) in (tuple, list) and len(inputs) > len(needed):
+        lacks = f"{len(inputs)}"
+    return TypeError(f"the call needs {len(needed)} inputs, and `x` has {lacks}. Pass `x` as {form}; where data yield "
+                     f"batches, a batch of `x` alone is `({form},)`")
 
 
 def parameters_of(target: Any) -> dict[str, inspect.Parameter]:
