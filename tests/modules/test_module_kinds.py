@@ -111,6 +111,20 @@ class ManyStreams(nnx.Module):
         return self.first(x), self.second(x), drawn
 
 
+def test_arrays_in_a_dict_of_an_nnx_module_are_state():
+    class Tables(nnx.Module):
+        def __init__(self):
+            self.tables = nnx.data({"a": jnp.arange(3.0), "b": jnp.ones((3,), jnp.bfloat16)})
+
+        def __call__(self, x):
+            return x * self.tables["a"].reshape(-1) + self.tables["b"]
+
+    functional = as_functional(Tables())
+    params, model_state, outputs = functional.init(jax.random.key(0), X)
+    assert params == {} and len(jax.tree.leaves(model_state)) == 2
+    close(outputs, Tables()(X))
+
+
 @pytest.mark.slow
 def test_nnx_streams_are_named_by_their_path_and_stacked_keys_are_split():
     functional = as_functional(ManyStreams(nnx.Rngs(0)))

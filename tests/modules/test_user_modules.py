@@ -229,6 +229,20 @@ def refused_weights():
         as_functional(NoModule())
 
 
+def refused_writes():
+    for make in (nnx.SpectralNorm, nnx.WeightNorm):
+        module = make(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(0))
+        with pytest.raises(ValueError, match="writes to its parameters layer_instance/kernel, as"):
+            Outputs(module)
+        model = trainer.Model(module)
+        close(model.predict(X, verbose=0), module(jnp.asarray(X)))
+        model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match="Only the optimizer changes parameters here"):
+            model.fit(X, X, verbose=0)
+    for transform in (nnx.jit, nnx.remat):  # which write back what they have not changed
+        Outputs(nnx_net(lambda self, x, transform=transform: transform(lambda layer, x: layer(x))(self.dense, x)))
+
+
 PROGRAMS = {
     "Several inputs": several_inputs,
     "A flag": flags,
@@ -246,6 +260,7 @@ PROGRAMS = {
     "An object whose arrays lie on devices": placed,
     "BatchNorm whose averages never move": refused_batch_norm,
     "Dropout outside of training": refused_dropout,
+    "An NNX call that writes to parameters": refused_writes,
     "Weights in what is no Flax module": refused_weights,
 }
 

@@ -17,12 +17,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import nnx
 from flax.core import DenyList
 from flax.traverse_util import unflatten_dict
 
 from trainer.compile.constraints import on_mesh_of_strategy
+from trainer.compile.passed_through import is_passed_through
+from trainer.core import errors
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 from trainer.modules.annotations import layouts_of_metadata
@@ -46,6 +49,18 @@ class _Variant(NamedTuple):
     batch_norm: str = "global"
     compute_dtype: Any = None
     frozen: frozenset[Path] = frozenset()
+
+
+class _Suspicion(NamedTuple):
+    """What a call may have done; a look at it tells.
+
+    Attributes:
+      is_in_other_mode: a layer may have done what belongs to the other phase.
+      writes_params: the call may have written to parameters.
+    """
+
+    is_in_other_mode: bool
+    writes_params: bool
 
 
 _NO_KWARGS = CallKwargs()
@@ -129,29 +144,32 @@ class NNXFunctional(FunctionalModule):
         variant = _Variant(training, batch_norm, compute_dtype, self._frozen(is_frozen) if training else frozenset())
         check = ModeCheck(training) if self._call_kwargs.of(training) is None else None
         linen_calls = LinenCalls(training, batch_norm, compute_dtype, self._is_frozen_in_linen(is_frozen), check)
-        returned, is_suspect = self._apply(
+        returned, suspicion = self._apply(
             params, model_state, inputs, variant, make_key, linen_calls, remat and training)
+        if training and suspicion.writes_params:
+            self._refuse_writes(params, model_state, inputs, variant, make_key)
         if check is not None:
-            if is_suspect:
+            if suspicion.is_in_other_mode:
                 jax.eval_shape(lambda: self._look(params, model_state, inputs, variant, make_key, check))
             check.raise_found(self.module)
         return returned
 
     def _apply(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
-               linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], bool]:
-        """Returns what `apply` does, and whether a layer may have done what belongs to the other phase."""
-        linen_calls, is_suspect = linen_calls or LinenCalls(variant.training), remat
+               linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], _Suspicion]:
+        """Returns what `apply` does, and what has to be looked at once more."""
+        linen_calls, is_suspect, writes = linen_calls or LinenCalls(variant.training), remat, False
 
         def outputs_and_state(make_key: MakeKey) -> tuple[Any, dict]:
-            nonlocal is_suspect
+            nonlocal is_suspect, writes
             module = self._merge(params, model_state, make_key, variant)
             if remat:
                 _hook_calls(module, _call_or_rematerialise)
-            before = self._changing(module)
+            before, params_before = self._changing(module), self._params_of(module)
             args, kwargs = self._arguments(module, inputs, variant.training, make_key)
             with nn.intercept_methods(linen_calls.intercept), _may_sow():
                 outputs = module(*args, **kwargs)
             after = self._changing(module)
+            writes = any(value is not params_before[path] for path, value in self._params_of(module).items())
             moved = {path for path, value in before.items() if after[path] is not value}
             if variant.training:
                 is_suspect |= any((*layer, "mean") not in moved
@@ -163,7 +181,30 @@ class NNXFunctional(FunctionalModule):
 
         returned = (self._rematerialisation.run(outputs_and_state, make_key, inputs) if remat
                     else outputs_and_state(make_key))
-        return returned, is_suspect
+        return returned, _Suspicion(is_suspect, writes)
+
+    def _refuse_writes(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant,
+                       make_key: MakeKey) -> None:
+        """Raises ValueError if a call in training writes to parameters; NNX's transformations only seem to."""
+        def after_a_call(values: dict[Path, Any]) -> dict[Path, Any]:
+            named = unflatten_dict({_names(path): value for path, value in values.items()})
+            module = self._merge(named, model_state, make_key, variant)
+            args, kwargs = self._arguments(module, inputs, variant.training, make_key)
+            with nn.intercept_methods(LinenCalls(variant.training).intercept), _may_sow():
+                module(*args, **kwargs)
+            return self._params_of(module)
+
+        is_kept = is_passed_through(after_a_call, _pick(params, self._param_paths))
+        written = [_joined(path) for path in self._param_paths if not is_kept[path]]
+        if written:
+            raise ValueError(
+                f"In training, the call of {self.name} writes to its parameters {', '.join(written[:errors.MAX_ITEMS])}"
+                ", as `nnx.SpectralNorm` and `nnx.WeightNorm` do. Only the optimizer changes parameters here: what the "
+                "call writes would be lost, and a loop that keeps it would train other weights. Compute with a changed "
+                "copy of the parameters, as Linen's layers do, and keep what a call computes in an `nnx.Variable`.")
+
+    def _params_of(self, module: nnx.Module) -> dict[Path, Any]:
+        return {path: value.get_value() for path, value in nnx.to_flat_state(nnx.state(module, nnx.Param))}
 
     def _arguments(self, module: Any, inputs: PyTree, training: bool,
                    make_key: MakeKey) -> tuple[tuple, dict[str, Any]]:
@@ -295,11 +336,20 @@ class NNXFunctional(FunctionalModule):
 def _abstract_clone(module: nnx.Module) -> nnx.Module:
     """Returns a clone with shapes for values: it neither keeps the user's arrays alive nor needs them to live."""
     graphdef, state = nnx.split(module)
-    clone = nnx.merge(graphdef, jax.eval_shape(lambda: state))
+    shapes = jax.eval_shape(lambda: state)
+    clone = nnx.merge(graphdef, jax.tree.map(_without_memory, shapes,
+                                             is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
     nnx.pop(clone, lambda path, value: isinstance(value, nnx.Intermediate)
             or (_is_loss(value) and isinstance(value.get_value(), tuple)))
     replace_nnx_batch_norms(clone)
     return clone
+
+
+def _without_memory(leaf: Any) -> Any:
+    """Returns a variable as it is; for the shape of an array an array, as NNX finds no shapes in dicts and lists."""
+    if isinstance(leaf, nnx.Variable) or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
 @contextlib.contextmanager
