@@ -22,7 +22,7 @@ from tests.support.rendezvous_cluster import (
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError, ClusterTimeout
 from trainer.cluster.liveness import listen
 from trainer.cluster.rendezvous import gather
-from trainer.cluster.rendezvous.messages import Hello
+from trainer.cluster.rendezvous.messages import Hello, encode
 from trainer.cluster.rendezvous.rendezvous import agree
 
 
@@ -59,8 +59,7 @@ def test_one_process_alone_needs_no_port():
 
 @pytest.mark.parametrize(("odd", "words"), [
     ({"versions": {"jax": "4", "trainer": "1"}}, ["its jax is '4', not '3' as on worker 0"]),
-    ({"versions": {"trainer": "1"}}, ["its jax is not given, not '3' as on worker 0"]),
-    ({"job_id": "another"}, ["its job id is 'another', not 'job' as on worker 0"]),
+    ({"versions": {"trainer": "1"}}, ["its jax is none, not '3' as on worker 0"]),
 ])
 def test_everybody_hears_who_differs_in_what(start, monkeypatch, odd, words):
     monkeypatch.setattr(gather, "GRACE_SECS", LONG_SECS)  # of no use when all are there
@@ -93,10 +92,58 @@ def test_another_list_of_addresses_is_told_to_all(start, change, word):
 def test_a_difference_is_told_even_if_others_are_still_missing_at_the_deadline(start, monkeypatch):
     monkeypatch.setattr(gather, "GRACE_SECS", LONG_SECS)
     cluster = cluster_of(3)
-    members = [start(cluster[0], timeout_secs=SHORT_SECS), start(cluster[1], job_id="another")]
+    members = [start(cluster[0], timeout_secs=SHORT_SECS), start(cluster[1], versions={"jax": "none"})]
     for member in members:
         error = member.error()
-        assert isinstance(error, ClusterError) and "its job id is 'another'" in str(error)
+        assert isinstance(error, ClusterError) and "its jax is 'none'" in str(error)
+
+
+def test_a_process_of_another_job_is_refused_and_told_why_and_the_start_goes_on(start):
+    cluster = cluster_of(2)
+    first = start(cluster[0])
+    for _ in range(2):
+        error = start(cluster[1], job_id="another").error()
+        assert isinstance(error, ClusterError)
+        assert "worker 0 (127.0.0.1:" in str(error) and "has refused this process" in str(error)
+        assert "its job id is 'another', not 'job' as on worker 0" in str(error) and "TRAINER_JOB_ID" in str(error)
+    line, = first.lines
+    assert line.startswith("Warning: worker 0 has refused a process of another job, and goes on without it. worker 1 ")
+    assert f"pid {os.getpid()}" in line and "its job id is 'another'" in line
+    assert [start(cluster[1]).error(), first.error()] == [None, None]
+    assert len(first.lines) == 1
+
+
+@pytest.mark.parametrize(("ids", "word"), [
+    (("", ""), "its cluster has 3 processes, not 2 as on worker 0"),
+    (("", "job 7"), "its job id is 'job 7', not none as on worker 0"),
+    (("job 7", ""), "its job id is none, not 'job 7' as on worker 0"),
+])
+def test_without_two_job_ids_what_differs_is_a_mistake_that_all_are_told(start, monkeypatch, ids, word):
+    monkeypatch.delenv("TRAINER_JOB_ID", raising=False)
+    cluster = cluster_of(2)
+    other = ClusterDescription((*cluster[1].addresses, "127.0.0.1:9"), 1)
+    for member in (start(cluster[0], job_id=ids[0]), start(other, job_id=ids[1])):
+        error = member.error()
+        assert isinstance(error, ClusterError) and word in str(error) and "refused" not in str(error)
+
+
+def test_who_was_refused_is_named_at_the_deadline(start):
+    cluster = cluster_of(2)
+    first = start(cluster[0], timeout_secs=SHORT_SECS)
+    start(cluster[1], job_id="another")
+    error = first.error()
+    assert isinstance(error, ClusterTimeout), "the right one may come when the job is started again"
+    assert "These came, but are of another job: worker 1 (127.0.0.1:1), pid " in str(error)
+    assert "its job id is 'another', not 'job' as on worker 0." in str(error)
+
+
+def test_what_a_refused_process_says_does_not_matter(start):
+    cluster = cluster_of(2)
+    first = start(cluster[0])
+    with connect(cluster) as sock:
+        sock.sendall(hello_of(cluster[1], job_id="another") + encode({"kind": "gave_up"}))
+        until(lambda: first.lines)
+        assert [start(cluster[1]).error(), first.error()] == [None, None]
 
 
 def test_two_processes_with_one_index_are_told_to_all(start):
@@ -238,11 +285,11 @@ def test_arguments_are_checked_first(arguments, error, match):
 
 def test_the_job_id_comes_from_the_environment(start, monkeypatch):
     cluster = cluster_of(2)
-    first = start(cluster[0], job_id=None)
-    connect(cluster).close()
     monkeypatch.setenv("TRAINER_JOB_ID", "job 7")
+    first = start(cluster[0])
     second = start(cluster[1], job_id=None)
-    assert "its job id is 'job 7', not '" in str(second.error()) and isinstance(first.error(), ClusterError)
+    assert "its job id is 'job 7', not 'job' as on worker 0" in str(second.error())
+    assert [start(cluster[1]).error(), first.error()] == [None, None]
     members = [start(description, job_id=None) for description in cluster]
     assert [member.error() for member in members] == [None, None]
 

@@ -23,7 +23,8 @@ from tests.support.rendezvous_cluster import (
     until,
 )
 from trainer.cluster.description.cluster_description import ClusterTimeout
-from trainer.cluster.rendezvous import gather, join
+from trainer.cluster.liveness import listen
+from trainer.cluster.rendezvous import join
 from trainer.cluster.rendezvous.messages import MAGIC, MAX_BYTES, encode, printable
 from trainer.cluster.rendezvous.rendezvous import agree
 
@@ -37,6 +38,19 @@ STRANGERS = {
     "no hello": encode({"kind": "go"}),
     "wrong types": encode({"kind": "hello", "cluster": [1], "process_id": "1", "job_id": None, "versions": []}),
 }
+
+
+def is_closed(sock):
+    """Returns whether the other end has closed the connection; takes what it has sent."""
+    sock.setblocking(False)
+    try:
+        while sock.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
 
 
 @pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS.keys())
@@ -64,11 +78,31 @@ def test_a_stranger_that_says_nothing_holds_nobody_up(start):
 
 
 def test_a_stranger_that_says_nothing_is_dropped_after_a_while(start, monkeypatch):
-    monkeypatch.setattr(gather, "HELLO_SECS", 0.1)
+    monkeypatch.setattr(listen, "HELLO_SECS", 0.1)
     cluster = cluster_of(2)
     first = start(cluster[0])
     with connect(cluster) as silent, contextlib.suppress(ConnectionResetError):
         assert silent.recv(1) == b""
+    assert [start(cluster[1]).error(), first.error()] == [None, None]
+
+
+def test_a_host_that_opens_many_connections_keeps_nobody_out(start):
+    cluster = cluster_of(2)
+    first = start(cluster[0])
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(cluster)) for _ in range(listen.MAX_UNKNOWN + 40)]
+        until(lambda: sum(map(is_closed, silent)) >= 40)
+        assert [is_closed(sock) for sock in silent] == [True] * 40 + [False] * listen.MAX_UNKNOWN, "the oldest go first"
+        assert [start(cluster[1]).error(), first.error()] == [None, None]
+
+
+def test_a_process_that_stays_after_it_was_refused_is_dropped(start, monkeypatch):
+    monkeypatch.setattr(listen, "HELLO_SECS", 0.1)
+    cluster = cluster_of(2)
+    first = start(cluster[0])
+    with connect(cluster) as refused:
+        refused.sendall(hello_of(cluster[1], job_id="another"))
+        until(lambda: is_closed(refused))
     assert [start(cluster[1]).error(), first.error()] == [None, None]
 
 
@@ -190,9 +224,9 @@ def test_a_received_text_cannot_steer_the_terminal(start):
     cluster = cluster_of(2)
     first = start(cluster[0])
     with connect(cluster) as sock:
-        sock.sendall(hello_of(cluster[1], job_id="\x1b]0;x\x07", process="\x1b[2J"))
+        sock.sendall(hello_of(cluster[1], process="\x1b[2J", versions={"jax": "\x1b]0;x\x07"}))
         message = str(first.error())
-    assert "its job id is '?]0;x?'" in message and "\x1b" not in message
+    assert "its jax is '?]0;x?'" in message and "\x1b" not in message
 
 
 # The packages' own __init__ files would import JAX, which takes seconds.

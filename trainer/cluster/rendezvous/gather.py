@@ -13,12 +13,11 @@ import time
 from typing import NoReturn
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout
-from trainer.cluster.liveness.listen import close_all, listen
+from trainer.cluster.liveness.listen import close_all, listen, overdue
 from trainer.cluster.rendezvous.messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
 from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
 
-HELLO_SECS = 10.0  # a connection that has not said who it is by then is dropped
 GRACE_SECS = 1.0  # from the first difference to the error, so that processes that come at the same time get it too
 STATUS_SECS = 1.0  # from one sign of life to the next
 DRAIN_SECS = 1.0  # for the others to read the outcome
@@ -50,6 +49,7 @@ class _Peer:
         self.host = host
         self.since = time.monotonic()
         self.hello: Hello | None = None
+        self.is_refused = False  # being of another job
         self.was_sent_agreed = False
         self.answered = False
 
@@ -65,6 +65,7 @@ class _Gathering:
         self._members: dict[int, _Peer] = {}  # those that agree with `hello`, by number
         self._left: dict[int, float] = {}  # when a member left that has not come back
         self._problems: list[str] = []
+        self._refused: dict[tuple[int, str], str] = {}  # by number and job: processes of other jobs, and their texts
         self._fail_at = 0.0
         self._strangers = 0
         self._next_status = time.monotonic() + STATUS_SECS
@@ -87,7 +88,7 @@ class _Gathering:
                 self._next_status = now + STATUS_SECS
                 for peer in self._named():
                     self._send_status(peer)
-            self._drop_silent(now)
+            self._drop_unknown(now)
             self._wait.say_if_due(self._line)
             self._step(self._wait.poll_secs)
         self._stop_listening()
@@ -132,6 +133,8 @@ class _Gathering:
             self._drop(peer)
 
     def _take(self, peer: _Peer, message: dict) -> None:
+        if peer.is_refused:
+            return  # what it says does not matter
         if peer.hello is None:
             peer.hello = Hello.from_message(message)
             self._admit(peer, peer.hello)
@@ -147,6 +150,9 @@ class _Gathering:
         """Counts a process among the members, or notes why not."""
         number, who = hello.process_id, hello.described(self._cluster)
         differences = hello.differences(self._hello, self._cluster.name(0))
+        if "" != hello.job_id != self._hello.job_id != "":  # without an id, other addresses are most likely a mistake
+            self._refuse(peer, hello, f"{who}: {'; '.join(differences)}.")
+            return
         if differences:
             self._note_problem(f"{who}: {'; '.join(differences)}.")
             return
@@ -167,6 +173,20 @@ class _Gathering:
         self._left.pop(number, None)
         self._send_status(peer)
 
+    def _refuse(self, peer: _Peer, hello: Hello, text: str) -> None:
+        """Sends a process of another job away, such as one that an earlier run has left behind."""
+        peer.is_refused = True
+        advice = ("If it belongs to this job, give it the same job id (TRAINER_JOB_ID) and the same "
+                  f"{self._cluster.source}.")
+        peer.connection.send({"kind": "failed", "error": "cluster", "text": (
+            f"{self._cluster.member(0)} has refused this process, which is of another job than it. {text} {advice}"
+        )[:MAX_TEXT]})
+        key = hello.process_id, hello.job_id
+        if key not in self._refused and len(self._refused) < MAX_SHOWN:
+            self._refused[key] = text
+            self._wait.say(f"Warning: {self._cluster.name(0)} has refused a process of another job, and goes on "
+                           f"without it. {text} {advice}")
+
     def _note_problem(self, text: str) -> None:
         if not self._problems:
             self._fail_at = time.monotonic() + GRACE_SECS
@@ -179,16 +199,16 @@ class _Gathering:
             del self._members[peer.hello.process_id]
             self._left[peer.hello.process_id] = time.monotonic()
 
-    def _drop_silent(self, now: float) -> None:
-        for peer in [peer for peer in self._peers if peer.hello is None and now - peer.since > HELLO_SECS]:
-            self._strangers += 1
+    def _drop_unknown(self, now: float) -> None:
+        for peer in overdue([peer for peer in self._peers if peer.hello is None or peer.is_refused], now):
+            self._strangers += not peer.is_refused
             self._drop(peer, abort=True)
 
     def _named(self) -> list[_Peer]:
-        return [peer for peer in self._peers if peer.hello is not None]
+        return [peer for peer in self._peers if peer.hello is not None and not peer.is_refused]
 
     def _all_named(self) -> bool:
-        numbers = {peer.hello.process_id for peer in self._peers if peer.hello is not None}
+        numbers = {peer.hello.process_id for peer in self._named() if peer.hello is not None}
         return numbers.issuperset(range(1, self._cluster.num_processes))
 
     def _missing(self) -> list[int]:
@@ -232,6 +252,8 @@ class _Gathering:
                  f"Connected: {self._names(sorted(self._members))}."]
         if left:
             parts.append(f"{'; '.join(left[:MAX_SHOWN])}.")
+        if self._refused:
+            parts.append(f"These came, but are of another job: {' '.join(self._refused.values())}")
         if self._strangers:
             parts.append(f"{self._strangers} connections of others, or of another version of trainer, were ignored.")
         parts.append("Likely cause: it was not started, has ended (see its own output), has another address for "
@@ -263,7 +285,7 @@ class _Gathering:
     def _tell_all(self, message: dict) -> None:
         """Sends the outcome to all, and gives them time to close first: the first to close keeps the port a while."""
         for peer in list(self._peers):
-            if peer.hello is None:
+            if peer.hello is None or peer.is_refused:
                 self._drop(peer, abort=True)
             else:
                 peer.connection.send(message)

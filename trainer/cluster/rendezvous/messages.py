@@ -52,7 +52,7 @@ class Hello(NamedTuple):
     Attributes:
       cluster: the addresses of all processes, as it knows them.
       process_id: its number among them.
-      job_id: of the job that it belongs to.
+      job_id: of the job that it belongs to; "" if nothing says which.
       versions: what must be the same everywhere, by name.
       process: where it runs, for messages.
       nonce: distinguishes two processes; the same when a process connects again.
@@ -88,7 +88,8 @@ class Hello(NamedTuple):
         """Returns in what this process differs from another, each as part of a sentence."""
         found = []
         if self.job_id != other.job_id:
-            found.append(f"its job id is {_value(self.job_id)}, not {_value(other.job_id)} as on {other_name}")
+            mine, theirs = _value(self.job_id or None), _value(other.job_id or None)
+            found.append(f"its job id is {mine}, not {theirs} as on {other_name}")
         if len(self.cluster) != len(other.cluster):
             found.append(f"its cluster has {len(self.cluster)} processes, not {len(other.cluster)} as on {other_name}")
         else:
@@ -96,10 +97,9 @@ class Hello(NamedTuple):
                       for index, (mine, theirs) in enumerate(zip(self.cluster, other.cluster, strict=True))
                       if mine != theirs]
         for name in sorted(self.versions.keys() | other.versions.keys()):
-            mine, theirs = self.versions.get(name), other.versions.get(name)
-            if mine != theirs:
-                found.append(f"its {printable(name, MAX_VALUE)} is {_value(mine)}, not {_value(theirs)} as on "
-                             f"{other_name}")
+            mine, theirs = _value(self.versions.get(name)), _value(other.versions.get(name))
+            if self.versions.get(name) != other.versions.get(name):
+                found.append(f"its {printable(name, MAX_VALUE)} is {mine}, not {theirs} as on {other_name}")
         more = len(found) - MAX_SHOWN
         return found if more <= 0 else [*found[:MAX_SHOWN], f"and {more} more"]
 
@@ -111,7 +111,7 @@ class Hello(NamedTuple):
 
 
 def _value(value: str | None) -> str:
-    return "not given" if value is None else repr(printable(value, MAX_VALUE))
+    return "none" if value is None else repr(printable(value, MAX_VALUE))
 
 
 def close_at_once(sock: socket.socket) -> None:

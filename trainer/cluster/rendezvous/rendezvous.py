@@ -12,15 +12,14 @@ watchdog, as nothing else would notice its end before that.
 
 What the network must guarantee: it is trusted. Nothing is encrypted, and a program that reaches the port and knows
 the protocol can make the start fail, though not run code: messages are JSON of limited length. Connections that do not
-speak the protocol are dropped and counted. JAX's own connections are no better protected.
+speak the protocol are dropped and counted, and processes of another job are refused. JAX's own connections are no
+better protected.
 
 Owns what a process says of itself. Must not know JAX, nor what the processes do afterwards.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import secrets
 import selectors
@@ -54,7 +53,8 @@ def agree(
     """Returns the others once every process of the cluster knows that all are there and were started in the same way.
 
     Compared are the cluster's addresses, the job id, and the versions of trainer, jax and jaxlib. A process that leaves
-    before the end may come back until the deadline. With one process there is nothing to do.
+    before the end may come back until the deadline. Where both have a job id, a process with another one is refused,
+    and `say` is called with its name: the start goes on without it. With one process there is nothing to do.
 
     Looking up a host name takes as long as the system's resolver allows, which may exceed the deadline.
 
@@ -63,12 +63,12 @@ def agree(
       timeout_secs: how long to wait for the others. The shortest timeout among the processes counts for all.
       say: is called with a line about who is awaited, and why, from time to time.
       job_id: distinguishes jobs that meet by mistake. None takes the environment variable TRAINER_JOB_ID, or else the
-        description's, or else a hash of the cluster's addresses.
+        description's; "" if there is none.
       say_every_secs: how often `say` is called while waiting.
 
     Raises:
       ClusterError: if processes differ, two have one number, process 0 cannot listen on its port, or this process
-        does not train. All that can be reached raise the same.
+        does not train. All that can be reached raise the same. Or if this process is refused as one of another job.
       ClusterTimeout: if not all met in time. The text names who is missing.
       ValueError: if `timeout_secs` or `say_every_secs` is not positive.
 
@@ -81,7 +81,7 @@ def agree(
     hello = Hello(
         cluster=description.addresses,
         process_id=description.process_id,
-        job_id=job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id or _hash_of(description.addresses),
+        job_id=job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id,
         versions=package_versions(),
         process=f"pid {os.getpid()} on {socket.gethostname()}",
         nonce=secrets.token_hex(8),
@@ -92,7 +92,3 @@ def agree(
     if description.process_id == 0:
         return gather.gather(hello, wait)
     return join.join(hello, wait)
-
-
-def _hash_of(addresses: tuple[str, ...]) -> str:
-    return hashlib.sha256(json.dumps(addresses).encode()).hexdigest()[:16]

@@ -40,6 +40,10 @@ class Wait:
         """How long to sleep before looking again at the deadline and at whether a line is due."""
         return max(0.0, min(POLL_SECS, self.remaining_secs, self._next_line - time.monotonic()))
 
+    def say(self, line: str) -> None:
+        """Says a line now."""
+        self._say(line)
+
     def say_if_due(self, line: Callable[[], str]) -> None:
         """Says a line, if the last line was long enough ago."""
         now = time.monotonic()
