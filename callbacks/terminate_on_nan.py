@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -13,8 +14,30 @@ from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.core.arguments import require_bool
+from trainer.core.tracebacks import user_stacklevel
 
 _SHOWN_WEIGHTS = 5
+
+
+def warn_of_non_finite_losses(model: Any, logs: Logs) -> None:
+    """Warns of a training at whose end a loss is NaN or infinite, unless the model left out updates for that.
+
+    Args:
+      model: what was trained.
+      logs: those of its last epoch.
+    """
+    if getattr(model, "skip_non_finite", False):
+        return
+    losses = {name: logs[name] for name in logs
+              if (name == "loss" or name.endswith("_loss")) and not name.startswith("val_")}
+    non_finite = [f"{name}={value}" for name, value in losses.items()
+                  if isinstance(value, (int, float)) and not math.isfinite(value)]
+    if non_finite:
+        warnings.warn(
+            f"The training has ended with {', '.join(non_finite)}. `TerminateOnNaN()` ends it at the batch where that "
+            "begins and names the weights; `compile(skip_non_finite=True)` leaves such updates out; "
+            "`jax.config.update('jax_debug_nans', True)` with `run_eagerly=True` shows the operation.",
+            RuntimeWarning, stacklevel=user_stacklevel())
 
 
 def _for_other_loops(hook: Any) -> Any:

@@ -20,6 +20,7 @@ if metadata.version("jaxlib").startswith("0.10."):
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # half the time to compile; later versions have no such flag
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # a failing test shows the trainer's frames
 # All processes of a run of the suite, those that tests start too, share what they compile.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="trainer-tests-")

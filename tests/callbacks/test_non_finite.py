@@ -419,7 +419,8 @@ def test_switched_off_again_a_bad_batch_spoils_the_weights():
     fit(model, *data_with(np.nan, 1))
     assert np.isfinite(model.get_weights()[0]).all()
     model.skip_non_finite = False
-    history = fit(model, *data_with(np.nan, 1)).history
+    with pytest.warns(RuntimeWarning, match="ended with loss=nan"):
+        history = fit(model, *data_with(np.nan, 1)).history
     assert "skipped_steps" not in history and np.isnan(model.get_weights()[0]).all()
 
 
@@ -443,3 +444,18 @@ def test_too_many_in_a_row_over_two_epochs_raise_if_they_shall():
     callback = SkipNonFinite(max_consecutive=3, raise_error=True)
     with pytest.raises(RuntimeError, match="Batch 3: the gradients of 3 train steps in a row were not finite"):
         fit(compiled_mlp(steps_per_execution=4), x, y, callback, epochs=2)
+
+
+@pytest.mark.parametrize(("callbacks", "options", "warns"), [
+    ([], {}, True),
+    ([TerminateOnNaN()], {}, False),
+    ([SkipNonFinite()], {}, False),
+    ([], {"skip_non_finite": True}, False),
+])
+def test_a_training_that_ends_without_a_finite_loss_says_so_once(callbacks, options, warns):
+    model = compiled_mlp(**options)
+    expected = (pytest.warns(RuntimeWarning, match=r"ended with loss=nan.*TerminateOnNaN.*skip_non_finite")
+                if warns else contextlib.nullcontext([]))
+    with expected as warned:
+        fit(model, *data_with(np.nan, 3), *callbacks, epochs=2)
+    assert [warning.filename for warning in warned] == [__file__] * warns

@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 
 import trainer
 from trainer import distribute
-from trainer.compile.script_mesh import hiding_script_mesh
+from trainer.compile.entry_points import with_entry_points
 
 X = np.random.default_rng(0).normal(size=(14, 6)).astype(np.float32)
 MESHES = {
@@ -81,7 +81,7 @@ def test_files_are_written_and_read_beside_a_mesh_of_the_script(tmp_path):
 def test_the_script_finds_its_mesh_again_after_each_call_and_between_two_values():
     mesh, seen = MESHES["automatic axes on four devices"](), []
 
-    @hiding_script_mesh
+    @with_entry_points
     class Counted:
         def values(self):
             try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from trainer.callbacks import CallbackList, History
-from trainer.compile.script_mesh import hiding_script_mesh
+from trainer.compile.entry_points import with_entry_points
 from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
@@ -30,7 +30,7 @@ from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
 
 
-@hiding_script_mesh
+@with_entry_points
 class Model(StatefulModel):
     """Trains, evaluates and predicts with a Flax module, on the devices of the strategy in scope.
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.compile.script_mesh import hiding_script_mesh
+from trainer.compile.entry_points import with_entry_points
 from trainer.core import arguments, errors, trace_purity
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
@@ -46,7 +46,7 @@ def _some_rows(sample: ArrayTree) -> Batch:
                          f"Received: {errors.describe(sample)}. {error}") from error
 
 
-@hiding_script_mesh
+@with_entry_points
 class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 

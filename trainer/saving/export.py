@@ -18,8 +18,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import compiled
-from trainer.compile.script_mesh import script_mesh_hidden
 from trainer.core import arguments, errors, tree_paths
 from trainer.core.replica_context import single_context
 from trainer.core.train_state import TrainState
@@ -167,7 +167,7 @@ class ExportedModel:
             batches.append(jax.tree.map(lambda leaf, count=rows - start: leaf[:count], outputs))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
-    @script_mesh_hidden()
+    @entry_point
     def _outputs_for(self, leaves: list[Any]) -> Any:
         return jax.tree.unflatten(self._outputs, self._call(self._weights, leaves))
 

@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.cluster import ProcessGroup
 from trainer.compile.constraints import constraints_by, ignore, over_axes
+from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import on_each_device
-from trainer.compile.script_mesh import script_mesh_hidden
 from trainer.core.replica_context import AllRows, ReduceOp, ReplicaContext, RowMask, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
@@ -212,7 +212,7 @@ class Strategy:
         """Returns where the reduced gradients of the trained parameters of a state live."""
         return jax.tree.map(lambda leaf: self._whole, state.trainable(state.params))
 
-    @script_mesh_hidden()
+    @entry_point
     def explain(self, model: Any, sample: Any = None) -> StateReport:
         """Prints and returns how a model's state would be placed, and the bytes that each device would hold.
 
@@ -304,7 +304,7 @@ class Strategy:
 
     # --- custom training loops -------------------------------------------------------------------------------------
 
-    @script_mesh_hidden()
+    @entry_point
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs a function on every replica at once, compiled once per function and shapes.
 
@@ -327,7 +327,7 @@ class Strategy:
         """
         return self._runner.run(fn, args, kwargs or {})
 
-    @script_mesh_hidden()
+    @entry_point
     def reduce(self, reduce_op: ReduceOp | str, value: PyTree, axis: int | None = None) -> Any:
         """Returns the sum or the mean of per-replica values over the replicas.
 
@@ -348,7 +348,7 @@ class Strategy:
 
         return map_values(reduced, value)
 
-    @script_mesh_hidden()
+    @entry_point
     def gather(self, value: PyTree, axis: int = 0) -> Any:
         """Returns per-replica values concatenated along an axis, on the host and without rows that pad.
 
@@ -360,7 +360,7 @@ class Strategy:
 
         return map_values(gathered, value)
 
-    @script_mesh_hidden()
+    @entry_point
     def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
         """Returns the value of each replica of this process, on the host and without rows that pad, as a tuple."""
         leaves, structure = jax.tree.flatten(value, is_leaf=is_per_replica)
@@ -399,7 +399,7 @@ class Strategy:
 
     experimental_make_numpy_dataset = make_experimental_numpy_dataset
 
-    @script_mesh_hidden()
+    @entry_point
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Returns per-replica values, a tree of `PerReplica`.
 

@@ -1,0 +1,104 @@
+"""Entry points: the functions by which a script calls the trainer.
+
+Owns what holds for all of them:
+
+- A mesh that the script has set for code of its own (`jax.set_mesh`) is hidden. JAX puts each new array on that mesh
+  and refuses others beside it, and the trainer's arrays and programs lie on the mesh of their strategy. The script
+  finds its mesh again afterwards.
+- Errors show the script's lines (`core/tracebacks.py`), and an unknown keyword the names that could have been meant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from trainer.core.errors import near_hint
+from trainer.core.tracebacks import shortened
+
+Class = TypeVar("Class", bound=type)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_NO_MESH = Mesh(np.empty((), object), ())
+_RATES = ("lr", "learning_rate")
+
+
+def entry_point(function: Function) -> Function:
+    """Returns a function that a script may call."""
+    if inspect.isgeneratorfunction(function):
+        return _generating(function)  # type: ignore[return-value]
+    names = _keywords(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with shortened(), _script_mesh_hidden():
+            if names is not None and not names.issuperset(kwargs):
+                raise _unknown_keyword(function, names, kwargs)
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def with_entry_points(decorated: Class) -> Class:
+    """Returns a class whose constructor, calls, public methods and properties now are entry points."""
+    for name, member in list(vars(decorated).items()):
+        if name in ("__init__", "__call__") or not name.startswith("_"):
+            setattr(decorated, name, _entry_point(member))
+    return decorated
+
+
+def _entry_point(member: Any) -> Any:
+    if isinstance(member, property):
+        for part in ("getter", "setter", "deleter"):
+            function = getattr(member, f"f{part[:3]}")
+            member = member if function is None else getattr(member, part)(entry_point(function))
+        return member
+    return entry_point(member) if inspect.isfunction(member) else member
+
+
+def _generating(function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(function)
+    def iterate(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with shortened(), contextlib.closing(function(*args, **kwargs)) as values:  # type: ignore[type-var]
+            while True:
+                with _script_mesh_hidden():  # not while the script has a value
+                    try:
+                        value = next(values)
+                    except StopIteration:
+                        return
+                yield value
+
+    return iterate
+
+
+@contextlib.contextmanager
+def _script_mesh_hidden() -> Iterator[None]:
+    try:
+        is_set = not jax.sharding.get_mesh().empty
+    except ValueError:  # Something is being traced, and the mesh was hidden before that began.
+        is_set = False
+    with jax.set_mesh(_NO_MESH) if is_set else contextlib.nullcontext():
+        yield
+
+
+def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Returns the names of a function's parameters; None if it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
+def _unknown_keyword(function: Callable[..., Any], names: frozenset[str], received: dict[str, Any]) -> TypeError:
+    name = min(received.keys() - names)
+    hint = near_hint(name, names - {"self"})
+    if name in _RATES and "optimizer" in names:
+        hint = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
+    return TypeError(f"`{function.__qualname__}` has no argument {name!r}. {hint}")
