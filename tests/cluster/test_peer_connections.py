@@ -13,8 +13,8 @@ import time
 import pytest
 
 from tests.support.fake_store import FakeStore
-from tests.support.rendezvous_cluster import until
-from trainer.cluster.liveness import peer_connections
+from tests.support.rendezvous_cluster import is_closed, until
+from trainer.cluster.liveness import listen, peer_connections
 from trainer.cluster.liveness.peer_connections import PeerConnections
 
 HOST = "localhost"
@@ -101,6 +101,41 @@ def test_strangers_are_dropped_and_no_port_stays_open_once_all_have_come():
     wait_until(is_closed)
     assert chief.told.empty() and worker.told.empty()
     worker.peers.leave()
+
+
+@pytest.fixture
+def chief():
+    """Process 0 of two, the other one of which has not come, and a function that connects to it."""
+    store = FakeStore()
+    process = Process(store, 0, 2)
+    wait_until(lambda: store.values)
+    port, _ = json.loads(store.values["trainer/peers/0"])
+    with contextlib.ExitStack() as stack:
+        yield process, store, lambda: stack.enter_context(socket.create_connection((HOST, port), SOON_SECS))
+    process.peers.leave()
+
+
+def test_a_host_that_opens_many_connections_gets_few_threads_and_keeps_nobody_out(chief):
+    process, store, connect = chief
+    silent = [connect() for _ in range(listen.MAX_UNKNOWN + 40)]
+    wait_until(lambda: sum(map(is_closed, silent)) >= 40)
+    assert [is_closed(sock) for sock in silent] == [True] * 40 + [False] * listen.MAX_UNKNOWN, "the oldest go first"
+    worker = Process(store, 1, 2)
+    wait_until(lambda: process.connections() == worker.connections() == 1)
+    wait_until(lambda: all(map(is_closed, silent)))
+    assert process.told.empty() and worker.told.empty()
+    worker.peers.leave()
+
+
+def test_who_does_not_come_to_the_end_of_its_first_message_is_dropped(chief, monkeypatch):
+    monkeypatch.setattr(listen, "HELLO_SECS", 0.2)
+    _, _, connect = chief
+    sock, begin = connect(), time.monotonic()
+    while not is_closed(sock):
+        assert time.monotonic() - begin < SOON_SECS / 10, "each byte gives it more time"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(b" ")
+        time.sleep(0.02)
 
 
 def test_a_process_that_finds_nobody_goes_on_without(monkeypatch):

@@ -18,6 +18,7 @@ from tests.support.rendezvous_cluster import (
     connect,
     free_port,
     hello_of,
+    is_closed,
     is_free,
     port_of,
     until,
@@ -38,19 +39,6 @@ STRANGERS = {
     "no hello": encode({"kind": "go"}),
     "wrong types": encode({"kind": "hello", "cluster": [1], "process_id": "1", "job_id": None, "versions": []}),
 }
-
-
-def is_closed(sock):
-    """Returns whether the other end has closed the connection; takes what it has sent."""
-    sock.setblocking(False)
-    try:
-        while sock.recv(4096):
-            pass
-    except BlockingIOError:
-        return False
-    except ConnectionResetError:
-        pass
-    return True
 
 
 @pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS.keys())

@@ -95,6 +95,19 @@ def connect(cluster) -> socket.socket:
             time.sleep(0.005)
 
 
+def is_closed(sock) -> bool:
+    """Returns whether the other end has closed the connection; takes what it has sent."""
+    sock.setblocking(False)
+    try:
+        while sock.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
 def hello_of(description, **changes) -> bytes:
     """Returns what a member sends first, with some fields changed."""
     hello = Hello(description.addresses, description.process_id, "job", package_versions(), "pid 1 on host", "nonce")

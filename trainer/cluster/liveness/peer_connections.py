@@ -4,8 +4,8 @@ Owns these connections and what is said over them: who a process is, and why it 
 are idle otherwise. A process that is suspended or cut off is not noticed here: its connection stays open.
 
 Process 0 listens on a port that the system picks, on loopback alone if the job's address is a loopback address, until
-all others have come. They find the port in JAX's key-value store, with a random word without which a connection is
-dropped. Where a firewall is in between, everything goes on without these connections.
+all others have come. They find the port in JAX's key-value store, with a random word. A connection that does not say
+it, or not in time, is dropped. Where a firewall is in between, everything goes on without these connections.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TextIO
 
 from trainer.cluster.description.cluster_description import is_loopback
 from trainer.cluster.liveness.key_value_store import Store
-from trainer.cluster.liveness.listen import bind_all, close_all
+from trainer.cluster.liveness.listen import bind_all, close_all, overdue
 
 _KEYS = "trainer/peers/"
 _CONNECT_SECS = 5.0  # for one attempt, and for one answer
@@ -29,6 +29,14 @@ _TRIES, _PAUSE_SECS = 20, 0.25
 _GRACE_SECS = 0.2  # Ctrl-C ends all processes, but not at the same moment
 _MAX_CHARACTERS = 2**13  # of a message
 _MAX_REASON = 2**10  # characters, of which JSON makes up to six
+
+
+class _Unknown(NamedTuple):
+    """A connection that has not said whose it is, see `overdue`."""
+
+    sock: socket.socket
+    host: str
+    since: float
 
 
 class PeerConnections:
@@ -50,6 +58,7 @@ class PeerConnections:
         self._awaited = set(range(1, num_processes))
         self._on_end = on_end
         self._sockets: list[socket.socket] = []  # to others that are known
+        self._unknown: dict[socket.socket, _Unknown] = {}  # the oldest first; who takes one out decides what it becomes
         self._is_leaving = False
         _start(self._serve if process == 0 else self._find)
 
@@ -79,13 +88,24 @@ class PeerConnections:
             listener.settimeout(_PAUSE_SECS)
             while self._awaited and not self._is_leaving:
                 with contextlib.suppress(OSError):
-                    _start(self._meet, listener.accept()[0], word)
+                    sock, address = listener.accept()
+                    self._unknown[sock] = _Unknown(sock, address[0], time.monotonic())
+                    _start(self._meet, sock, word)
+                self._drop(overdue(tuple(self._unknown.values()), time.monotonic()))
+        self._drop(tuple(self._unknown.values()))
+
+    def _drop(self, unknown: Iterable[_Unknown]) -> None:
+        """Ends connections, and so the threads that read them."""
+        for connection in unknown:
+            if self._unknown.pop(connection.sock, None) is not None:
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _meet(self, sock: socket.socket, word: str) -> None:
         with contextlib.suppress(OSError), sock, _reader(sock) as lines:
-            sock.settimeout(_CONNECT_SECS)
             hello = _next_message(lines)
-            if hello.get("word") == word and hello.get("process") in self._awaited:
+            is_dropped = self._unknown.pop(sock, None) is None
+            if not is_dropped and hello.get("word") == word and hello.get("process") in self._awaited:
                 sock.sendall(_line({"word": word}))
                 self._awaited.discard(hello["process"])
                 self._hear(sock, lines, hello["process"])
