@@ -78,6 +78,12 @@ def test_who_leaves_for_a_reason_says_it_and_who_leaves_in_peace_is_not_missed(j
     assert all(each.told.empty() for each in processes)
 
 
+def test_a_reason_is_escaped(job):
+    processes, _ = job
+    processes[2].peers.leave("worker 2 has failed: \x1b[2J\r")
+    assert processes[0].told.get(timeout=SOON_SECS) == (2, "worker 2 has failed: \\x1b[2J\\r")
+
+
 def test_strangers_are_dropped_and_no_port_stays_open_once_all_have_come():
     store = FakeStore()
     chief = Process(store, 0, 2)

@@ -14,14 +14,18 @@ import numpy as np
 import pytest
 
 import trainer
+from tests.support.fake_store import FakeStore
 from tests.support.networks import LinenMLP, classification, logits_loss
 from tests.support.rendezvous_cluster import free_port
 from trainer import callbacks as cb
 from trainer import distribute
 from trainer.callbacks import Callback, CallbackList
-from trainer.cluster import ProcessGroup
+from trainer.cluster import ClusterError, ProcessGroup, process_group
 from trainer.core.train_state import TrainState
+from trainer.data.sharding.processes import Channel
 from trainer.loop.run_fingerprint import describe_model
+from trainer.saving.checkpoint.manifest import CheckpointError
+from trainer.saving.checkpoint.processes import from_first
 from trainer.testing import LocalCluster
 
 X, Y, _ = classification(48)
@@ -90,6 +94,41 @@ def test_processes_agree_when_to_stop_and_the_chief_alone_runs_what_is_its_own(t
     assert chief["seen"] == [every_batch, every_batch, epochs, epochs]
     assert other["seen"] == [every_batch, [], epochs, []]
     assert (chief["opened"], other["opened"]) == (True, False)
+
+
+def test_names_of_other_processes_are_escaped_and_their_texts_are_not(monkeypatch):
+    store = FakeStore()
+    monkeypatch.setattr(process_group, "jax_store", lambda: store)
+    theirs = [["data", "\x1b"], ["model\x1b", ""], ["model", json.dumps({"na\x1bme": "\nvalue"})]]
+    for number, message in enumerate(theirs):
+        store.key_value_set(f"trainer/process_group/pair{number}/call0/1", json.dumps(message))
+    pairs = [ProcessGroup([0, 1], f"pair{number}") for number in range(3)]
+    assert pairs[0].all_gather("\n") == ["\n", "\x1b"]
+    with pytest.raises(ClusterError, match=r"worker 0 prepares its data, worker 1 its model\\x1b\."):
+        pairs[1].all_gather("")
+    with pytest.raises(ClusterError, match=r"na\\x1bme: 1 in worker 0, \\nvalue in worker 1\."):
+        pairs[2].assert_consistent("model", lambda: {"na\x1bme": "1"})
+
+
+class Failing:
+    """A group of two processes, one of which says that it has failed."""
+
+    index, count = 1, 2
+
+    def subgroup(self):
+        return self
+
+    def all_gather(self, text, what="data"):
+        return [json.dumps({"error": "ValueError: \x1b[2J\nmore"}), text]
+
+
+def test_an_error_of_another_process_keeps_its_lines_and_is_escaped_otherwise(monkeypatch):
+    monkeypatch.setattr(ProcessGroup, "of_all", Failing)
+    said = r"failed: ValueError: \\x1b\[2J\nmore$"
+    with pytest.raises(RuntimeError, match=said):
+        Channel(Failing()).all(1)
+    with pytest.raises(CheckpointError, match=said):
+        from_first(str)
 
 
 SCRIPT = """

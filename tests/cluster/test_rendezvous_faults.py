@@ -1,5 +1,6 @@
 """What a meeting of processes survives: strangers, members that die, other programs, interrupts, restarts."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -23,10 +24,10 @@ from tests.support.rendezvous_cluster import (
     port_of,
     until,
 )
-from trainer.cluster.description.cluster_description import ClusterTimeout
+from trainer.cluster.description.cluster_description import ClusterDescription, ClusterTimeout
 from trainer.cluster.liveness import listen
 from trainer.cluster.rendezvous import join
-from trainer.cluster.rendezvous.messages import MAGIC, MAX_BYTES, encode, printable
+from trainer.cluster.rendezvous.messages import MAGIC, MAX_BYTES, encode
 from trainer.cluster.rendezvous.rendezvous import agree
 
 STRANGERS = {
@@ -206,15 +207,29 @@ def test_an_interrupt_ends_the_wait_and_frees_the_port(process_id):
     assert is_free(port_of(cluster))
 
 
-def test_a_received_text_cannot_steer_the_terminal(start):
-    assert printable("a\x1b[2J\r\u202eb\nc") == "a?[2J??b\nc"
-    assert printable("x" * 9, limit=3) == "xxx..."
-    cluster = cluster_of(2)
-    first = start(cluster[0])
+def test_a_received_name_cannot_steer_the_terminal_nor_forge_a_line(start):
+    cluster = cluster_of(3)
+    members = [start(cluster[0]), start(cluster[1])]
     with connect(cluster) as sock:
-        sock.sendall(hello_of(cluster[1], process="\x1b[2J", versions={"jax": "\x1b]0;x\x07"}))
-        message = str(first.error())
-    assert "its jax is '?]0;x?'" in message and "\x1b" not in message
+        sock.sendall(hello_of(cluster[2], process="\x1b[2J\nhost", versions={"jax": "\x1b]0;x\x07"}))
+        for member in members:
+            message = str(member.error())
+            assert "its jax is '\\x1b]0;x\\x07'" in message and "\\x1b[2J\\nhost" in message and "\x1b" not in message
+            assert [line[:10] for line in message.split("\n")] == ["The proces", "- worker 2", "Start all "]
+
+
+def test_what_process_0_says_is_escaped_too():
+    with socket.create_server(("127.0.0.1", 0)) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        joining = pool.submit(agree, ClusterDescription((address, "127.0.0.1:1"), 1), LONG_SECS)
+        with server.accept()[0] as sock:
+            sock.sendall(encode({"kind": "failed", "lines": ["a\x1b\nb", 3]}))
+            assert str(joining.exception(LONG_SECS)) == "a\\x1b\\nb\n3"
+
+
+def test_a_job_id_that_is_not_printable_is_its_own(start):
+    members = [start(description, job_id="\x07\n") for description in cluster_of(2)]
+    assert [member.error() for member in members] == [None, None]
 
 
 # The packages' own __init__ files would import JAX, which takes seconds.

@@ -217,6 +217,15 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
     one.stop()
 
 
+def test_what_others_report_is_escaped(exits, capfd):
+    store = FakeStore()
+    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "\x1b[2J\nWatchdog: x"]))
+    one = Watchdog(0.4, store, (0, 2))
+    wait_until(lambda: exits == [75])
+    one.stop()
+    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x". Worker 0 ends' in capfd.readouterr().err
+
+
 def test_a_coordinator_that_does_not_answer_is_process_0_lost(exits, capfd):
     store = FakeStore()
     one = Watchdog(0.4, store, (1, 2))

@@ -18,6 +18,7 @@ from trainer.cluster.description.cluster_description import ClusterError
 from trainer.cluster.description.process_names import process_name
 from trainer.cluster.liveness.key_value_store import jax_store
 from trainer.cluster.membership import patience_secs
+from trainer.core.received_text import printable, received
 from trainer.data.prefetch import is_abandoned
 
 _KEYS = "trainer/process_group/"
@@ -108,7 +109,7 @@ class ProcessGroup:
         """
         if self.count == 1:
             return
-        first, *others = map(json.loads, self.all_gather(json.dumps(dict(describe())), what))
+        first, *others = map(received, self.all_gather(json.dumps(dict(describe())), what))
         first_name = process_name(self._members[0])
         for member, other in zip(self._members[1:], others, strict=True):
             names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
@@ -134,7 +135,8 @@ class ProcessGroup:
             wait_secs = min(1.5 * wait_secs, _LAST_WAIT_SECS)
         if call:  # all have come to this call, so they have read the one before
             store.key_value_delete(f"{_KEYS}{self._name}/call{call - 1}/{self.index}")
-        return [json.loads(text) for _, text in sorted(pairs, key=lambda pair: _place(pair[0]))]
+        messages = [json.loads(text) for _, text in sorted(pairs, key=lambda pair: _place(pair[0]))]
+        return [[printable(what), text] for what, text in messages]
 
 
 # One object for each set of processes, as the calls of all strategies over them are made in one order.

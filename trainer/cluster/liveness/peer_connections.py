@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TextIO
 from trainer.cluster.description.cluster_description import is_loopback
 from trainer.cluster.liveness.key_value_store import Store
 from trainer.cluster.liveness.listen import bind_all, close_all, overdue
+from trainer.core.received_text import received
 
 _KEYS = "trainer/peers/"
 _CONNECT_SECS = 5.0  # for one attempt, and for one answer
@@ -152,7 +153,7 @@ def _line(message: dict[str, Any]) -> bytes:
 def _next_message(lines: TextIO) -> dict[str, Any]:
     """Returns what comes next; nothing if the connection has ended, or another program speaks."""
     try:
-        message = json.loads(lines.readline(_MAX_CHARACTERS))
-    except ValueError:
+        message = received(lines.readline(_MAX_CHARACTERS))
+    except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}

@@ -36,6 +36,7 @@ from trainer.cluster.liveness.key_value_store import Store, coordinator_address,
 from trainer.cluster.liveness.peer_connections import PeerConnections
 from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, REFUSED, end_process
 from trainer.core.arguments import require
+from trainer.core.received_text import printable, received
 
 _MARGIN = 0.25  # of the limit: for reports to be sent, read and looked at, and for the diagnosis to get around
 _MISSED_HEARTBEATS = 4  # are enough where something is known to be wrong
@@ -203,9 +204,9 @@ class Watchdog:
                 if self._uses_jax and jax_store() is None:
                     self._has_stopped = True  # the script has shut down JAX's runtime: not the coordinator's fault
                     self._stopping.set()
-                self._error = str(error).partition("\n")[0]
+                self._error = printable(str(error).partition("\n")[0])
             else:
-                self._reports = {int(key.rpartition("/")[2]): Report(*json.loads(value)) for key, value in pairs}
+                self._reports = {int(key.rpartition("/")[2]): Report(*received(value)) for key, value in pairs}
                 self._answers += 1
                 self._error = ""
                 if any(report.diagnosis for report in self._reports.values()):

@@ -178,9 +178,8 @@ class _Gathering:
         peer.is_refused = True
         advice = ("If it belongs to this job, give it the same job id (TRAINER_JOB_ID) and the same "
                   f"{self._cluster.source}.")
-        peer.connection.send({"kind": "failed", "error": "cluster", "text": (
-            f"{self._cluster.member(0)} has refused this process, which is of another job than it. {text} {advice}"
-        )[:MAX_TEXT]})
+        peer.connection.send({"kind": "failed", "error": "cluster", "lines": [
+            f"{self._cluster.member(0)} has refused this process, which is of another job than it. {text} {advice}"]})
         key = hello.process_id, hello.job_id
         if key not in self._refused and len(self._refused) < MAX_SHOWN:
             self._refused[key] = text
@@ -272,7 +271,7 @@ class _Gathering:
     def _fail(self, error: ClusterError | ClusterTimeout) -> NoReturn:
         kind = "timeout" if isinstance(error, ClusterTimeout) else "cluster"
         self._stop_listening()
-        self._tell_all({"kind": "failed", "error": kind, "text": str(error)[:MAX_TEXT]})
+        self._tell_all({"kind": "failed", "error": kind, "lines": str(error)[:MAX_TEXT].split("\n")})
         raise error
 
     def _stop_listening(self) -> None:

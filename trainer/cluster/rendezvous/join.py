@@ -8,7 +8,7 @@ import socket
 import time
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
-from trainer.cluster.rendezvous.messages import Connection, Hello, NotOurs, close_at_once, printable
+from trainer.cluster.rendezvous.messages import MAX_TEXT, Connection, Hello, NotOurs, close_at_once, shortened
 from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
 
@@ -101,13 +101,15 @@ class _Joining:
 
     def _take(self, connection: Connection, message: dict) -> bool:
         """Returns whether a message is the last."""
-        kind, text = message.get("kind"), printable(str(message.get("text", "")))
+        kind = message.get("kind")
         if kind == "waiting":
-            self._reason = f"it is there, and awaits {printable(str(message.get('for')))}"
+            self._reason = f"it is there, and awaits {shortened(str(message.get('for')), MAX_TEXT)}"
         elif kind == "agreed":
             self._reason = "it is there, and awaits the others' last answer"
             connection.send({"kind": "agreed"})
         elif kind == "failed":
+            lines = message.get("lines")
+            text = shortened("\n".join(map(str, lines)) if isinstance(lines, list) else "", MAX_TEXT)
             raise ClusterTimeout(text) if message.get("error") == "timeout" else ClusterError(text)
         return kind == "go"
 

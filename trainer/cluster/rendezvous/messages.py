@@ -1,7 +1,7 @@
 """What processes tell each other before JAX starts, and how it travels: short JSON messages over TCP.
 
 Owns the wire format: a magic word, a length, JSON. Whatever arrives is checked before it is used, since anybody may
-connect to an open port. Must not know who waits for whom.
+connect to an open port, and texts come out printable. Must not know who waits for whom.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import struct
 from typing import Any, NamedTuple
 
 from trainer.cluster.description.cluster_description import ClusterDescription
+from trainer.core.received_text import received
 
 MAGIC = b"TRAINER1"  # the last character is the protocol's version
 MAX_BYTES = 2**20  # of one message
@@ -35,15 +36,14 @@ def encode(message: dict[str, Any]) -> bytes:
     return MAGIC + _LENGTH.pack(len(body)) + body
 
 
-def printable(text: str, limit: int = MAX_TEXT) -> str:
-    """Returns a received text without control characters, and shortened.
+def shortened(text: str, limit: int) -> str:
+    """Returns a text of at most about `limit` characters.
 
     Example:
-      >>> printable("a\\x1b[31mb")
-      'a?[31mb'
+      >>> shortened("worker", 4)
+      'work...'
     """
-    clean = "".join(char if char.isprintable() or char == "\n" else "?" for char in text[:limit])
-    return clean if len(text) <= limit else clean + "..."
+    return text if len(text) <= limit else text[:limit] + "..."
 
 
 class Hello(NamedTuple):
@@ -99,7 +99,7 @@ class Hello(NamedTuple):
         for name in sorted(self.versions.keys() | other.versions.keys()):
             mine, theirs = _value(self.versions.get(name)), _value(other.versions.get(name))
             if self.versions.get(name) != other.versions.get(name):
-                found.append(f"its {printable(name, MAX_VALUE)} is {mine}, not {theirs} as on {other_name}")
+                found.append(f"its {shortened(name, MAX_VALUE)} is {mine}, not {theirs} as on {other_name}")
         more = len(found) - MAX_SHOWN
         return found if more <= 0 else [*found[:MAX_SHOWN], f"and {more} more"]
 
@@ -107,11 +107,11 @@ class Hello(NamedTuple):
         """Returns who says this, for messages."""
         known = 0 <= self.process_id < cluster.num_processes
         name = cluster.member(self.process_id) if known else f"process {self.process_id}"
-        return f"{name}, {printable(self.process, MAX_VALUE)}"
+        return f"{name}, {shortened(self.process, MAX_VALUE)}"
 
 
 def _value(value: str | None) -> str:
-    return "none" if value is None else repr(printable(value, MAX_VALUE))
+    return "none" if value is None else f"'{shortened(value, MAX_VALUE)}'"
 
 
 def close_at_once(sock: socket.socket) -> None:
@@ -198,7 +198,7 @@ class Connection:
         if len(self._inbox) < start + size:
             return None
         try:
-            message = json.loads(bytes(self._inbox[start:start + size]))
+            message = received(bytes(self._inbox[start:start + size]))
         except (ValueError, RecursionError):
             raise NotOurs("It does not send JSON.") from None
         if not isinstance(message, dict):

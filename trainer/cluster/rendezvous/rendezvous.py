@@ -33,6 +33,7 @@ from trainer.cluster.rendezvous.messages import Hello
 from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import Wait
 from trainer.core.arguments import require
+from trainer.core.received_text import printable
 
 JOB_ID_VARIABLE = "TRAINER_JOB_ID"
 
@@ -81,7 +82,7 @@ def agree(
     hello = Hello(
         cluster=description.addresses,
         process_id=description.process_id,
-        job_id=job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id,
+        job_id=printable(job_id or os.environ.get(JOB_ID_VARIABLE) or description.job_id),  # as others receive it
         versions=package_versions(),
         process=f"pid {os.getpid()} on {socket.gethostname()}",
         nonce=secrets.token_hex(8),

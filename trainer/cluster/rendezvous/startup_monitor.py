@@ -17,7 +17,7 @@ from trainer.cluster.description.cluster_description import ClusterDescription
 from trainer.cluster.description.process_names import process_name
 from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, lost
 from trainer.cluster.liveness.process_end import FAILED, PEER_LOST
-from trainer.cluster.rendezvous.messages import Connection, NotOurs, printable
+from trainer.cluster.rendezvous.messages import MAX_TEXT, Connection, NotOurs, shortened
 from trainer.cluster.rendezvous.wait import POLL_SECS
 
 ALIVE_SECS = 0.5  # from one sign of life to the next
@@ -136,7 +136,7 @@ class StartupMonitor:
         for number, message in self._messages():
             self._heard[number] += 1
             if message.get("kind") == "lost":
-                return printable(str(message.get("text", "")))
+                return shortened(str(message.get("text", "")), MAX_TEXT)
             if message.get("kind") in ("started", "all_started"):
                 self._awaited.discard(number)
             if message.get("kind") == "gave_up":

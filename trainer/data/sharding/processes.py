@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trainer.core.received_text import printable
+
 
 class Group(Protocol):
     """Processes that exchange texts without devices, so that any thread may do it."""
@@ -93,7 +95,8 @@ class Channel:
         messages = [json.loads(text) for text in self._group.all_gather(json.dumps({"value": value}))]
         for process, message in enumerate(messages):
             if "error" in message:
-                raise RuntimeError(f"The data of process {process} failed: {message['error']}")
+                raise RuntimeError(f"The data of process {process} failed: "
+                                   f"{printable(message['error'], newlines=True)}")
         return [message["value"] for message in messages]
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 
 from trainer.cluster import ProcessGroup
+from trainer.core.received_text import printable
 from trainer.saving.checkpoint.manifest import CheckpointError
 
 
@@ -36,7 +37,7 @@ def from_first(function: Callable[[], str]) -> str:
     if failure is not None:
         raise failure
     if "error" in received:
-        raise CheckpointError(f"Process 0 has failed: {received['error']}")
+        raise CheckpointError(f"Process 0 has failed: {printable(received['error'], newlines=True)}")
     return received["value"]
 
 
