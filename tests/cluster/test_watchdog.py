@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from trainer.testing import LocalCluster, WorkerError
 TIMEOUT_SECS = 3.0
 NOTICED_SECS = TIMEOUT_SECS + 1.5  # with time for a busy machine
 NOTICED_AT_ONCE_SECS = 2.0
+LAST_PLACE = r'It was at step 2, in "host", {} s ago\. Worker {} ends at step 3 with exit code 75'
 
 
 def seen(phase, step=7, still=0.0, silent=0.0, moves=1):
@@ -38,7 +40,7 @@ def judged(*processes, timeout_secs=4.0):
 def test_a_worker_that_is_not_heard_is_lost_even_if_no_other_waits_for_it():
     assert judged(seen("host"), seen("data", silent=3.9, still=3.9)) is None
     assert judged(seen("host"), seen("data", silent=4.0, still=4.0)) == (
-        'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data".')
+        'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data", 4.0 s ago.')
 
 
 def test_if_something_is_known_to_be_wrong_less_silence_is_enough():
@@ -212,9 +214,22 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
     wait_until(lambda: exits == [75])
     err = capfd.readouterr().err
     assert err.startswith("\nWatchdog: worker 1 is lost: nothing was heard of it for 0.")
-    assert 'It was at step 3, in "host". Worker 0 ends at step 4 with exit code 75; its main thread is here:\n' in err
+    assert re.search(r'It was at step 3, in "host", 0\.\d s ago\. Worker 0 ends at step 4 with exit code 75; its main '
+                     r'thread is here:\n', err)
     assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
     one.stop()
+
+
+def test_a_place_that_is_known_from_an_old_report_says_how_old_it_is(exits, capfd):
+    store = FakeStore()
+    store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "host"]))
+    one = Watchdog(1.6, store, (0, 2))
+    time.sleep(0.6)
+    one._note_end(1, "")
+    wait_until(lambda: exits == [75])
+    one.stop()
+    said = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", 0\.[4-9] s ago\.'
+    assert re.search(said, capfd.readouterr().err)
 
 
 def test_what_others_report_is_escaped(exits, capfd):
@@ -223,7 +238,7 @@ def test_what_others_report_is_escaped(exits, capfd):
     one = Watchdog(0.4, store, (0, 2))
     wait_until(lambda: exits == [75])
     one.stop()
-    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x". Worker 0 ends' in capfd.readouterr().err
+    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", 0.' in capfd.readouterr().err
 
 
 def test_a_coordinator_that_does_not_answer_is_process_0_lost(exits, capfd):
@@ -321,8 +336,8 @@ def run_without_launcher(how, failing):
 def test_a_process_that_is_killed_is_named_at_once(failing, name):
     code, text, secs = run_without_launcher("SIGKILL", failing)
     assert code == 75, text  # not by SIGABRT, though JAX aborts those that lose process 0
-    assert f'Watchdog: {name} is lost: its process has ended, ' in text
-    assert f'It was at step 2, in "host". Worker {1 - failing} ends at step 3 with exit code 75' in text
+    assert f'Watchdog: {name} is lost: its process has ended. ' in text
+    assert re.search(LAST_PLACE.format(r"[01]\.\d", 1 - failing), text)
     assert "test_watchdog.py" in text.partition("main thread is here:")[2]
     assert secs < TIMEOUT_SECS / 4 + NOTICED_AT_ONCE_SECS
 
@@ -336,7 +351,7 @@ def test_a_process_that_is_suspended_is_named(failing, says):
     code, text, secs = run_without_launcher("SIGSTOP", failing)
     assert code == 75, text
     assert f"Watchdog: {says}" in text
-    assert f'It was at step 2, in "host". Worker {1 - failing} ends at step 3 with exit code 75' in text
+    assert re.search(LAST_PLACE.format(r"[2-4]\.\d", 1 - failing), text)
     assert "test_watchdog.py" in text.partition("main thread is here:")[2]
     assert 0.75 * TIMEOUT_SECS < secs < 2 * NOTICED_SECS
 

@@ -138,25 +138,16 @@ def diagnose(
 
 
 def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
-    """Returns the diagnosis of a lost process.
+    """Returns the diagnosis of a lost process, with how old the last report of its place is.
 
     >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 0.5, 0.5)}, "its process has ended")
-    'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data".'
+    'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data", 0.5 s ago.'
     """
     name = f"{process_name(worker)}{', which coordinates the job,' if worker == 0 else ''}"
-    report = seen[worker].report if worker in seen else None
-    place = "" if report is None else f' It was at step {report.step}, in "{report.phase}".'
-    return f"{name} is lost: {why}.{place}"
-
-
-def ended(worker: int, seen: Mapping[int, Seen]) -> str:
-    """Returns the diagnosis of a process that has ended without giving a reason.
-
-    >>> ended(1, {1: Seen(Report(9, 80, 7, "data"), 0.5, 0.5)})
-    'worker 1 is lost: its process has ended, 0.5 s after it was last heard. It was at step 7, in "data".'
-    """
-    heard = f", {seen[worker].silent_secs:.1f} s after it was last heard" if worker in seen else ""
-    return lost(worker, seen, f"its process has ended{heard}")
+    if worker not in seen:
+        return f"{name} is lost: {why}."
+    report, silent_secs, _ = seen[worker]
+    return f'{name} is lost: {why}. It was at step {report.step}, in "{report.phase}", {silent_secs:.1f} s ago.'
 
 
 def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:

@@ -31,7 +31,7 @@ import jax
 
 from trainer.cluster.description.cluster_description import split_address
 from trainer.cluster.description.process_names import process_name
-from trainer.cluster.liveness.diagnosis import Observer, Report, diagnose, ended, heartbeat_secs, is_repeated, lost
+from trainer.cluster.liveness.diagnosis import Observer, Report, diagnose, heartbeat_secs, is_repeated, lost
 from trainer.cluster.liveness.key_value_store import Store, coordinator_address, jax_store
 from trainer.cluster.liveness.peer_connections import PeerConnections
 from trainer.cluster.liveness.process_end import FAILED, PEER_LOST, REFUSED, end_process
@@ -43,6 +43,7 @@ _MISSED_HEARTBEATS = 4  # are enough where something is known to be wrong
 _JOIN_SECS = 1.0
 _LINGER_SECS = 0.5
 _KEYS = "trainer/watchdog/"
+_HAS_ENDED = "its process has ended"
 # Gloo's errors come as ValueError where the CPU ran the collective in the call, and as JaxRuntimeError otherwise.
 _PEER_ERRORS = re.compile(r"\b(Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED)\b|Connection (closed|reset)")
 
@@ -235,7 +236,7 @@ class Watchdog:
             self._lost = silent | set(self._ended)
             text = next(filter(None, self._ended.values()), None)
             if text is None and self._ended:
-                text = ended(min(self._ended), seen)
+                text = lost(min(self._ended), seen, _HAS_ENDED)
             if text is None and answered >= self._silence_secs:
                 said = f" ({self._error})" if self._error else ""
                 text = lost(0, seen, f"it has not answered for {answered:.1f} s{said}")
@@ -249,7 +250,7 @@ class Watchdog:
     def _leave_at_the_end(self) -> None:
         """Ends the process, whose script has ended, if another process did not wait for that."""
         if self._ended:
-            text = next(filter(None, self._ended.values()), None) or lost(min(self._ended), {}, "its process has ended")
+            text = next(filter(None, self._ended.values()), None) or lost(min(self._ended), {}, _HAS_ENDED)
             is_own = text.startswith(f"{self._name} ")
             if self._peers is not None:
                 self._peers.leave(text)
