@@ -38,6 +38,8 @@ STRANGERS = {
     "a huge number": MAGIC + (6000).to_bytes(4, "big") + b"9" * 6000,
     "not an object": MAGIC + (2).to_bytes(4, "big") + b"[]",
     "no hello": encode({"kind": "go"}),
+    "no address": encode({"kind": "hello", "cluster": [], "process_id": 1, "job_id": "", "versions": {}, "process": "",
+                          "nonce": "", "gloo_address": "host"}),
     "wrong types": encode({"kind": "hello", "cluster": [1], "process_id": "1", "job_id": None, "versions": []}),
 }
 

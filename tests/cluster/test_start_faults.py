@@ -29,6 +29,9 @@ import trainer
 for argument in sys.argv[1:]:
     if argument.startswith("SIG"):  # the processes have met, and JAX is to start
         jax.distributed.initialize = lambda **options: os.kill(os.getpid(), getattr(signal, argument))
+if "loopback" in sys.argv:  # as on two machines whose host names lead to loopback
+    from trainer.cluster.rendezvous import gather
+    gather.why_not_connected = lambda places: f"{{len(places)}} processes are not connected."
 if "use JAX" in sys.argv:
     jax.devices()
 print("ready", flush=True)
@@ -223,6 +226,16 @@ def test_who_dies_or_stops_while_jax_starts_is_named_by_the_others(processes, si
         assert ended.secs < TIMEOUT_SECS + 2  # for a busy machine
     if (signal, index) != ("SIGSTOP", 0):
         socket.create_server(("127.0.0.1", int(addresses[0].rpartition(":")[2]))).close()
+
+
+def test_cpu_devices_that_cannot_reach_each_other_are_told_to_all_once_jax_has_them(processes):
+    addresses = loopback(2)
+    for number in range(2):
+        processes.start(addresses, number, fault="loopback")
+    for ended in processes.end():
+        assert ended.code == REFUSED
+        assert ended.last_line.endswith("ClusterError: 2 processes are not connected.")
+        assert "Watchdog" not in ended.stderr
 
 
 def test_jax_that_was_used_before_is_told_before_the_others_count_on_the_process(processes):

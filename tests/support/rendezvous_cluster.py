@@ -54,6 +54,10 @@ class Member:
     def error(self) -> BaseException | None:
         return self.future.exception(timeout=LONG_SECS)
 
+    def unconnected(self) -> str:
+        """Returns why CPU devices cannot reach each other, after a meeting without an error."""
+        return self.future.result(timeout=LONG_SECS)
+
 
 @contextlib.contextmanager
 def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
@@ -69,7 +73,9 @@ def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
 
             def run():
                 here.versions = versions or package_versions()
-                agree(description, timeout_secs, lines.append, job_id, say_every_secs=say_every_secs).close()
+                monitor = agree(description, timeout_secs, lines.append, job_id, say_every_secs=say_every_secs)
+                monitor.close()
+                return monitor.unconnected
 
             return Member(pool.submit(run), lines)
 
@@ -110,5 +116,6 @@ def is_closed(sock) -> bool:
 
 def hello_of(description, **changes) -> bytes:
     """Returns what a member sends first, with some fields changed."""
-    hello = Hello(description.addresses, description.process_id, "job", package_versions(), "pid 1 on host", "nonce")
+    hello = Hello(description.addresses, description.process_id, "job", package_versions(), "pid 1 on host", "nonce",
+                  "127.0.0.1")
     return encode({**hello.to_message(), **changes})

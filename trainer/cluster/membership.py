@@ -51,8 +51,8 @@ def join_cluster(timeout_secs: float | None = None) -> None:
       timeout_secs: how long to wait for the other processes, now and while training; None for the default.
 
     Raises:
-      ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
-        jobs or versions. If it is not caught, the process's exit code is 2.
+      ClusterError: if what describes the cluster is wrong, the processes were started with different clusters, jobs
+        or versions, or their CPU devices cannot reach each other. If it is not caught, the process's exit code is 2.
       ClusterTimeout: if not all processes come; it names those that are missing.
       RuntimeError: if JAX has used its devices already.
     """
@@ -68,6 +68,9 @@ def join_cluster(timeout_secs: float | None = None) -> None:
         _watch(timeout_secs)
     if monitor is not None:
         monitor.started()
+        if monitor.unconnected and _uses_gloo():
+            monitor.await_others()  # so that none takes the end of another, by the same error, for the cause
+            raise ClusterError(monitor.unconnected)
 
 
 def _join(timeout_secs: float) -> StartupMonitor | None:
@@ -115,8 +118,15 @@ def _join(timeout_secs: float) -> StartupMonitor | None:
             monitor.give_up()
         else:
             monitor.leave()
+        if monitor.unconnected and "gloo" in str(error):
+            raise RuntimeError(monitor.unconnected) from error
         raise
     return monitor
+
+
+def _uses_gloo() -> bool:
+    config: Any = jax.config  # JAX declares its attributes at run time
+    return jax.default_backend() == "cpu" and config.jax_cpu_collectives_implementation == "gloo"
 
 
 def cluster_devices(timeout_secs: float | None = None) -> list[jax.Device]:

@@ -50,17 +50,17 @@ def split_address(address: str) -> tuple[str, int]:
         raise ClusterError(f"{address!r} has no port. Write it as host:port, such as {EXAMPLE_ADDRESS!r}.")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-        if not _is_ip(host, version=6):
+        if not is_ip(host, version=6):
             raise ClusterError(f"{address!r} has no IPv6 address in its brackets.")
     elif ":" in host:
         raise ClusterError(f"{address!r} has several colons. Write an IPv6 host in brackets, such as '[fd00::1]:2222'.")
-    elif not _is_host_name(host) or (_LIKE_IPV4.fullmatch(host) and not _is_ip(host, version=4)):
+    elif not _is_host_name(host) or (_LIKE_IPV4.fullmatch(host) and not is_ip(host, version=4)):
         raise ClusterError(f"{address!r} has no valid host name or IP address before the port.")
     if not (port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT)) and 1 <= int(port) <= MAX_PORT):
         raise ClusterError(f"{address!r} has the port {port!r}, which is no whole number from 1 to {MAX_PORT}.")
-    if _is_ip(host) and _ip(host).is_unspecified:
+    if is_ip(host) and _ip(host).is_unspecified:
         raise ClusterError(f"{address!r} stands for all interfaces. Write the address that the other processes reach.")
-    if _is_ip(host) and (_ip(host).is_multicast or str(_ip(host)) == "255.255.255.255"):
+    if is_ip(host) and (_ip(host).is_multicast or str(_ip(host)) == "255.255.255.255"):
         raise ClusterError(f"{address!r} stands for many hosts. Write the address of one.")
     return host, int(port)
 
@@ -73,7 +73,7 @@ def is_loopback(host: str) -> bool:
       [True, True, True, False, False]
     """
     host = host.lower().removesuffix(".")
-    return host in _LOOPBACK_NAMES or host.endswith(".localhost") or (_is_ip(host) and _ip(host).is_loopback)
+    return host in _LOOPBACK_NAMES or host.endswith(".localhost") or (is_ip(host) and _ip(host).is_loopback)
 
 
 def normal_form(address: str) -> tuple[str, int]:
@@ -87,7 +87,7 @@ def normal_form(address: str) -> tuple[str, int]:
     host = host.lower().removesuffix(".")
     if host == "localhost":
         host = "127.0.0.1"
-    return str(_ip(host)) if _is_ip(host) else host, port
+    return str(_ip(host)) if is_ip(host) else host, port
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -99,7 +99,8 @@ def _is_host_name(host: str) -> bool:
     return len(host) <= _MAX_NAME and all(map(_LABEL.fullmatch, host.removesuffix(".").split(".")))
 
 
-def _is_ip(host: str, version: int | None = None) -> bool:
+def is_ip(host: str, version: int | None = None) -> bool:
+    """Returns whether a host is an IP address, of a version if one is given."""
     try:
         return version in (None, ipaddress.ip_address(host).version)
     except ValueError:

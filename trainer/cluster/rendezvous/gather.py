@@ -12,8 +12,9 @@ import socket
 import time
 from typing import NoReturn
 
-from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout
+from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, is_loopback
 from trainer.cluster.liveness.listen import close_all, listen, overdue
+from trainer.cluster.rendezvous.gloo_addresses import Place, why_not_connected
 from trainer.cluster.rendezvous.messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
 from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
@@ -36,17 +37,18 @@ def gather(hello: Hello, wait: Wait) -> StartupMonitor:
         stack.callback(close_all, listeners)
         gathering = _Gathering(hello, wait, selector, listeners)
         stack.callback(gathering.close)
-        members = gathering.run()
+        monitor = gathering.run()
         stack.pop_all()
-        return StartupMonitor(selector, members, wait.cluster)
+        return monitor
 
 
 class _Peer:
     """A connection, and what is known of the process at its other end."""
 
-    def __init__(self, sock: socket.socket, host: str, selector: selectors.BaseSelector):
+    def __init__(self, sock: socket.socket, host: str, is_local: bool, selector: selectors.BaseSelector):
         self.connection = Connection(sock, selector, data=self)
         self.host = host
+        self.is_local = is_local  # on the machine of this process
         self.since = time.monotonic()
         self.hello: Hello | None = None
         self.is_refused = False  # being of another job
@@ -73,8 +75,8 @@ class _Gathering:
             listener.setblocking(False)
             selector.register(listener, selectors.EVENT_READ)
 
-    def run(self) -> dict[int, Connection]:
-        """Returns the connections to all others; no other is open then."""
+    def run(self) -> StartupMonitor:
+        """Returns the others once all agree; no other connection is open then."""
         while not self._all_answered():
             now = time.monotonic()
             if self._problems and (now >= self._fail_at or self._wait.remaining_secs <= 0 or self._all_named()):
@@ -92,12 +94,14 @@ class _Gathering:
             self._wait.say_if_due(self._line)
             self._step(self._wait.poll_secs)
         self._stop_listening()
+        unconnected = why_not_connected(self._places())
         for peer in list(self._peers):
             if peer in self._members.values():
-                peer.connection.send({"kind": "go"})
+                peer.connection.send({"kind": "go", "unconnected": unconnected})
             else:
                 self._drop(peer, abort=True)
-        return {number: peer.connection for number, peer in self._members.items()}
+        connections = {number: peer.connection for number, peer in self._members.items()}
+        return StartupMonitor(self._selector, connections, self._cluster, unconnected)
 
     def close(self) -> None:
         for peer in list(self._peers):
@@ -117,7 +121,9 @@ class _Gathering:
             sock, address = listener.accept()
         except OSError:  # it left already, or no file descriptor is free for it
             return
-        self._peers.append(_Peer(sock, address[0].removeprefix("::ffff:"), self._selector))
+        host = address[0].removeprefix("::ffff:")
+        is_local = is_loopback(host) or address[0] == sock.getsockname()[0]
+        self._peers.append(_Peer(sock, host, is_local, self._selector))
 
     def _read(self, peer: _Peer) -> None:
         if peer not in self._peers:  # dropped on behalf of another one
@@ -209,6 +215,15 @@ class _Gathering:
     def _all_named(self) -> bool:
         numbers = {peer.hello.process_id for peer in self._named() if peer.hello is not None}
         return numbers.issuperset(range(1, self._cluster.num_processes))
+
+    def _places(self) -> list[Place]:
+        own = "this machine"
+        places = [Place(self._hello.described(self._cluster), own, self._hello.gloo_address)]
+        for _, peer in sorted(self._members.items()):
+            assert peer.hello is not None, "it is a member by that"
+            machine = own if peer.is_local else peer.host
+            places.append(Place(peer.hello.described(self._cluster), machine, peer.hello.gloo_address))
+        return places
 
     def _missing(self) -> list[int]:
         return [number for number in range(1, self._cluster.num_processes) if number not in self._members]

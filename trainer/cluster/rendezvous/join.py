@@ -41,6 +41,7 @@ class _Joining:
         self._me = wait.cluster.name(hello.process_id)
         self._coordinator = wait.cluster.member(0)
         self._reason = "no attempt has ended yet"  # why there is no agreement, as of now
+        self._unconnected = ""
 
     def run(self) -> StartupMonitor:
         pause = FIRST_PAUSE_SECS
@@ -60,7 +61,7 @@ class _Joining:
                         self._reason = str(lost)
                     else:
                         stack.pop_all()
-                        return StartupMonitor(selector, {0: connection}, self._cluster)
+                        return StartupMonitor(selector, {0: connection}, self._cluster, self._unconnected)
             self._sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECS)
         raise ClusterTimeout(self._gave_up())
@@ -111,6 +112,8 @@ class _Joining:
             lines = message.get("lines")
             text = shortened("\n".join(map(str, lines)) if isinstance(lines, list) else "", MAX_TEXT)
             raise ClusterTimeout(text) if message.get("error") == "timeout" else ClusterError(text)
+        elif kind == "go":
+            self._unconnected = shortened(str(message.get("unconnected", "")), MAX_TEXT)
         return kind == "go"
 
     def _sleep(self, secs: float) -> None:

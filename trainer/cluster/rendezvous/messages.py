@@ -13,7 +13,7 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
-from trainer.cluster.description.cluster_description import ClusterDescription
+from trainer.cluster.description.cluster_description import ClusterDescription, is_ip
 from trainer.core.received_text import received
 
 MAGIC = b"TRAINER1"  # the last character is the protocol's version
@@ -56,6 +56,7 @@ class Hello(NamedTuple):
       versions: what must be the same everywhere, by name.
       process: where it runs, for messages.
       nonce: distinguishes two processes; the same when a process connects again.
+      gloo_address: where its CPU devices would be reached, see `own_gloo_address`.
     """
 
     cluster: tuple[str, ...]
@@ -64,6 +65,7 @@ class Hello(NamedTuple):
     versions: dict[str, str]
     process: str
     nonce: str
+    gloo_address: str = ""
 
     def to_message(self) -> dict[str, Any]:
         """Returns it as a message."""
@@ -77,11 +79,13 @@ class Hello(NamedTuple):
           NotOurs: if anything in it has another type than expected.
         """
         cluster, versions, process_id = (message.get(key) for key in ("cluster", "versions", "process_id"))
-        texts = {key: message.get(key) for key in ("job_id", "process", "nonce")}
+        texts = {key: message.get(key) for key in ("job_id", "process", "nonce", "gloo_address")}
         if not (message.get("kind") == "hello" and isinstance(cluster, list) and isinstance(versions, dict)
                 and isinstance(process_id, int) and not isinstance(process_id, bool)
                 and all(isinstance(text, str) for text in (*cluster, *versions.values(), *texts.values()))):
             raise NotOurs("It sent a message of another form.")
+        if not is_ip(texts["gloo_address"] or "::"):
+            raise NotOurs("It sent an address of another form.")
         return cls(cluster=tuple(cluster), versions=versions, process_id=process_id, **texts)  # type: ignore[arg-type]
 
     def differences(self, other: Hello, other_name: str) -> list[str]:

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from trainer.cluster.description.cluster_description import ClusterDescription, ClusterError
 from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.rendezvous import gather, join
+from trainer.cluster.rendezvous.gloo_addresses import own_gloo_address
 from trainer.cluster.rendezvous.messages import Hello
 from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import Wait
@@ -79,6 +80,8 @@ def agree(
     require({"timeout_secs": timeout_secs, "say_every_secs": say_every_secs}, "a number above 0", lambda secs: secs > 0)
     if description.process_id is None:
         raise ClusterError(f"A process with the role {description.role!r} does not meet those that train.")
+    if description.num_processes == 1:
+        return StartupMonitor(selectors.DefaultSelector(), {}, description)
     hello = Hello(
         cluster=description.addresses,
         process_id=description.process_id,
@@ -86,9 +89,8 @@ def agree(
         versions=package_versions(),
         process=f"pid {os.getpid()} on {socket.gethostname()}",
         nonce=secrets.token_hex(8),
+        gloo_address=own_gloo_address(),
     )
-    if description.num_processes == 1:
-        return StartupMonitor(selectors.DefaultSelector(), {}, description)
     wait = Wait(description, timeout_secs, say, say_every_secs)
     if description.process_id == 0:
         return gather.gather(hello, wait)

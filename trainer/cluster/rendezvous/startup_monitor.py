@@ -39,11 +39,17 @@ class StartupMonitor:
       selector: that of the connections.
       connections: to other processes, by their numbers.
       cluster: all processes, and which of them this process is.
+      unconnected: why the CPU devices of some processes cannot reach each other; "" if they can, as far as is known.
+
+    Attributes:
+      unconnected: see above.
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, connections: Mapping[int, Connection], cluster: ClusterDescription
+        self, selector: selectors.BaseSelector, connections: Mapping[int, Connection], cluster: ClusterDescription,
+        unconnected: str = "",
     ):
+        self.unconnected = unconnected
         self._selector = selector
         self._connections = dict(connections)
         self._cluster = cluster
@@ -68,6 +74,11 @@ class StartupMonitor:
     def started(self) -> None:
         """Says that this process has started, and is looked after by its watchdog."""
         self._has_started = True
+
+    def await_others(self) -> None:
+        """Waits until all have started, after `started`; `end` is called if that becomes impossible."""
+        if self._thread is not None:
+            self._thread.join()
 
     def leave(self) -> None:
         """Lets the others know, by the end of their connection, that this process does not start."""
