@@ -317,6 +317,7 @@ def resuming_and_refusals(folder):
         "missing": refusal(lambda: model.predict(with_options(missing, "off"), verbose=0)),
         "mixed": refusal(lambda: model.predict(with_options(
             Batches(WHOLE) if jax.process_index() else iter(Batches(WHOLE)), "off"), verbose=0)),
+        "ends early": refusal(lambda: model.predict(iter([X[:8]] * (2 if jax.process_index() else 4)), verbose=0)),
     }
 
 
@@ -368,6 +369,7 @@ def test_data_over_processes_resume_and_are_refused_in_all_processes_alike(tmp_p
         assert "OSError" in result["failing"] and "no such file" in result["failing"]
         assert "Process 1 has no batch at all" in result["missing"]
         assert "must be of one kind" in result["mixed"]
+        assert "next batches: 0 to 3 (8 rows each) in worker 0, 0 to 1 (8 rows each) in" in result["ends early"]
     assert "The data of process 1 failed" in chief["failing"]
 
 

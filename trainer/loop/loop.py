@@ -151,7 +151,7 @@ def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> I
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
         agrees = model.strategy.spans_processes and callbacks.may_stop_differently("predict")
         with inputs.groups(epoch=0) as groups:
-            for group in _awaited(inputs, groups):
+            for group in _agreed_on(inputs, _awaited(inputs, groups)):
                 executable = inputs.phase.executable(
                     model.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
                 outputs = executable(model.state.current)
@@ -277,6 +277,16 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
         with timing.measure("device"):
             timing.tell("agreement")
             model.strategy.process_group.assert_consistent("data", lambda: description)
+
+
+def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
+    """Yields groups that all processes have: the outputs of a group come together as one array, of which a process with
+    fewer batches would leave others with rows that nobody has computed."""
+    for group in groups:
+        last = group.first + group.count - 1
+        _agree_on_batches(inputs, {"next batches": f"{group.first} to {last} ({group.rows} rows each)"})
+        yield group
+    _agree_on_batches(inputs, {"next batches": "none"})
 
 
 def _executions(
