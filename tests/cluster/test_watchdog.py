@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -262,6 +263,15 @@ def test_awaiting_a_diagnosis_ends_if_nobody_is_lost(exits):
     for one in pair:
         one.stop()
     pair[0].await_diagnosis()
+
+
+def test_a_failed_collective_where_nobody_is_lost_is_told_to_the_others(exits, monkeypatch):
+    told = []
+    monkeypatch.setattr(membership, "_watchdog", SimpleNamespace(
+        await_diagnosis=lambda: told.append("nobody is lost"), fail=told.append))
+    error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed: timed out connecting")
+    membership._exit_at_once(type(error), error, None)
+    assert told == ["nobody is lost", error] and exits == [75]
 
 
 def test_one_process_needs_no_watch_and_a_limit_is_positive():
