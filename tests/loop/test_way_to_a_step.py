@@ -39,6 +39,7 @@ WAY = [
 ]
 # What is on the stack when the executable is called: where a debugger stops, and what a traceback shows.
 STACK = [
+    ("compile/entry_points.py", "entry_point.<locals>.call"),
     ("model/model.py", "Model.fit"),
     ("loop/loop.py", "fit"),
     ("loop/loop.py", "_run_epoch"),
