@@ -11,7 +11,7 @@ from flax import linen as nn
 
 import trainer
 from tests.support.project_files import ROOT
-from trainer import distribute, metrics, regularizers
+from trainer import distribute, losses, metrics, regularizers
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(37, 4)).astype(np.float32)
@@ -93,6 +93,19 @@ def mean_by_hand():
     hand = stepping(lambda self, state, params, y, y_pred, model_state: mean_square(y, y_pred))
     same(hand, rows=35)
     refused(ValueError, "counts rows that only pad.*row_mask", hand, 4, rows=29)
+
+
+def loss_objects():
+    huber = losses.Huber()
+    for rows in (37, 29):  # 29: a last batch of 13, which pads
+        same(stepping(lambda self, state, params, y, y_pred, model_state: huber(y, y_pred)), rows=rows)
+        same(losing(lambda y, y_pred: huber(y, y_pred) + 0.1 * losses.KLDivergence()(
+            nn.softmax(y), nn.softmax(y_pred))), rows=rows)
+    weighted = losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    same(losing(lambda y, y_pred: weighted(y, y_pred, sample_weight=y[:, 0] > 0)), rows=29)
+    ignoring = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    same(losing(lambda y, y_pred: ignoring(y.argmax(-1), y_pred)), rows=29)
+    refused(ValueError, "other numbers on 4 replicas", losing(losses.MeanSquaredError(reduction="sum")), 4, rows=32)
 
 
 def pairs(y, y_pred):
@@ -245,7 +258,7 @@ def counts():
     same(trainer.Model, module=Keeps("count"), state_reduction={"usage/*": "sum"})
 
 
-def losses():
+def sown_losses():
     history, _, model = same(trainer.Model, rows=35, module=Keeps("losses"), optimizer=optax.sgd(0.0))
     expected = np.square(X[:35] @ np.ones((4, 4)) - Y[:35]).mean() + 0.1 * np.square(X[:35]).mean()
     np.testing.assert_allclose(history["loss"], [expected] * 2, rtol=1e-5)
@@ -263,11 +276,12 @@ PROGRAMS = {
         "BatchNorm's statistics": batch_statistics,
         "Floating-point state": floating_state,
         "Counts, sums, maxima": counts,
-        "Losses": losses,
+        "Losses": sown_losses,
         "Other sown values": other_sown,
     },
     "What a step may look like": {
         "A loss from the loss of `compile`": from_compiled_loss,
+        "A loss object called": loss_objects,
         "A mean over rows by hand": mean_by_hand,
         "A loss over pairs of rows": over_pairs,
         "A sum over rows": sum_over_rows,

@@ -1,7 +1,7 @@
 """The base class of losses, and how the values of many samples become one number.
 
-Owns dtypes, sample weights, masks and reductions. It must not know any particular loss, nor anything of replicas:
-a step that runs on several of them takes `values` and does its own sum.
+Owns dtypes, sample weights, masks and reductions, also of a batch whose rows are split over replicas. It must not know
+any particular loss.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import (
     as_arguments,
@@ -115,6 +116,38 @@ def weighted_sum(
     if reduction == "mean_with_sample_weight" and weights is not None:
         return total, weights.sum()
     return total, values.size if mask is None else mask.astype(jnp.float32).sum()
+
+
+def sum_of_real_rows(
+    values: jax.Array, reduction: str | None, sample_weight: ArrayLike | None, mask: jax.Array | None,
+    row_mask: jax.Array | None,
+) -> tuple[jax.Array, jax.Array | int | None]:
+    """Returns what `weighted_sum` does, without the rows that pad a batch.
+
+    Args:
+      values: see `weighted_sum`; so are the next three.
+      reduction: see `values`.
+      sample_weight: see `values`.
+      mask: see `values`.
+      row_mask: 1.0 for real rows and 0.0 for padding, `(n,)`; None if all are real.
+    """
+    if row_mask is not None:
+        is_real = row_mask.reshape(-1, *[1] * (values.ndim - 1)) > 0
+        if sample_weight is not None and reduction == "mean_with_sample_weight":
+            # In their own shape, so that their sum stays that of the weights as they were given.
+            sample_weight = broadcast_sample_weight(values, sample_weight) * is_real
+        else:
+            is_real = jnp.broadcast_to(is_real, values.shape)
+            mask = is_real if mask is None else mask & is_real
+    return weighted_sum(values, reduction, sample_weight, mask)
+
+
+def mean_over_replicas(total: jax.Array, divisor: jax.Array | int) -> jax.Array:
+    """Returns a replica's sum and divisor as a number whose mean over the replicas is that of the whole batch."""
+    context = get_replica_context()
+    # A number of values is known without asking the others.
+    whole = divisor * context.num_replicas_in_sync if isinstance(divisor, int) else context.sum(divisor)
+    return divide_sum(total * context.num_replicas_in_sync, whole)
 
 
 def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
@@ -233,6 +266,9 @@ class Loss:
     def __call__(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> jax.Array:
         """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".
 
+        Inside of a step, given the rows of its replica, it leaves out those that pad the batch. A mean is then this
+        replica's share of that of the whole batch: the mean of the shares is the loss of one device.
+
         Args:
           y_true: see `values`.
           y_pred: see `values`.
@@ -242,8 +278,12 @@ class Loss:
           ValueError: for shapes that cannot be matched.
         """
         labels, predictions = as_arrays(y_true), as_arrays(y_pred)
-        return reduce_values(
-            self.values(labels, predictions), self.reduction, sample_weight, self.mask(labels, predictions))
+        values, mask = self.values(labels, predictions), self.mask(labels, predictions)
+        context = get_replica_context()
+        if self.reduction in ("none", None) or values.shape[:1] != (context.rows,):  # None outside of a step
+            return reduce_values(values, self.reduction, sample_weight, mask)
+        total, divisor = sum_of_real_rows(values, self.reduction, sample_weight, mask, context.padding_mask)
+        return (total if divisor is None else mean_over_replicas(total, divisor)).astype(values.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make an equal loss; `dtype` only where it was given."""

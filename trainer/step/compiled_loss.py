@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from trainer import losses
 from trainer.core import arguments, errors
 from trainer.core.replica_context import get_replica_context
-from trainer.losses.base import BuiltinLoss, broadcast_sample_weight, divide_sum, values_per_row, weighted_sum
+from trainer.losses.base import BuiltinLoss, mean_over_replicas, sum_of_real_rows, values_per_row
 from trainer.step.loss_parts import LossPart, record
 from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
 
@@ -178,21 +178,9 @@ def _mean_over_replicas(
                          f"rows={context.rows}. Received: values of shape {values.shape}. Do not flatten rows: reduce "
                          "over the other axes only.")
     kept = loss.mask(target, output)
-    divides_by_weights = sample_weight is not None and loss.reduction == "mean_with_sample_weight"
-    counts_rows = kept is None and not divides_by_weights
-    if mask is not None:
-        is_real = mask.reshape(rows, *[1] * (values.ndim - 1)) > 0
-        if divides_by_weights:
-            # In their own shape, so that their sum stays that of the weights as they were given.
-            sample_weight = broadcast_sample_weight(values, sample_weight) * is_real
-        else:
-            is_real = jnp.broadcast_to(is_real, values.shape)
-            kept = is_real if kept is None else kept & is_real
-    local_sum, divisor = weighted_sum(values, loss.reduction, sample_weight, kept)
-    if isinstance(divisor, int):
-        divisor *= replicas  # known without asking the others
-    elif divisor is not None:
-        if not counts_rows:
-            record(LossPart(entry.name, 1.0 if entry.factor is None else entry.factor, local_sum, divisor))
-        divisor = context.sum(divisor)
-    return divide_sum(local_sum * replicas, divisor)
+    total, divisor = sum_of_real_rows(values, loss.reduction, sample_weight, kept, mask)
+    if divisor is None:
+        return total * replicas
+    if kept is not None or (sample_weight is not None and loss.reduction == "mean_with_sample_weight"):
+        record(LossPart(entry.name, 1.0 if entry.factor is None else entry.factor, total, jnp.asarray(divisor)))
+    return mean_over_replicas(total, divisor)
