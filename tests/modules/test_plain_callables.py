@@ -104,3 +104,23 @@ class Scaled:
 def test_functions_are_layers_without_weights(function):
     assert not as_functional(function).names
     assert trainer.Sequential([nn.Dense(3), function])
+
+
+class BareArrays(nnx.Module):
+    def __init__(self):
+        self.kernel = jnp.asarray(KERNEL)
+
+    def __call__(self, x):
+        return x @ self.kernel
+
+
+def test_an_nnx_module_all_of_whose_weights_are_bare_arrays_is_refused():
+    with pytest.raises(TypeError, match=r"BareArrays has no `nnx\.Param`.*bare arrays in kernel.*nnx\.Param\(array\)"):
+        trainer.Model(BareArrays())
+    constant = BareArrays()
+    assert trainer.Model(lambda x: constant(x)).predict(KERNEL, verbose=0).shape == (3, 3)
+    beside = trainer.Sequential([BareArrays(), nnx.Linear(3, 3, rngs=nnx.Rngs(0))])  # NNX trains `nnx.Param`s alone
+    beside.compile("sgd", "mse")
+    beside.fit(KERNEL, KERNEL, verbose=0)
+    (kernel,) = jax.tree.leaves(beside.state.model_state)
+    assert np.array_equal(kernel, KERNEL)

@@ -77,6 +77,9 @@ class NNXFunctional(FunctionalModule):
       module: an NNX module; its values are where training starts.
       call_kwargs: what the user gives to each call.
 
+    Raises:
+      TypeError: for a module without `nnx.Param`s that holds arrays of its own.
+
     Attributes:
       module: the user's module.
     """
@@ -97,6 +100,7 @@ class NNXFunctional(FunctionalModule):
         self._batch_statistics = {
             _joined(path) for path, value in variables.items() if isinstance(value, nnx.BatchStat)}
         self._sows_losses = bool(self._losses)
+        self._check_weights_are_params(variables)
         self._params_of_batch_norms = {
             layer: list(map(_joined, paths)) for layer, paths in params_of_nnx_batch_norms(self._template).items()}
         self._bridges = [path for path, layer in nnx.iter_modules(self._template)
@@ -153,6 +157,16 @@ class NNXFunctional(FunctionalModule):
                 jax.eval_shape(lambda: self._look(params, model_state, inputs, variant, make_key, check))
             check.raise_found(self.module)
         return returned
+
+    def _check_weights_are_params(self, variables: Mapping[Path, Any]) -> None:
+        """Raises TypeError for a module all of whose weights are bare arrays, which NNX does not train either."""
+        arrays = [_joined(path) for path, value in variables.items()
+                  if not isinstance(value, nnx.Variable) and jnp.issubdtype(value.dtype, jnp.inexact)]
+        if arrays and not self._params:
+            raise TypeError(
+                f"{self.name} has no `nnx.Param`. Received: bare arrays in {', '.join(arrays[:errors.MAX_ITEMS])}, "
+                "which are state that would not be trained. Write `nnx.Param(array)` where they are weights; if they "
+                "are constants, pass a function that calls the module: `lambda x: module(x)`.")
 
     def _apply(self, params: dict, model_state: dict, inputs: PyTree, variant: _Variant, make_key: MakeKey,
                linen_calls: LinenCalls | None = None, remat: bool = False) -> tuple[tuple[Any, dict], _Suspicion]:
