@@ -25,7 +25,7 @@ def new_model():
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x, training: bool = False):
-            x = nn.BatchNorm(use_running_average=not training)(nn.Dense(4)(x))
+            x = nn.BatchNorm(use_running_average=not training)(nn.Dense(4, use_bias=False)(x))
             return nn.Dense(1)(nn.relu(x))
 
     with trainer.distribute.OneDeviceStrategy().scope():
