@@ -77,6 +77,15 @@ class RMSE(trainer.losses.Loss):
         return jnp.sqrt(jnp.mean((y_true[:, None] - y_pred) ** 2))
 
 
+def centered(y_true, y_pred):
+    return jnp.square(y_pred - y_pred.mean(0)).mean(-1) + 0.0 * jnp.reshape(y_true, -1)
+
+
+class OverridesCall(trainer.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return jnp.mean((y_true[:, None] - y_pred) ** 2)
+
+
 def change_while_it_runs(change):
     made = model()
     fit(compiled=made, callbacks=[trainer.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: change(made))])
@@ -107,9 +116,9 @@ def fit_two_outputs(y, first_y=None, **options):
             fit(y=targets, compiled=made)
 
 
-def fit_on_two_devices(loss):
+def fit_on_two_devices(loss, **options):
     with mirrored(2).scope():
-        made = model(loss=loss)
+        made = model(loss=loss, **options)
     fit(np.arange(40.0).reshape(10, 4), compiled=made)
 
 
@@ -291,6 +300,14 @@ CASES = {
         lambda: fit(x=SPREAD, compiled=model(loss=RMSE(), microbatches=2))),
     "a loss of the batch, on two devices": (
         ValueError, ["'rmse'", "one scalar"], lambda: fit_on_two_devices(RMSE())),
+    "a loss of each row that looks at others, on two devices": (
+        ValueError, ["'centered'", "depend on the other rows", "on_global_batch"],
+        lambda: fit_on_two_devices(centered)),
+    "a metric of each row that looks at others, on two devices": (
+        ValueError, ["metric 'centered'", "depend on the other rows"],
+        lambda: fit_on_two_devices(squares, metrics=[centered])),
+    "a loss that overrides its call": (
+        TypeError, ["OverridesCall", "call(self, y_true, y_pred)", "compute_loss"], lambda: model(loss=OverridesCall())),
     "a metric of the batch": (ValueError, ["metric 'rmse'", "one scalar", "RootMeanSquaredError"],
                               lambda: fit(x=SPREAD, compiled=model(metrics=[rmse]))),
     "a metric of a loss of the batch": (ValueError, ["metric 'rmse'", "one scalar"],

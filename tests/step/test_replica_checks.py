@@ -121,6 +121,104 @@ def test_a_loss_that_is_no_mean_over_rows_is_refused(make, named):
         fit(make, 4)
 
 
+def test_a_gradient_of_one_number_that_differs_is_named_with_its_values():
+    class Sum(Stepping):
+        def loss_of(self, y, y_pred):
+            return jnp.square(y[:, :1] - y_pred).sum()
+
+    with pytest.raises(ValueError, match=r"the gradient of 'bias' differs: -?[\d.]+ instead of -?[\d.]+\."):
+        fit(Sum, 4, nn.Dense(1))
+
+
+def draws(loss_of):
+    """Returns a class of models whose `train_step` draws random numbers for the rows that it has."""
+    class Draws(trainer.Model):
+        def train_step(self, state, batch):
+            x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+            key = self.make_rng(state, "noise")
+            noise = jax.random.normal(key, (3, *x.shape))[1] + jax.random.gamma(key, 2.0, x.shape)
+
+            def loss_fn(params):
+                return loss_of(y, self.apply(params, state, x + 0.1 * noise, training=True)[0])
+
+            loss, grads = jax.value_and_grad(loss_fn)(state.params)
+            return {"loss": loss}, state.apply_gradients(grads)
+
+    return Draws
+
+
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, x, training: bool = False):
+        return nn.Dense(3)(nn.Dropout(0.3, deterministic=not training)(x))
+
+
+def test_code_that_draws_random_numbers_is_compared_too():
+    def mean(y, y_pred):
+        return jnp.square(y - y_pred).mean()
+
+    for wrong in (lambda y, y_pred: jnp.square(y - y_pred).sum(), lambda y, y_pred: contrastive(y_pred)):
+        with pytest.raises(ValueError, match="`train_step` has other numbers on 4 replicas"):
+            fit(draws(wrong), 4)
+    fit(draws(mean), 4)
+    with pytest.raises(ValueError, match="`train_step` has other numbers on 4 replicas"):
+        fit(SteppingContrastive, 4, Dropping())
+    fit(Stepping, 4, Dropping())
+    fit(Stepping, 4, nnx.Sequential(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.3, rngs=nnx.Rngs(1))))
+
+
+def test_code_that_draws_from_keys_of_one_kind_only_trains():
+    class Poisson(Stepping):
+        def train_step(self, state, batch):
+            jax.random.poisson(self.make_rng(state, "noise"), 2.0, (len(batch[0]),))  # JAX has it for its own keys alone
+            return super().train_step(state, batch)
+
+    fit(Poisson, 4)
+
+
+class Centered(nn.Module):
+    """Subtracts the mean over rows from what a layer gives."""
+
+    mean: Callable
+    rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x, training: bool = False):
+        x = nn.BatchNorm(use_running_average=not training)(nn.Dense(3)(x))
+        x = nn.Dropout(self.rate, deterministic=not training)(x)
+        return x - self.mean(x)
+
+
+def spread_of_groups(x):
+    return x.reshape(4, -1, 3).std(0).mean()
+
+
+def mean_of_all(x):
+    return distribute.get_replica_context().all_reduce("mean", x.mean(0))
+
+
+@pytest.mark.parametrize("module", [
+    Centered(lambda x: x.mean(0)), Centered(lambda x: x.mean(0), rate=0.3), Centered(spread_of_groups)])
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}])
+def test_a_module_that_mixes_rows_is_refused_where_they_are_apart(module, options):
+    fit(trainer.Model, 1, module)
+    with pytest.raises(ValueError, match="outputs from other rows of the batch.*all_gather.*OneDeviceStrategy"):
+        fit(trainer.Model, 1 if options else 4, module, **options)
+
+
+def test_a_module_that_mixes_rows_of_all_replicas_has_one_devices_numbers():
+    for module in (Centered(mean_of_all), Centered(lambda x: 0.0)):
+        for one, four in zip(fit(trainer.Model, 1, module)[1], fit(trainer.Model, 4, module)[1], strict=True):
+            np.testing.assert_allclose(four, one, rtol=1e-4, atol=1e-6)
+    with mirrored(4).scope():
+        model = trainer.Model(Centered(lambda x: x.mean(0)))
+        model.compile(loss="mse")
+    with pytest.raises(ValueError, match="outputs from other rows"):
+        model.evaluate(X, Y, verbose=0)
+    with pytest.raises(ValueError, match="outputs from other rows"):
+        model.predict(X, verbose=0)
+
+
 class LogsNorm(trainer.Model):
     """Logs the norm of a replica's gradients, of which the mean over replicas is none of the whole batch."""
 
@@ -161,6 +259,15 @@ def test_a_step_that_counts_padding_is_refused():
             fit(make, 4, rows=45)  # a last batch of 13
     for one, four in zip(fit(SteppingByRow, 1, rows=45)[1], fit(SteppingByRow, 4, rows=45)[1], strict=True):
         np.testing.assert_allclose(four, one, rtol=1e-4)
+
+
+def test_padding_is_refused_before_the_first_step_where_it_is_known_to_come():
+    with mirrored(4).scope():
+        model = Stepping(nn.Dense(3))
+        model.compile(optax.sgd(0.05), "mse")
+    with pytest.raises(ValueError, match="counts rows that only pad"):
+        model.fit(X[:45], Y[:45], batch_size=16, verbose=0)
+    assert int(model.state.step) == 0
 
 
 def half(values):
@@ -221,6 +328,30 @@ def test_the_mean_that_messages_advise_has_one_devices_numbers():
         for one, found in zip(fit(make, 1, module, rows=45)[1],
                               fit(make, replicas, module, rows=45, **options)[1], strict=True):
             np.testing.assert_allclose(found, one, rtol=1e-5)
+
+
+def test_a_module_may_ask_for_its_real_rows_wherever_it_is_called():
+    with mirrored(4).scope():
+        model = trainer.Model(Sowing(mean_over_rows))
+        model.compile(optax.sgd(0.05), "mse", metrics=[Total()])
+    model.fit(X[:45], Y[:45], batch_size=16, verbose=0)
+    np.testing.assert_allclose(model(X), model.predict(X, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(model.apply(model.state.params, model.state, X)[0], model(X), rtol=1e-5)
+    model.summary(print_fn=lambda line: None)
+
+
+class Total(trainer.metrics.Metric):
+    """A metric of the user's own, for which the outputs are looked at before the first step."""
+
+    def __init__(self):
+        super().__init__(name="total")
+        self.total = self.add_variable(name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign(self.total + jnp.sum(y_true))
+
+    def result(self):
+        return self.total.value
 
 
 def test_a_global_batch_has_no_padding():

@@ -174,6 +174,9 @@ def teacher():
         return mean_square(other.apply(other.state.params, other.state, y)[0], y_pred)
 
     same(stepping(loss_of), rows=35)
+    refused(TypeError, r"`Stepping\.train_step` reads.*teacher\.apply", stepping(
+        lambda self, state, params, y, y_pred, model_state: mean_square(self.teacher(y), y_pred)),
+            before=lambda model: setattr(model, "teacher", other))
 
 
 def penalties():

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from trainer.core.rng import stream_key
 from trainer.core.types import PyTree
 
 
@@ -68,6 +69,10 @@ class ReplicaContext:
     def replica_id_in_sync_group(self) -> int | jax.Array:
         """This replica's number, an int32 scalar in `[0, num_replicas_in_sync)`."""
         return 0
+
+    def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
+        """Returns this replica's key of a random stream; see `trainer.core.rng`."""
+        return stream_key(seed, stream, step, self.replica_id_in_sync_group)
 
     @property
     def row_mask(self) -> jax.Array:
@@ -242,6 +247,11 @@ class WholeBatchContext(ReplicaContext):
 def single_context(rows: int, mask: RowMask = None) -> ReplicaContext:
     """Returns the context of a single replica, which has all rows of a batch: nothing pads it."""
     return ReplicaContext(rows)
+
+
+def context_outside(inputs: PyTree) -> ReplicaContext:
+    """Returns the context of a call outside of a step, which has all rows of its inputs, where these have any."""
+    return single_context(next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(inputs) if jnp.ndim(leaf)), 1))
 
 
 class _Current(threading.local):

@@ -72,7 +72,10 @@ def check_may_read(reader: Any, what: str, fix: str) -> None:
     owner = _tracing.owner
     is_own = owner is None or reader is owner or any(reader is value for value in vars(owner).values())
     if _tracing.function is not None and is_own:
-        raise TypeError(f"`{_name(_tracing.function)}` reads {what} from outside. It is compiled, and what it does not "
+        name = _name(_tracing.function)
+        if owner is not None:  # whose class may have inherited it
+            name = f"{type(owner).__name__}.{name.rpartition('.')[2]}"
+        raise TypeError(f"`{name}` reads {what} from outside. It is compiled, and what it does not "
                         f"get as an argument is a constant of the program: later training would not be seen. {fix}")
 
 

@@ -82,13 +82,18 @@ def as_loss(identifier: Any) -> Loss:
 
     Raises:
       ValueError: for an unknown name.
-      TypeError: for anything that is no loss.
+      TypeError: for anything that is no loss, and a `Loss` that overrides `__call__` in place of `call`.
 
     >>> as_loss("mse").name
     'mean_squared_error'
     """
     found = get(identifier)
     if isinstance(found, Loss):
+        if type(found).call is Loss.call and type(found).__call__ is not Loss.__call__:
+            raise TypeError(
+                f"The loss {type(found).__name__} overrides `__call__`. Define `call(self, y_true, y_pred)` instead, "
+                "which returns one value per row: weights and the reduction are then applied to them. For a loss of "
+                "the batch as a whole, override `Model.compute_loss`.")
         return found
     if found is None:
         raise _not_a_loss(identifier)

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from trainer.compile.jit import is_jit_disabled, run_once
+from trainer.compile.row_mixing import may_mix_rows
+from trainer.core import replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
@@ -95,7 +97,9 @@ class LoopModel:
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
-            if is_new and not eager:
+        if is_new and not eager:
+            self._check_rows(kind, batch)
+            if kind != "predict":
                 self._check_replicas(kind, phase, batch)
         return phase
 
@@ -199,6 +203,36 @@ class LoopModel:
                     state.params, state, unpack_x_y_sample_weight(batch)[0], training=True)[1],
                 state, rows, simulated, is_known)
 
+    def _check_rows(self, kind: str, batch: Batch) -> None:
+        """Refuses a module that computes rows from other rows, where it does not see all; see `step/replica_checks.py`.
+
+        A step of the user's own is compared as a whole, unless it predicts.
+        """
+        microbatches = self._configuration.options.microbatches if kind == "train" else 1
+        parts = self.strategy.num_replicas_in_sync * microbatches
+        rows = jax.tree.leaves(batch)[0].shape[0] // parts
+        is_own = kind != "predict" and (self._overrides(f"{kind}_step") or bool(self._module.names))
+        if parts == 1 or rows == 0 or is_own:
+            return
+        pair = jax.tree.map(lambda leaf: leaf[:2 * rows], batch)
+        compute = self._model.predict_step if kind == "predict" else functools.partial(self._outputs, kind == "train")
+
+        def outputs(batch: Batch, state: TrainState) -> Any:
+            with replica_context.enter(replica_context.context_outside(batch)):
+                return compute(state, batch)
+
+        if may_mix_rows(outputs, pair, self.state.shapes()):
+            state = self._state_here()
+            if state is not None:
+                replica_checks.check_module(compute, state, pair, 1e-3)
+
+    def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
+        """Returns the module's outputs, with BatchNorm as in inference: its batch statistics have rules of their own."""
+        x = unpack_x_y_sample_weight(batch)[0]
+        return self._module.apply(
+            state.params, state.model_state, x, training=training, is_frozen=lambda path: True,
+            make_key=lambda stream: self._model.make_rng(state, stream))[0]
+
     def _overrides(self, method: str) -> bool:
         return getattr(type(self._model), method) is not getattr(OverridableSteps, method)
 
@@ -220,8 +254,8 @@ class LoopModel:
     def _check_outputs(self, batch: Batch) -> None:
         configuration = self._configuration
         x, y, sample_weight = unpack_x_y_sample_weight(first_rows(batch))
-        is_split = (self.strategy.num_replicas_in_sync > 1 or configuration.options.microbatches > 1
-                    or sample_weight is not None)
+        in_parts = self.strategy.num_replicas_in_sync > 1 or configuration.options.microbatches > 1
+        is_split = in_parts or sample_weight is not None
         # Of named modules, only the user's own step knows which of them gives the outputs.
         if is_split in configuration.outputs_checked or self._module.names:
             return
@@ -231,6 +265,6 @@ class LoopModel:
             return self._model.apply(state.params, state, x)[0]
 
         output_checks.check_outputs(
-            configuration.loss, configuration.metrics, y, is_split,
+            configuration.loss, configuration.metrics, y, is_split, in_parts,
             lambda: run_once(apply, self.state.current, eager=configuration.options.eager))
         configuration.outputs_checked.add(is_split)

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from trainer.core import replica_context
 from trainer.core.precision import apply_with_policy
-from trainer.core.replica_context import get_replica_context
-from trainer.core.rng import stream_key
+from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.model.configuration import Configuration
@@ -168,7 +167,7 @@ class OverridableSteps:
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
             is_frozen=options.is_frozen if self._configuration.trainable else lambda path: True,
             make_key=lambda stream: self.make_rng(state, stream), **names)
-        context = get_replica_context()
+        context = get_replica_context() if in_replica_context() else context_outside(x)
         # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
         # sooner for that.
         scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
@@ -179,4 +178,4 @@ class OverridableSteps:
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step and this replica."""
-        return stream_key(state.seed, stream, state.step, get_replica_context().replica_id_in_sync_group)
+        return get_replica_context().random_key(state.seed, stream, state.step)

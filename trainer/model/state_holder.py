@@ -154,8 +154,7 @@ class StateHolder:
 
     def _make(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
         try:
-            rows = next((leaf.shape[0] for leaf in jax.tree.leaves(inputs) if leaf.ndim), 1)
-            with replica_context.enter(replica_context.single_context(rows)):
+            with replica_context.enter(replica_context.context_outside(inputs)):
                 params, model_state, _ = self._module.init(stream_key(seed, "params"), inputs, initial_values)
         except Exception as error:
             raise explain_inputs(inputs, error) from error

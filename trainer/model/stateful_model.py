@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.compile.entry_points import with_entry_points
-from trainer.core import arguments, errors, trace_purity
+from trainer.core import arguments, errors, replica_context, trace_purity
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
@@ -84,7 +84,9 @@ class StatefulModel(OverridableSteps):
         """
         trace_purity.check_may_read(
             self, "the state of a model that it calls", "In a step of the model, call `self.apply(params, state, x, "
-            "training=...)[0]`. Pass `model.state` as an argument of `run`, and use `model.apply` in its function.")
+            "training=...)[0]`, and another model, whose weights are constants there, by `teacher.apply("
+            "teacher.state.params, teacher.state, x)[0]`. Pass `model.state` as an argument of `run`, and use "
+            "`model.apply` in its function.")
         if not self.built:
             self.build(x)
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
@@ -162,8 +164,10 @@ class StatefulModel(OverridableSteps):
         trained = state.params if state.optimizer is None else state.trainable(state.params)
         trees = (state.params, state.model_state, trained)
         params, others, trainable = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
-        for line in render_summary(self._functional.summary_rows(holder.inputs), self.name, params + others,
-                                   trainable if self._configuration.trainable else 0, others):
+        with replica_context.enter(replica_context.context_outside(holder.inputs)):
+            rows = self._functional.summary_rows(holder.inputs)
+        for line in render_summary(
+                rows, self.name, params + others, trainable if self._configuration.trainable else 0, others):
             print_fn(line)
 
     def count_params(self) -> int:

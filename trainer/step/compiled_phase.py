@@ -292,9 +292,8 @@ class CompiledPhase:
         execute = self._execution(fused) if self._eager else self._executables.get(group.spec)
         if execute is None:
             batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
-            if self.before_padding is not None and self._is_padded(group):
-                check, self.before_padding = self.before_padding, None
-                check()
+            if self._is_padded(group):
+                self._check_padding()
             guard.check(jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
             with timing.measure("compile"):
@@ -302,6 +301,18 @@ class CompiledPhase:
                     self._execution(fused).lower(self._placed_shapes(state), *running, *rest))
             self._executables[group.spec] = execute
         return functools.partial(self._run, execute, rest, group.first + start)
+
+    def expect_batch(self, rows: int) -> None:
+        """Checks the code of a step for a batch that will come, of so many rows, if some will have to pad it."""
+        replicas = self._strategy.num_replicas_in_sync
+        is_whole = rows % replicas != 0 and rows <= self._batch_rows // replicas  # see `place_group`
+        if (rows % replicas and not is_whole) or pads_parts(rows if is_whole else rows // replicas, self.microbatches):
+            self._check_padding()
+
+    def _check_padding(self) -> None:
+        if self.before_padding is not None:
+            check, self.before_padding = self.before_padding, None
+            check()
 
     def _is_padded(self, group: PlacedGroup) -> bool:
         replicas = 1 if isinstance(group.mask, AllRows) else self._strategy.num_replicas_in_sync

@@ -158,7 +158,8 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
 
 
 def check_outputs(
-    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, is_split: bool, compute: Callable[[], Any]
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, is_split: bool, in_parts: bool,
+    compute: Callable[[], Any],
 ) -> None:
     """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be.
 
@@ -167,6 +168,7 @@ def check_outputs(
       compiled_metrics: the metrics, likewise.
       y: targets of some rows.
       is_split: whether rows of a batch count apart: in replicas, in microbatches, or with weights.
+      in_parts: whether they are computed apart, which is so in replicas and in microbatches.
       compute: returns the model's outputs for these rows; called if one of the checks has to look at them.
     """
     if not _need_outputs(compiled_loss, compiled_metrics, is_split):
@@ -175,8 +177,8 @@ def check_outputs(
     losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of those that an overridden `compute_loss` has picked
     _check_probabilities(compiled_loss if losses_are_of_outputs else None, compiled_metrics, outputs)
     if is_split and losses_are_of_outputs:
-        _check_means_over_rows(compiled_loss, y, outputs)
-    _check_metrics(compiled_metrics, y, outputs)
+        _check_means_over_rows(compiled_loss, y, outputs, in_parts)
+    _check_metrics(compiled_metrics, y, outputs, in_parts)
 
 
 def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
@@ -207,8 +209,8 @@ def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: C
                 "from_logits=True, or end the model with a softmax or sigmoid.")
 
 
-def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) -> None:
-    """Raises ValueError for a user's loss that returns one scalar which is not the mean over the rows.
+def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any, in_parts: bool) -> None:
+    """Raises ValueError for a user's loss whose one scalar is no mean over rows, or whose values depend on other rows.
 
     Rows that count apart cannot be given to such a loss together.
 
@@ -216,6 +218,7 @@ def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) ->
       compiled_loss: the losses, matched to the model's outputs.
       y: targets of some rows.
       outputs: the model's outputs for these rows.
+      in_parts: see `check_outputs`.
     """
     targets = match_arrays("y", y, compiled_loss.outputs, wanted=compiled_loss.wanted)
     for (_, loss, _, _), target, output in zip(
@@ -227,23 +230,26 @@ def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any) ->
                 f"The loss {loss.name!r} is of an output that is a scalar, which each replica or microbatch computes "
                 "from its rows alone. Override `compute_loss`, and return `super().compute_loss(...)` of the other "
                 "outputs plus the scalar: what it is on several replicas is compared there.")
-        differs = _differs_from_mean(loss.values, target, output, is_sum=loss.reduction == "sum")
+        differs = _differs_from_mean(loss.values, target, output, in_parts, is_sum=loss.reduction == "sum")
         if differs:
             raise ValueError(
                 f"The loss {loss.name!r} {differs}. Where rows are split over replicas or microbatches, or have "
                 "weights, a loss must return one value per row, or their mean. Use one device, no microbatches and no "
-                "weights for a loss of the batch as a whole.")
+                "weights for a loss of the batch as a whole; or override `compute_loss`, with "
+                "`@trainer.distribute.on_global_batch` above it, which hands it the rows of all replicas.")
 
 
-def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
+def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any, in_parts: bool) -> None:
     """Raises ValueError for a metric of the user's own that cannot be accumulated over steps and replicas.
 
-    That is one whose variables do not add up, or a function whose one scalar is not the mean over the rows.
+    That is one whose variables do not add up, or a function whose one scalar is not the mean over the rows, or whose
+    values depend on other rows.
 
     Args:
       compiled_metrics: the metrics, matched to the model's outputs.
       y: targets of some rows.
       outputs: the model's outputs for these rows.
+      in_parts: see `check_outputs`.
     """
     if not compiled_metrics.is_given:
         return
@@ -254,7 +260,7 @@ def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> N
         if rows[0] is None:
             continue
         function = _own_function(metric)
-        differs = None if function is None else _differs_from_mean(function, *rows)
+        differs = None if function is None else _differs_from_mean(function, *rows, in_parts)
         if differs:
             raise ValueError(
                 f"The metric {metric.name!r} {differs}. What is not a mean over rows depends on how they are batched: "
@@ -291,15 +297,35 @@ def _own_function(metric: metrics.Metric) -> Callable[..., Any] | None:
 
 
 def _differs_from_mean(
-    function: Callable[..., Any], target: Any, output: Any, is_sum: bool = False
+    function: Callable[..., Any], target: Any, output: Any, in_parts: bool, is_sum: bool = False
 ) -> str | None:
-    """Returns how the one scalar that a function returns differs from the mean over the rows, or from their sum."""
+    """Returns how what a function returns differs from a mean over rows that count apart.
+
+    Args:
+      function: a user's function of labels and predictions.
+      target: labels of some rows.
+      output: predictions for them.
+      in_parts: whether a value of a row must not depend on other rows, either.
+      is_sum: whether one scalar is to be the sum over the rows, and not their mean.
+    """
     value = jnp.asarray(function(target, output))
     if value.ndim:
-        return None
+        return "returned values of rows that depend on the other rows" if (
+            in_parts and _depends_on_other_rows(function, value, target, output)) else None
     per_row = values_per_row(function, target, output)
     expected = per_row.sum() if is_sum else per_row.mean()
     if np.allclose(value, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
         return None
     return (f"returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose {'sum' if is_sum else 'mean'} is "
             f"{float(expected):.4g}")
+
+
+def _depends_on_other_rows(function: Callable[..., Any], values: jax.Array, target: Any, output: Any) -> bool:
+    """Returns whether a function has other values for the rows if each half of them is all that it gets."""
+    rows = jax.tree.leaves(output)[0].shape[0]
+    if rows < 2:
+        return False
+    halves = [jnp.asarray(function(*jax.tree.map(lambda leaf, part=part: leaf[part], (target, output))))
+              for part in (slice(rows // 2), slice(rows // 2, None))]
+    apart = jnp.concatenate(halves)
+    return apart.shape != values.shape or not np.allclose(apart, values, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -2,12 +2,14 @@
 
 A step, or a loss, may do with the rows of its replica whatever it likes. Only where that is a mean over rows, or asks
 the other replicas, are the numbers those of one device. So before the first step compiles, some rows of the first batch
-are computed by one replica and by several, which `jax.vmap` simulates. Code that draws random numbers differs between
-replicas on purpose, and cannot be compared.
+are computed by one replica and by several, which `jax.vmap` simulates. Random streams give them numbers that do not
+depend on how many are drawn. Code that asks for the number of its replica differs between replicas on purpose, and
+cannot be compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ import numpy as np
 from trainer.compile.jit import run_once
 from trainer.core import replica_context
 from trainer.core.replica_context import ReduceOp, ReplicaContext
+from trainer.core.rng import equal_draws_key
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves, restricted
 from trainer.core.types import PyTree
@@ -32,15 +35,22 @@ from trainer.step.step_metrics import traced_metrics
 
 _AXIS = "simulated_replica"
 _ROWS = 8
-_GATHER = ("Let it see the rows of all replicas: put `@trainer.distribute.on_global_batch` above `compute_loss`, or "
-           "use `trainer.distribute.get_replica_context().all_gather(value)`.")
+_GATHER = ("For pairs of rows, let it see those of all replicas: put `@trainer.distribute.on_global_batch` above "
+           "`compute_loss`, or above the function that `train_step` computes the loss with, or use "
+           "`trainer.distribute.get_replica_context().all_gather(value)`.")
 
 
 class _Recording(ReplicaContext):
-    """Notes what a step does, and makes no update: that would be the costly part to compile."""
+    """Notes what a step does, and makes no update: that would be the costly part to compile.
+
+    Attributes:
+      draws_equal: whether draws of random numbers have the same value for each row, on each replica.
+      is_random: whether replicas differ on purpose.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.draws_equal = True
         self.is_random = False
         self.gradients: list[tuple[ReduceOp | str | None, Any]] = []
 
@@ -48,6 +58,9 @@ class _Recording(ReplicaContext):
     def replica_id_in_sync_group(self) -> Any:
         self.is_random = True
         return super().replica_id_in_sync_group
+
+    def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
+        return equal_draws_key(seed, stream, step) if self.draws_equal else super().random_key(seed, stream, step)
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
         reduced = super().reduce_gradients(reduce_op, grads)
@@ -141,6 +154,33 @@ def check_state_reduction(
         path: not all(_is_close(value, each, 1e-3) for each in several[path]) for path, value in alone.items()})
 
 
+def check_module(apply: Callable[..., Any], state: TrainState, batch: Any, rtol: float) -> None:
+    """Raises ValueError if a module's outputs for a row depend on which rows it has beside it.
+
+    Args:
+      apply: returns the module's outputs, from the state and a batch.
+      state: the state.
+      batch: as many rows of a host batch as two replicas have: a module may want a certain number of them.
+      rtol: the relative difference that rounding may make.
+    """
+    def outcome(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
+        return {path: leaf for path, leaf in named_leaves(apply(state, batch)).items()
+                if jnp.shape(leaf)[:1] == (context.rows,) and jnp.issubdtype(leaf.dtype, jnp.inexact)}
+
+    def equal(path: str, value: Any) -> bool:
+        found = several.get(path)
+        return found is not None and found.size == value.size and _is_close(value, found.reshape(value.shape), rtol)
+
+    alone, several, is_random = _compared(outcome, state, batch, 2)
+    if not is_random and not all(equal(path, value) for path, value in alone.items()):
+        raise ValueError(
+            "The module computes a row's outputs from other rows of the batch, as a mean over rows does. On several "
+            "replicas (or microbatches) each sees its own rows, and has other outputs than one device. Let the module "
+            "see those of all: with `context = trainer.distribute.get_replica_context()`, it can use "
+            "`context.all_gather(value)` or `context.all_reduce(\"mean\", value)`. Or use "
+            "`trainer.distribute.OneDeviceStrategy`. Flax's BatchNorm needs none of this.")
+
+
 def check_padding(
     overridden: Sequence[str], step: Callable[..., Any], state: TrainState | None, batch: Any, replicas: int,
     rtol: float,
@@ -183,7 +223,7 @@ def check_padding(
 
 
 def _numbers(expected: Any, found: Any) -> str:
-    return "" if np.size(expected) != 1 else f": {float(found):.4g} instead of {float(expected):.4g}"
+    return "" if np.size(expected) != 1 else f": {np.ravel(found)[0]:.4g} instead of {np.ravel(expected)[0]:.4g}"
 
 
 def _called(overridden: Sequence[str]) -> str:
@@ -225,21 +265,26 @@ def _tried(
       batch: the batch of one replica.
       on_several: takes `outcome` as a function of a context and a batch, and calls it as several replicas would.
     """
-    is_random = False
+    def tried(draws_equal: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
+        is_random = False
 
-    def run(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
-        nonlocal is_random
-        with replica_context.enter(context):
-            found = outcome(state, context, batch)
-        is_random |= context.is_random
-        return found
+        def run(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
+            nonlocal is_random
+            context.draws_equal = draws_equal
+            with replica_context.enter(context):
+                found = outcome(state, context, batch)
+            is_random |= context.is_random
+            return found
 
-    def both(state: TrainState) -> Any:
-        alone = run(state, _Alone(jax.tree.leaves(batch)[0].shape[0]), batch)
-        return alone, on_several(functools.partial(run, state))
+        def both(state: TrainState) -> Any:
+            alone = run(state, _Alone(jax.tree.leaves(batch)[0].shape[0]), batch)
+            return alone, on_several(functools.partial(run, state))
 
-    alone, several = jax.device_get(run_once(both, state, eager=False))
-    return alone, several, is_random
+        return *jax.device_get(run_once(both, state, eager=False)), is_random
+
+    with contextlib.suppress(Exception):  # some code takes keys of JAX's own kind only, as `jax.random.poisson` does
+        return tried(draws_equal=True)
+    return tried(draws_equal=False)
 
 
 def _outcome(
