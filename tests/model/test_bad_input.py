@@ -307,7 +307,8 @@ CASES = {
         ValueError, ["metric 'centered'", "depend on the other rows"],
         lambda: fit_on_two_devices(squares, metrics=[centered])),
     "a loss that overrides its call": (
-        TypeError, ["OverridesCall", "call(self, y_true, y_pred)", "compute_loss"], lambda: model(loss=OverridesCall())),
+        TypeError, ["OverridesCall", "call(self, y_true, y_pred)", "compute_loss"],
+        lambda: model(loss=OverridesCall())),
     "a metric of the batch": (ValueError, ["metric 'rmse'", "one scalar", "RootMeanSquaredError"],
                               lambda: fit(x=SPREAD, compiled=model(metrics=[rmse]))),
     "a metric of a loss of the batch": (ValueError, ["metric 'rmse'", "one scalar"],

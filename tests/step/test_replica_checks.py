@@ -170,7 +170,7 @@ def test_code_that_draws_random_numbers_is_compared_too():
 def test_code_that_draws_from_keys_of_one_kind_only_trains():
     class Poisson(Stepping):
         def train_step(self, state, batch):
-            jax.random.poisson(self.make_rng(state, "noise"), 2.0, (len(batch[0]),))  # JAX has it for its own keys alone
+            jax.random.poisson(self.make_rng(state, "noise"), 2.0, (len(batch[0]),))  # has keys of JAX alone
             return super().train_step(state, batch)
 
     fit(Poisson, 4)
@@ -202,7 +202,7 @@ def mean_of_all(x):
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}])
 def test_a_module_that_mixes_rows_is_refused_where_they_are_apart(module, options):
     fit(trainer.Model, 1, module)
-    with pytest.raises(ValueError, match="outputs from other rows of the batch.*all_gather.*OneDeviceStrategy"):
+    with pytest.raises(ValueError, match=r"outputs from other rows of the batch.*all_gather.*OneDeviceStrategy"):
         fit(trainer.Model, 1 if options else 4, module, **options)
 
 

@@ -101,6 +101,9 @@ def loss_objects():
         same(stepping(lambda self, state, params, y, y_pred, model_state: huber(y, y_pred)), rows=rows)
         same(losing(lambda y, y_pred: huber(y, y_pred) + 0.1 * losses.KLDivergence()(
             nn.softmax(y), nn.softmax(y_pred))), rows=rows)
+    same(losing(lambda y, y_pred: huber(jnp.concatenate([y, 0 * y]), jnp.concatenate([y_pred, y_pred]))), rows=29)
+    refused(ValueError, "counts rows that only pad", losing(
+        lambda y, y_pred: huber(jnp.repeat(y, 2, axis=0), jnp.repeat(y_pred, 2, axis=0))), 4, rows=29)
     weighted = losses.MeanSquaredError(reduction="mean_with_sample_weight")
     same(losing(lambda y, y_pred: weighted(y, y_pred, sample_weight=y[:, 0] > 0)), rows=29)
     ignoring = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)

@@ -34,8 +34,9 @@ def stream_key(
 def equal_draws_key(seed: int | jax.Array, stream: str, step: int | jax.Array = 0) -> jax.Array:
     """Returns a key of a random stream whose draws have one value in all places, whatever their shape.
 
-    So are the keys that it is split into, as there may be one for each row. It is there so that code which draws for some rows can be compared with what it computes for others. Uniform numbers are between
-    a quarter and a half: what keeps more than half of the units keeps all.
+    So have the keys that it is split into, as there may be one for each row. With it, code which draws for some rows
+    can be compared with what it computes for others. Uniform numbers are between a quarter and a half: what keeps more
+    than half of the units keeps all.
 
     Args:
       seed: as in `stream_key`; so are the others.

@@ -266,8 +266,9 @@ class Loss:
     def __call__(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> jax.Array:
         """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".
 
-        Inside of a step, given the rows of its replica, it leaves out those that pad the batch. A mean is then this
-        replica's share of that of the whole batch: the mean of the shares is the loss of one device.
+        Inside of a step, given the rows of its replica, it leaves out those that pad the batch; so it does if it is
+        given them several times, as real and generated rows in one array. A mean is then this replica's share of that
+        of the whole batch: the mean of the shares is the loss of one device.
 
         Args:
           y_true: see `values`.
@@ -280,9 +281,13 @@ class Loss:
         labels, predictions = as_arrays(y_true), as_arrays(y_pred)
         values, mask = self.values(labels, predictions), self.mask(labels, predictions)
         context = get_replica_context()
-        if self.reduction in ("none", None) or values.shape[:1] != (context.rows,):  # None outside of a step
+        of_rows = context.rows and values.ndim and values.shape[0] % context.rows == 0  # None outside of a step
+        if self.reduction in ("none", None) or not of_rows:
             return reduce_values(values, self.reduction, sample_weight, mask)
-        total, divisor = sum_of_real_rows(values, self.reduction, sample_weight, mask, context.padding_mask)
+        row_mask = context.padding_mask
+        if row_mask is not None:
+            row_mask = jnp.tile(row_mask, values.shape[0] // row_mask.size)
+        total, divisor = sum_of_real_rows(values, self.reduction, sample_weight, mask, row_mask)
         return (total if divisor is None else mean_over_replicas(total, divisor)).astype(values.dtype)
 
     def get_config(self) -> dict[str, Any]:

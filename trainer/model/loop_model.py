@@ -227,7 +227,7 @@ class LoopModel:
                 replica_checks.check_module(compute, state, pair, 1e-3)
 
     def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
-        """Returns the outputs of the module, with BatchNorm as in inference: batch statistics have rules of their own."""
+        """Returns the module's outputs, BatchNorm as in inference: batch statistics have rules of their own."""
         x = unpack_x_y_sample_weight(batch)[0]
         return self._module.apply(
             state.params, state.model_state, x, training=training, is_frozen=lambda path: True,
