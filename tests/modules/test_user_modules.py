@@ -243,6 +243,57 @@ def refused_writes():
         Outputs(nnx_net(lambda self, x, transform=transform: transform(lambda layer, x: layer(x))(self.dense, x)))
 
 
+class Several(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        hidden = nn.Dense(3)(x)
+        return {"box": hidden, "score": (nn.Dense(3)(hidden), jnp.square(hidden).mean())}
+
+
+def trained(make, module, devices, **options):
+    with MirroredStrategy(devices=jax.devices()[:devices]).scope():
+        model = make(module)
+        model.compile(optax.sgd(0.1), **options)
+    history = model.fit(X, X, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    return history, model.state.params
+
+
+def several_outputs():
+    def picked(self):
+        return {"box": nn.Dense(3)(self), "score": nn.Dense(2)(self)}
+
+    module = linen(lambda self, x: picked(x))
+    for loss in ({"box": "mse"}, {"box": "mse", "score": None}):
+        close(trained(trainer.Model, module, 1, loss=loss), trained(trainer.Model, module, 4, loss=loss))
+
+
+def scalar_output():
+    class Auxiliary(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            outputs, auxiliary = y_pred["score"]
+            return super().compute_loss(x, y, outputs, sample_weight) + 0.1 * auxiliary
+
+    class Summed(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return super().compute_loss(x, y, y_pred["box"], sample_weight) + jnp.sum(y_pred["box"])
+
+    close(trained(Auxiliary, Several(), 1, loss="mse"), trained(Auxiliary, Several(), 4, loss="mse"))
+    with pytest.raises(ValueError, match="other numbers on 4 replicas"):
+        trained(Summed, Several(), 4, loss="mse")
+
+
+def mixed_rows():
+    def centered(mean):
+        return linen(lambda self, x: (lambda h: h - mean(h.mean(0)))(nn.Dense(3)(x)))
+
+    def of_all(mean):
+        return trainer.distribute.get_replica_context().all_reduce("mean", mean)
+
+    with pytest.raises(ValueError, match="outputs from other rows"):
+        trained(trainer.Model, centered(lambda mean: mean), 4, loss="mse")
+    close(*(trained(trainer.Model, centered(of_all), devices, loss="mse") for devices in (1, 4)))
+
+
 PROGRAMS = {
     "Several inputs": several_inputs,
     "A flag": flags,
@@ -256,6 +307,9 @@ PROGRAMS = {
     "A key in a call": keys,
     "Linen in NNX": to_nnx,
     "NNX in Linen": to_linen,
+    "Several outputs": several_outputs,
+    "A scalar among the outputs": scalar_output,
+    "A row computed from other rows": mixed_rows,
     "A part that stays in inference": backbone,
     "An object whose arrays lie on devices": placed,
     "BatchNorm whose averages never move": refused_batch_norm,

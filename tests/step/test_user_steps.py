@@ -115,6 +115,15 @@ def pairs(y, y_pred):
     return optax.softmax_cross_entropy_with_integer_labels(y_pred @ y.T, jnp.arange(len(y))).mean()
 
 
+def other_rows():
+    def centered(y, y_pred):
+        return jnp.square(y_pred - y_pred.mean(0)).mean(-1)
+
+    for options in ({"loss": centered}, {"metrics": [centered]}):
+        fit(trainer.Model, 1, **options)
+        refused(ValueError, "'centered' returned values of rows that depend on the other", trainer.Model, 4, **options)
+
+
 def over_pairs():
     refused(ValueError, "other numbers on 4 replicas.*on_global_batch", losing(pairs), 4)
 
@@ -289,6 +298,7 @@ PROGRAMS = {
         "A loss from the loss of `compile`": from_compiled_loss,
         "A loss object called": loss_objects,
         "A mean over rows by hand": mean_by_hand,
+        "A loss or a metric of `compile` that looks at other rows": other_rows,
         "A loss over pairs of rows": over_pairs,
         "A sum over rows": sum_over_rows,
         "Metric objects": metric_objects,
