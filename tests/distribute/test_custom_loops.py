@@ -419,3 +419,54 @@ def test_a_value_kept_where_it_is_not_looked_for_is_told_from_a_host_value():
 
     with pytest.raises(TypeError, match=r"`step` keeps a traced value in an object outside.*Return the value"):
         mirrored(1).run(step, args=(jnp.ones(()),))
+
+
+def own_mean(state, inputs):
+    x, y = inputs
+    grads = jax.grad(lambda params: jnp.square(x @ params["kernel"] - 1.0).mean())(state.params)
+    return state.apply_gradients(grads)
+
+
+def own_mean_of_real_rows(state, inputs):
+    context = get_replica_context()
+
+    def loss_fn(params):
+        per_row = jnp.square(inputs[0] @ params["kernel"] - 1.0).mean(-1) * context.row_mask
+        return per_row.sum() * context.num_replicas_in_sync / context.global_rows
+
+    return state.apply_gradients(jax.grad(loss_fn)(state.params))
+
+
+def nnx_mean(module, optimizer, inputs):
+    grads = nnx.grad(lambda module: jnp.square(module(inputs[0]) - 1.0).mean())(module)
+    optimizer.update(module, get_replica_context().all_reduce("mean", grads))
+
+
+def test_a_function_that_trains_on_rows_that_pad_is_refused():
+    strategy = mirrored(4)
+    with strategy.scope():
+        model = trainer.Model(nn.Dense(3, use_bias=False))
+        model.compile("sgd", "mse")
+        model.build(np.zeros((1, 6), np.float32))
+    module = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(module, optax.sgd(0.1), wrt=nnx.Param)
+    whole, padded = strategy.experimental_distribute_dataset(batches(13))  # 8 rows, then 5
+    strategy.run(own_mean, args=(model.state, whole))
+    strategy.run(nnx_mean, args=(module, optimizer, whole))
+    strategy.run(own_mean_of_real_rows, args=(model.state, padded))
+    for function, states in ((own_mean, (model.state,)), (nnx_mean, (module, optimizer))):
+        message = rf"`{function.__name__}` changes the state by rows that only pad.*row_mask"
+        with pytest.raises(ValueError, match=message):
+            strategy.run(function, args=(*states, padded))
+    strategy.run(lambda state, inputs: inputs[0].sum(), args=(model.state, padded))  # which changes nothing
+
+
+def test_a_metric_of_nnx_that_replicas_cannot_share_is_refused():
+    metric = nnx.MultiMetric(mean=nnx.metrics.Average("values"), spread=nnx.metrics.Welford("values"))
+
+    def step(metric, inputs):
+        metric.update(values=inputs[0])
+
+    batch = next(iter(mirrored(4).experimental_distribute_dataset(batches(8))))
+    with pytest.raises(ValueError, match=r"`nnx\.metrics\.Welford` cannot be updated by several replicas.*gather"):
+        mirrored(4).run(step, args=(metric, batch))

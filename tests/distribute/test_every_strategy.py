@@ -207,7 +207,7 @@ def test_running_averages_of_each_replicas_rows_become_their_mean_in_a_loop_of_o
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_running_averages_of_an_nnx_object_become_the_mean_over_the_replicas():
+def test_an_nnx_object_normalizes_by_the_whole_batch_in_a_custom_loop():
     x = np.arange(8, dtype=np.float32).reshape(8, 1)
     strategy = STRATEGIES["nccl"]()
     norm = nnx.BatchNorm(1, momentum=0.5, rngs=nnx.Rngs(0))
@@ -217,9 +217,9 @@ def test_running_averages_of_an_nnx_object_become_the_mean_over_the_replicas():
 
     for batch in strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(x).batch(8)):
         strategy.run(step, args=(norm, batch))
-    # Of 0 and 1, 2 and 3, ...: means 0.5, 2.5, ... and variances 0.25.
     assert [float(copy[0]) for copy in copies_of(norm.mean[...])] == [0.5 * 3.5] * 4
-    assert [float(copy[0]) for copy in copies_of(norm.var[...])] == [0.5 * 1 + 0.5 * 0.25] * 4
+    assert [float(copy[0]) for copy in copies_of(norm.var[...])] == [0.5 * 1 + 0.5 * 5.25] * 4  # of 0 to 7
+    assert type(norm) is nnx.BatchNorm
 
 
 def test_weights_in_16_bits_train_where_another_axis_of_the_mesh_is_left_to_the_compiler():

@@ -115,13 +115,14 @@ def test_arrays_in_a_dict_of_an_nnx_module_are_state():
     class Tables(nnx.Module):
         def __init__(self):
             self.tables = nnx.data({"a": jnp.arange(3.0), "b": jnp.ones((3,), jnp.bfloat16)})
+            self.scale = nnx.Param(jnp.ones(3))
 
         def __call__(self, x):
-            return x * self.tables["a"].reshape(-1) + self.tables["b"]
+            return x * self.scale * self.tables["a"].reshape(-1) + self.tables["b"]
 
     functional = as_functional(Tables())
     params, model_state, outputs = functional.init(jax.random.key(0), X)
-    assert params == {} and len(jax.tree.leaves(model_state)) == 2
+    assert list(params) == ["scale"] and len(jax.tree.leaves(model_state)) == 2
     close(outputs, Tables()(X))
 
 

@@ -130,6 +130,46 @@ def test_a_gradient_of_one_number_that_differs_is_named_with_its_values():
         fit(Sum, 4, nn.Dense(1))
 
 
+def clipped(grads):
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(norm, 0.1), grads)
+
+
+def changing(change, reduces):
+    """Returns a class of models whose `train_step` changes gradients, its replica's or those of the whole batch."""
+    class Changing(trainer.Model):
+        def train_step(self, state, batch):
+            x, y, _ = trainer.unpack_x_y_sample_weight(batch)
+
+            def loss_fn(params):
+                return self.compute_loss(x, y, self.apply(params, state, x, training=True)[0], None)
+
+            loss, grads = jax.value_and_grad(loss_fn)(state.params)
+            if reduces:
+                grads = distribute.get_replica_context().all_reduce("mean", grads)
+            return {"loss": loss}, state.apply_gradients(change(grads), reduce=None if reduces else "mean")
+
+    return Changing
+
+
+@pytest.mark.parametrize("change", [clipped, lambda grads: jax.tree.map(jnp.sign, grads)])
+def test_gradients_of_a_replica_that_are_changed_are_refused_whatever_the_loss(change):
+    with pytest.raises(ValueError, match=r"the gradient of.*Code that changes gradients.*reduce=None"):
+        fit(changing(change, reduces=False), 4)
+    one, four = (fit(changing(change, reduces=True), replicas) for replicas in (1, 4))
+    np.testing.assert_allclose(four[1], one[1], rtol=1e-5)
+
+
+def test_gradients_that_are_rounding_alone_may_differ():
+    class BeforeBatchNorm(nn.Module):
+        @nn.compact
+        def __call__(self, x, training: bool = False):  # the first bias has no effect
+            return nn.Dense(3)(nn.BatchNorm(use_running_average=not training)(nn.Dense(3)(1e3 * x)))
+
+    one, four = (fit(changing(lambda grads: grads, reduces=False), replicas, BeforeBatchNorm()) for replicas in (1, 4))
+    np.testing.assert_allclose(four[1][:2], one[1][:2], rtol=1e-4)
+
+
 def draws(loss_of):
     """Returns a class of models whose `train_step` draws random numbers for the rows that it has."""
     class Draws(trainer.Model):
@@ -415,6 +455,29 @@ def test_model_state_without_a_sound_rule_is_refused(make, name):
     with pytest.raises(ValueError, match=rf"model state '{name}' is not the same.*state_reduction=.*sum"):
         fit(trainer.Model, 4, make())
     fit(trainer.Model, 4, make(), state_reduction={name: "first"})
+
+
+class Decaying(nn.Module):
+    """Keeps a moving average of a sum over rows, as a codebook of VQ-VAE does."""
+
+    @nn.compact
+    def __call__(self, x, training: bool = False):
+        average = self.variable("codes", "average", jnp.zeros, 6)
+        last = self.variable("codes", "last", jnp.zeros, 6)
+        if training:
+            average.value = 0.9 * average.value + 0.1 * x.sum(0)
+            last.value = x[0]
+        return nn.Dense(3)(x)
+
+
+def test_a_declared_sum_of_what_decays_is_refused():
+    with pytest.raises(ValueError, match=r"declares 'codes/average' to be a \"sum\".*decays.*all_reduce"):
+        fit(trainer.Model, 4, Decaying(), state_reduction={"codes/average": "sum", "codes/last": "first"})
+
+
+def test_a_rule_for_state_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="`state_reduction` has the pattern 'code/average', which matches none"):
+        fit(trainer.Model, 1, Decaying(), state_reduction={"code/average": "sum"})
 
 
 def test_strategy_run_refuses_counts_that_differ():

@@ -100,7 +100,7 @@ def test_a_model_without_a_loss_is_not_evaluated_and_may_have_no_targets():
 def test_a_sum_of_gradients_in_place_of_their_mean_is_found_in_weights_and_in_what_follows():
     class Summed(trainer.Model):
         def train_step(self, state, batch):
-            self.make_rng(state, "unused")  # what may be random is not compared before it runs
+            _ = get_replica_context().replica_id_in_sync_group  # what asks for it is not compared before it runs
             x, y, _ = trainer.unpack_x_y_sample_weight(batch)
             loss, grads = jax.value_and_grad(
                 lambda params: self.compute_loss(x, y, self.apply(params, state, x)[0], None))(state.params)
@@ -130,7 +130,7 @@ def test_a_sum_of_gradients_in_place_of_their_mean_is_found_in_weights_and_in_wh
 def test_logs_and_outputs_that_depend_on_the_replica_are_found():
     class Wrong(trainer.Model):
         def train_step(self, state, batch):
-            self.make_rng(state, "unused")
+            _ = get_replica_context().replica_id_in_sync_group
             return {"rows": jnp.float32(batch[0].shape[0])}, state
 
         def test_step(self, state, batch):

@@ -89,9 +89,11 @@ class Configuration:
         self.rules = with_options(self.rules, self.options)
         self.forget_phases()
 
-    def check_params(self, params: Any) -> None:
-        """Raises ValueError unless the parameters have the names that the optimizers and `freeze` are given for."""
+    def check_weights(self, params: Any, model_state: Any) -> None:
+        """Raises ValueError unless there are the names that optimizers, `freeze` and other patterns are given for."""
         _check_params(self.rules, self.options, params)
+        tree_paths.check_patterns("state_reduction", [pattern for pattern, _ in self.options.state_reduction],
+                                  tree_paths.named_leaves(model_state))
 
     def tracked_metrics(self) -> list[Metric]:
         """Returns the metrics of the loss and of `compile`; none before `compile`."""

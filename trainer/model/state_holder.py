@@ -160,7 +160,7 @@ class StateHolder:
             raise explain_inputs(inputs, error) from error
         configuration = self._configuration
         params = configuration.options.stored(params)
-        configuration.check_params(params)
+        configuration.check_weights(params, model_state)
         return initial_state(
             params, model_state, configuration.rules, seed, configuration.options.state_reduction,
             self._module.layouts)

@@ -77,6 +77,20 @@ def set_nnx_policy(module: nnx.Module, policy: str, frozen: Container[tuple[Any,
             layer.policy, layer.is_frozen = policy, path in frozen
 
 
+def restore_nnx_batch_norms(module: nnx.Module) -> None:
+    """Undoes `replace_nnx_batch_norms` and `set_nnx_policy`."""
+    for _, layer in list(nnx.iter_modules(module)):
+        if isinstance(layer, _ReplicaBatchNorm):
+            for name in ("policy", "is_frozen"):
+                delattr(layer, name)
+            object.__setattr__(layer, "__class__", _replaced_by(type(layer)))
+
+
+def _replaced_by(replica_class: type) -> type[nnx.BatchNorm]:
+    return next(base for base in replica_class.__mro__[1:]
+                if base is not _ReplicaBatchNorm and not issubclass(base, _ReplicaBatchNorm))
+
+
 @functools.cache
 def _replica_class(layer_class: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
     # One class per class: NNX compares graph definitions by it.

@@ -39,6 +39,10 @@ _GATHER = ("For pairs of rows, let it see those of all replicas: put `@trainer.d
            "`compute_loss`, or above the function that `train_step` computes the loss with, or use "
            "`trainer.distribute.get_replica_context().all_gather(value)`.")
 
+_CHANGED_GRADIENTS = (
+    " Code that changes gradients, by their norm or sign for example, needs those of the whole batch: `grads = context."
+    "all_reduce(\"mean\", grads)` before it, and `state.apply_gradients(grads, reduce=None)`.")
+
 
 class _Recording(ReplicaContext):
     """Notes what a step does, and makes no update: that would be the costly part to compile.
@@ -52,7 +56,7 @@ class _Recording(ReplicaContext):
         super().__init__(*args)
         self.draws_equal = True
         self.is_random = False
-        self.gradients: list[tuple[ReduceOp | str | None, Any]] = []
+        self.gradients: list[Any] = []
 
     @property
     def replica_id_in_sync_group(self) -> Any:
@@ -64,7 +68,7 @@ class _Recording(ReplicaContext):
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
         reduced = super().reduce_gradients(reduce_op, grads)
-        self.gradients.append((reduce_op, reduced))
+        self.gradients.append(reduced)
         return reduced
 
     def update(
@@ -106,23 +110,17 @@ def check_step(
       replicas: how many replicas there are.
       rtol: the relative difference that rounding may make.
     """
-    def differing(gradients: bool | None) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-        outcome = functools.partial(_outcome, overridden, step, gradients=gradients)
-        alone, several, is_random = _compared(outcome, state, batch, replicas)
-        found = {what: values[0] for what, values in several.items()}
-        return alone, found, [] if is_random else [
-            what for what, value in alone.items() if not _is_close(value, found[what], rtol)]
-
-    alone, found, others = differing(None)
-    if others:
-        alone, found, others = differing(True)  # a log may be another, such as a norm of gradients, where these are not
+    outcome = functools.partial(_outcome, overridden, step)
+    alone, several, is_random = _compared(outcome, state, batch, replicas)
+    found = {what: values[0] for what, values in several.items()}
+    others = [] if is_random else _different(alone, found, rtol)
 
     def message(what: str) -> str:
         numbers = _numbers(alone[what], found[what])
         return (f"{_called(overridden)} has other numbers on {replicas} replicas than on one device. For "
                 f"{jax.tree.leaves(batch)[0].shape[0]} rows, {what} differs{numbers}. On each replica it gets the rows "
                 "of that replica. There, a loss or a log must be a mean over rows, or what a metric accumulates from "
-                f"rows. {_GATHER}")
+                f"rows. {_GATHER}{_CHANGED_GRADIENTS if _is_gradient(what) else ''}")
 
     _report(alone, others, message)
 
@@ -132,6 +130,9 @@ def check_state_reduction(
 ) -> None:
     """Raises ValueError if replicas' model state has no sound rule by which it becomes that of one device.
 
+    A declared "sum" is compared too: what decays, such as a moving average of counts, is none. The other declarations
+    are what the user wants of values that differ.
+
     Args:
       apply: returns the model state after a call in training, from the state and a batch.
       state: the state.
@@ -139,19 +140,35 @@ def check_state_reduction(
       replicas: how many replicas there are.
       is_exempt: whether the array of a path needs no check.
     """
+    rule = functools.partial(state_reduction.declared, state.state_reduction)
+
     def outcome(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
-        after = restricted(apply(state, batch), state.model_state)
-        paths = [path for path in named_leaves(after)
-                 if not is_exempt(path) and state_reduction.declared(state.state_reduction, path) is None]
-        old = named_leaves(state.model_state)
-        merged = named_leaves(state_reduction.over_replicas(state.model_state, after, (), context))
-        return {path: merged[path] for path in paths if named_leaves(after)[path] is not old[path]}
+        found: dict[str, Any] = {}
+        for step in (1, 2):  # in the first, what decays is often zero
+            after = restricted(apply(state, batch), state.model_state)
+            old = named_leaves(state.model_state)
+            changed = [path for path, new in named_leaves(after).items() if new is not old[path]]
+            is_random = context.is_random
+            merged = state_reduction.over_replicas(state.model_state, after, state.state_reduction, context)
+            context.is_random = is_random  # whatever the reduction has asked for
+            state = state.replace(model_state=merged)
+            found |= {f"{step}:{path}": value for path, value in named_leaves(merged).items()
+                      if path in changed and not is_exempt(path) and rule(path) in (None, "sum")}
+        return found
 
     alone, several, is_random = _compared(outcome, state, batch, replicas)
     if is_random:  # what replicas must agree in, they must agree in nevertheless
         alone = {path: values[0] for path, values in several.items() if not np.issubdtype(values.dtype, np.inexact)}
-    state_reduction.refuse_differences({
-        path: not all(_is_close(value, each, 1e-3) for each in several[path]) for path, value in alone.items()})
+    differs: dict[str, bool] = {}
+    for key, value in alone.items():
+        path = key.partition(":")[2]
+        differs[path] = differs.get(path, False) or not all(_is_close(value, each, 1e-3) for each in several[key])
+    no_sums = sorted(path for path, value in differs.items() if value and rule(path) == "sum")
+    if no_sums:
+        raise ValueError(
+            f"`state_reduction` declares {', '.join(map(repr, no_sums))} to be a \"sum\", but what replicas add to it "
+            f"is not what one device adds: a value that decays, for example, is none. {state_reduction.REDUCE_INSIDE}")
+    state_reduction.refuse_differences(differs)
 
 
 def check_module(apply: Callable[..., Any], state: TrainState, batch: Any, rtol: float) -> None:
@@ -206,16 +223,17 @@ def check_padding(
     variants = jax.tree.map(lambda leaf: leaf[padded].reshape(2, replicas, each, *leaf.shape[1:]), batch)
     masks = (np.arange(each * replicas) < real).astype(np.float32).reshape(replicas, each)
     alone, several, is_random = _tried(
-        functools.partial(_outcome, overridden, step, gradients=True), state,
+        functools.partial(_outcome, overridden, step), state,
         jax.tree.map(lambda leaf: leaf[padded[0, :real]], batch),
         lambda run: jax.vmap(lambda variant: jax.vmap(
             lambda part, mask: run(_OneOfSeveral(each, replicas, mask), part), axis_name=_AXIS)(variant, masks)
         )(variants))
     found = {what: values[:, 0] for what, values in several.items()}
     pads = "only pad a batch, whose rows do not divide by the replicas (or microbatches)"
-    _report(found, [what for what, (one, other) in found.items() if not _is_close(one, other, 1e-5)], lambda what: (
+    variants = ({what: values[number] for what, values in found.items()} for number in (0, 1))
+    _report(found, _different(*variants, 1e-5), lambda what: (
         f"{_called(overridden)} counts rows that {pads}: {what} depends on them. {LEAVE_OUT_PADDING}"))
-    others = [] if is_random else [what for what in found if not _is_close(alone[what], found[what][0], rtol)]
+    others = [] if is_random else _different(alone, {what: values[0] for what, values in found.items()}, rtol)
     _report(found, others, lambda what: (
         f"{_called(overridden)} leaves out rows that {pads}, but does not weigh the others as one device does: {what} "
         f"differs{_numbers(alone[what], found[what][0])}. Replicas have different numbers of real rows then. "
@@ -289,9 +307,8 @@ def _tried(
 
 def _outcome(
     overridden: Sequence[str], step: Callable[..., Any], state: TrainState, context: _Recording, batch: Any,
-    gradients: bool | None = None,
 ) -> dict[str, Any]:
-    """Returns a step's logs, and the gradients that it reduces: None leaves these out where the logs tell enough."""
+    """Returns a step's logs and the gradients that it reduces."""
     with traced_metrics() as metrics:
         returned = step(state, batch)
     logs = returned[0] if isinstance(returned, tuple) else returned
@@ -301,22 +318,24 @@ def _outcome(
         is_metric = isinstance(value, MetricValue)
         found[f"what the metric of the log {log!r} has accumulated" if is_metric else f"the log {log!r}"] = (
             jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in value.variables]) if is_metric else value)
-    if gradients is None:
-        # They are most of a step, and the compiler drops them where nobody asks. Where a loss is logged as it is, and
-        # they become their mean, the log tells enough; what a metric has accumulated may not be of the loss itself.
-        gradients = not (
-            all(op is not None and ReduceOp.of(op) is ReduceOp.MEAN for op, _ in context.gradients)
-            and any(not isinstance(value, MetricValue) for value in merged.values()))
-    if gradients:
-        for _, grads in context.gradients:
-            found |= {f"the gradient of {path!r}": leaf for path, leaf in named_leaves(grads).items()}
+    for grads in context.gradients:
+        found |= {f"the gradient of {path!r}": leaf for path, leaf in named_leaves(grads).items()}
     return found
 
 
-def _is_close(expected: Any, found: Any, rtol: float) -> bool:
+def _different(expected: Mapping[str, Any], found: Mapping[str, Any], rtol: float) -> list[str]:
+    """Returns the names of what differs."""
+    # Some gradients are rounding alone, such as that of a bias before BatchNorm.
+    rounding = 1e-5 * max((np.abs(value).max(initial=0) for what, value in expected.items() if _is_gradient(what)),
+                          default=0.0)
+    return [what for what, value in expected.items()
+            if not _is_close(value, found[what], rtol, rounding if _is_gradient(what) else 0.0)]
+
+
+def _is_close(expected: Any, found: Any, rtol: float, atol: float = 0.0) -> bool:
     expected, found = np.asarray(expected), np.asarray(found)
     if not np.issubdtype(expected.dtype, np.inexact):
         return bool((expected == found).all())
     expected, found = expected.astype(np.float64), found.astype(np.float64)
     scale = max(np.abs(expected).max(initial=0), np.abs(found).max(initial=0)) if expected.size else 0.0
-    return bool(np.allclose(expected, found, rtol=0, atol=rtol * scale + 1e-6, equal_nan=True))
+    return bool(np.allclose(expected, found, rtol=0, atol=rtol * scale + atol + 1e-6, equal_nan=True))

@@ -142,9 +142,15 @@ class ReplicaRunner:
                     taken_as_equal |= undeclared_counts(
                         before.model_state, restricted(leaf.model_state, before.model_state), before.state_reduction)
             outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not is_state(leaf)]
+            is_changed = any(_differ(leaf, mirrored[origin]) for leaf, origin in zip(leaves, origins, strict=True)
+                             if origin is not None)
             if object_structure is not None:
-                object_values, of_objects = object_structure.close(objects, object_values, context)
+                new_values, of_objects = object_structure.close(objects, object_values, context)
                 taken_as_equal |= of_objects
+                is_changed |= _differ(new_values, object_values)
+                object_values = new_values
+            if is_changed and context.is_padded and context.mask_reads == 0:
+                raise _counts_padding(_name(function))
             return states, outputs, object_values, differences(taken_as_equal, context)
 
         def all_replicas(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any, Any]:
@@ -156,6 +162,19 @@ class ReplicaRunner:
 
         program = _Program(compiled(all_replicas))
         return program
+
+
+def _differ(new: PyTree, old: PyTree) -> bool:
+    return any(one is not other for one, other in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=False))
+
+
+def _counts_padding(name: str) -> ValueError:
+    return ValueError(
+        f"`{name}` changes the state by rows that only pad a batch, whose rows do not divide by the replicas. Use "
+        "`model.compute_loss(...)` or an object of `trainer.losses`, which leave them out. Or take a mean over rows as "
+        "`(values * context.row_mask).sum() * context.num_replicas_in_sync / context.global_rows`, with `context = "
+        "trainer.distribute.get_replica_context()`. Or leave such a batch out: `Dataset.batch(..., "
+        "drop_remainder=True)`.")
 
 
 def _split(objects: Collection[Any]) -> tuple[Any, Any]:

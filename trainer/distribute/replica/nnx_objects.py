@@ -1,7 +1,8 @@
 """NNX objects among the arguments of a function that runs once per replica.
 
-Owns their split into structure and values, and what makes them the same on all replicas again: random streams are each
-replica's own while the function runs and keep their keys, and model state follows `replicated_state.py`.
+Owns their split into structure and values, what BatchNorm in them normalizes by, and what makes them the same on all
+replicas again: random streams are each replica's own while the function runs and keep their keys, and model state
+follows `replicated_state.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from flax import nnx
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.tree_paths import SEPARATOR
 from trainer.distribute.replica.state_reduction import over_replicas, undeclared_counts
+from trainer.modules.nnx_batch_norm import replace_nnx_batch_norms, restore_nnx_batch_norms, set_nnx_policy
 
 
 def split_objects(objects: Iterable[Any]) -> tuple[ObjectStructure, Any]:
@@ -35,8 +37,17 @@ class ObjectStructure:
     graphdef: Any
 
     def open(self, values: Any, context: ReplicaContext) -> list[Any]:
-        """Returns new objects for the function to change on this replica."""
-        return nnx.merge(self.graphdef, _with_own_streams(values, context))
+        """Returns new objects for the function to change on this replica, whose BatchNorm is that of the whole batch.
+
+        Raises:
+          ValueError: for an object whose state cannot be merged from several replicas.
+        """
+        objects = nnx.merge(self.graphdef, _with_own_streams(values, context))
+        for each in objects:
+            _check_can_be_merged(each, context)
+            replace_nnx_batch_norms(each)
+            set_nnx_policy(each, "global", ())
+        return objects
 
     def close(self, objects: list[Any], before: Any, context: ReplicaContext) -> tuple[Any, dict[str, jax.Array]]:
         """Returns the values that changed objects leave, equal on all replicas, and those that are taken to be equal.
@@ -49,6 +60,8 @@ class ObjectStructure:
         Raises:
           ValueError: the function changed the structure of an object.
         """
+        for each in objects:
+            restore_nnx_batch_norms(each)
         graphdef, values = nnx.split(objects)
         if graphdef != self.graphdef:
             raise ValueError("The function changed the structure of an NNX object that it was given. Set modes "
@@ -59,6 +72,14 @@ class ObjectStructure:
     def write(objects: Iterable[Any], values: Any) -> None:
         """Writes values into the user's own objects, those that `split_objects` was given."""
         nnx.update(list(objects), values)
+
+
+def _check_can_be_merged(value: Any, context: ReplicaContext) -> None:
+    if context.num_replicas_in_sync > 1 and any(
+            isinstance(node, nnx.metrics.Welford) for _, node in nnx.iter_graph(value)):
+        raise ValueError(
+            "`nnx.metrics.Welford` cannot be updated by several replicas: the spread of all rows is not a mean of "
+            "theirs. Return the values from the function, and update it with `strategy.gather(values, axis=0)`.")
 
 
 def _with_own_streams(values: Any, context: ReplicaContext) -> Any:

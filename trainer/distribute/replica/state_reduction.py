@@ -19,6 +19,11 @@ from trainer.core.types import PyTree
 Rules = tuple[tuple[str, str], ...]
 """Path patterns, each with "mean", "sum", "max" or "first"; the first that matches counts."""
 
+REDUCE_INSIDE = (
+    "Or let the module compute it from the rows of all replicas, with `context = trainer.distribute."
+    "get_replica_context()`: `context.all_reduce(\"sum\", (value * context.row_mask[:, None]).sum(0))`, of a value for "
+    "each row and feature, is the same on all replicas.")
+
 SumOverReplicas = Callable[[list[jax.Array]], Sequence[jax.Array]]
 
 
@@ -127,5 +132,5 @@ def refuse_differences(differs: dict[str, bool]) -> None:
             f"The model state {', '.join(map(repr, names))} is not the same on all replicas after a step, and "
             "there is no rule for what one device would have. Declare how to combine the values: "
             f"`compile(state_reduction={{{names[0]!r}: \"sum\"}})`, or \"mean\", \"max\" or \"first\". What rows add "
-            "up to is a \"sum\", of which each replica adds what its own rows give. In a function of `strategy.run`, "
-            "return it and use `strategy.reduce`.")
+            "up to is a \"sum\", of which each replica adds what its own rows give. "
+            f"{REDUCE_INSIDE} In a function of `strategy.run`, return it and use `strategy.reduce`.")
