@@ -422,7 +422,7 @@ def test_a_value_kept_where_it_is_not_looked_for_is_told_from_a_host_value():
 
 
 def own_mean(state, inputs):
-    x, y = inputs
+    x, _ = inputs
     grads = jax.grad(lambda params: jnp.square(x @ params["kernel"] - 1.0).mean())(state.params)
     return state.apply_gradients(grads)
 
