@@ -86,9 +86,9 @@ def restore_nnx_batch_norms(module: nnx.Module) -> None:
             object.__setattr__(layer, "__class__", _replaced_by(type(layer)))
 
 
-def _replaced_by(replica_class: type) -> type[nnx.BatchNorm]:
-    return next(base for base in replica_class.__mro__[1:]
-                if base is not _ReplicaBatchNorm and not issubclass(base, _ReplicaBatchNorm))
+def _replaced_by(replica_class: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
+    bases = replica_class.__bases__
+    return nnx.BatchNorm if bases == (_ReplicaBatchNorm,) else bases[0]
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from trainer.core.types import PyTree
 from trainer.distribute.replica import state_reduction
 from trainer.distribute.replica.collectives import MeshReplicaContext
 from trainer.metrics.base import MetricValue
-from trainer.step.output_checks import LEAVE_OUT_PADDING
+from trainer.step.output_checks import LEAVE_OUT_PADDING, LEAVE_OUT_PADDING_IN_MODULE
 from trainer.step.running_logs import check_logs, merge_over_replicas
 from trainer.step.step_metrics import traced_metrics
 
@@ -39,6 +39,9 @@ _GATHER = ("For pairs of rows, let it see those of all replicas: put `@trainer.d
            "`compute_loss`, or above the function that `train_step` computes the loss with, or use "
            "`trainer.distribute.get_replica_context().all_gather(value)`.")
 
+_GATHER_IN_MODULE = (
+    "Let the module use the rows of all replicas: with `context = trainer.distribute.get_replica_context()`, "
+    "`context.all_reduce(\"mean\", value)` or `context.all_gather(value)`.")
 _CHANGED_GRADIENTS = (
     " Code that changes gradients, by their norm or sign for example, needs those of the whole batch: `grads = context."
     "all_reduce(\"mean\", grads)` before it, and `state.apply_gradients(grads, reduce=None)`.")
@@ -120,7 +123,7 @@ def check_step(
         return (f"{_called(overridden)} has other numbers on {replicas} replicas than on one device. For "
                 f"{jax.tree.leaves(batch)[0].shape[0]} rows, {what} differs{numbers}. On each replica it gets the rows "
                 "of that replica. There, a loss or a log must be a mean over rows, or what a metric accumulates from "
-                f"rows. {_GATHER}{_CHANGED_GRADIENTS if _is_gradient(what) else ''}")
+                f"rows. {_GATHER if overridden else _GATHER_IN_MODULE}{_CHANGED_GRADIENTS if _is_gradient(what) else ''}")
 
     _report(alone, others, message)
 
@@ -229,15 +232,16 @@ def check_padding(
             lambda part, mask: run(_OneOfSeveral(each, replicas, mask), part), axis_name=_AXIS)(variant, masks)
         )(variants))
     found = {what: values[:, 0] for what, values in several.items()}
+    fix = LEAVE_OUT_PADDING if overridden else LEAVE_OUT_PADDING_IN_MODULE
     pads = "only pad a batch, whose rows do not divide by the replicas (or microbatches)"
-    variants = ({what: values[number] for what, values in found.items()} for number in (0, 1))
-    _report(found, _different(*variants, 1e-5), lambda what: (
-        f"{_called(overridden)} counts rows that {pads}: {what} depends on them. {LEAVE_OUT_PADDING}"))
-    others = [] if is_random else _different(alone, {what: values[0] for what, values in found.items()}, rtol)
+    one, other = ({what: values[number] for what, values in found.items()} for number in (0, 1))
+    _report(found, _different(one, other, 1e-5), lambda what: (
+        f"{_called(overridden)} counts rows that {pads}: {what} depends on them. {fix}"))
+    others = [] if is_random else _different(alone, one, rtol)
     _report(found, others, lambda what: (
         f"{_called(overridden)} leaves out rows that {pads}, but does not weigh the others as one device does: {what} "
         f"differs{_numbers(alone[what], found[what][0])}. Replicas have different numbers of real rows then. "
-        f"{LEAVE_OUT_PADDING}"))
+        f"{fix}"))
 
 
 def _numbers(expected: Any, found: Any) -> str:
