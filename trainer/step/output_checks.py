@@ -26,7 +26,8 @@ _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers,
 
 MEAN_OVER_ROWS = (
     "take a mean over rows as `(values * context.row_mask).sum() * context.num_replicas_in_sync / context."
-    "global_rows`, with `context = trainer.distribute.get_replica_context()`. Or choose a batch size that leaves no such batch.")
+    "global_rows`, with `context = trainer.distribute.get_replica_context()`. Or choose a batch size that leaves no "
+    "such batch.")
 LEAVE_OUT_PADDING = (
     "Use losses and metrics of `compile`, which leave them out: `super().compute_loss(...)`, with other arguments "
     "where needed, or `self.compute_loss(...)` in a step; or an object of `trainer.losses`. Or " + MEAN_OVER_ROWS)

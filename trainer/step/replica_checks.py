@@ -118,12 +118,14 @@ def check_step(
     found = {what: values[0] for what, values in several.items()}
     others = [] if is_random else _different(alone, found, rtol)
 
+    fix = _GATHER if overridden else _GATHER_IN_MODULE
+
     def message(what: str) -> str:
         numbers = _numbers(alone[what], found[what])
         return (f"{_called(overridden)} has other numbers on {replicas} replicas than on one device. For "
                 f"{jax.tree.leaves(batch)[0].shape[0]} rows, {what} differs{numbers}. On each replica it gets the rows "
                 "of that replica. There, a loss or a log must be a mean over rows, or what a metric accumulates from "
-                f"rows. {_GATHER if overridden else _GATHER_IN_MODULE}{_CHANGED_GRADIENTS if _is_gradient(what) else ''}")
+                f"rows. {fix}{_CHANGED_GRADIENTS if _is_gradient(what) else ''}")
 
     _report(alone, others, message)
 
