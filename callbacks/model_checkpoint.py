@@ -6,6 +6,7 @@ Owns when to save, under which name, and which files to delete again. How a mode
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import os
 import shutil
@@ -101,6 +102,7 @@ class ModelCheckpoint(MonitorCallback):
         arguments.check_count("max_to_keep", max_to_keep, optional=True)
         self.filepath = arguments.as_path("filepath", filepath)
         check_suffix("filepath", self.filepath, ".safetensors", or_folder=not save_weights_only)
+        _check_format(self.filepath)
         self.verbose = arguments.check_verbose(verbose)
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
@@ -269,6 +271,22 @@ class ModelCheckpoint(MonitorCallback):
             return (0, number)
         # Of equal values the first one stays, as with `save_best_only`.
         return (1, value if self.monitor_op is np.greater else -value, -number)
+
+
+class _SampleValues(dict):
+    """What a format string is tried with: a number for every name."""
+
+    def __missing__(self, name: str) -> float:
+        return 0.5
+
+
+def _check_format(filepath: str) -> None:
+    try:
+        with contextlib.suppress(LookupError, TypeError, AttributeError):  # of what names lead to
+            string.Formatter().vformat(filepath, (), _SampleValues(epoch=1, batch=1))
+    except ValueError as error:
+        raise ValueError("`filepath` is no format string of numbers by name, such as 'w-{epoch:02d}-{loss:.3f}'. "
+                         f"Received: {filepath!r}. Python says: {error}.") from None
 
 
 def _fields(filepath: str) -> set[str]:

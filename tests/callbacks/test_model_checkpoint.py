@@ -5,6 +5,7 @@ What it shares with Keras's callback is compared with that in `test_like_keras.p
 
 import os
 import pathlib
+import re
 import warnings
 
 import numpy as np
@@ -156,6 +157,12 @@ def test_a_folder_where_the_file_should_be_is_named(tmp_path):
 def test_the_suffix_of_another_format_is_refused_before_training(name, arguments, instead):
     with pytest.raises(ValueError, match=rf"`filepath` has the suffix.*{instead}"):
         ModelCheckpoint(name, **arguments)
+
+
+@pytest.mark.parametrize("name", ["w-{epoch", "w-{epoch}-{loss:.2q}", "w-{epoch:zz}"])
+def test_a_name_that_cannot_be_formatted_is_refused_before_training(name):
+    with pytest.raises(ValueError, match=rf"`filepath` is no format string of numbers.*Received: '{re.escape(name)}'"):
+        ModelCheckpoint(name, save_weights_only=True)
 
 
 def test_the_best_without_a_monitor_is_refused():

@@ -8,7 +8,8 @@ from trainer.core.file_suffixes import check_suffix
 
 
 @pytest.mark.parametrize("suffix", [
-    ".h5", ".hdf5", ".keras", ".KERAS", ".onnx", ".pb", ".tflite", ".pt", ".pth", ".pkl", ".npz"])
+    ".h5", ".hdf5", ".keras", ".KERAS", ".onnx", ".pb", ".tflite", ".pt", ".pth", ".pkl", ".npz",
+    ".msgpack", ".gguf", ".zip"])
 def test_the_suffix_of_another_format_is_refused(suffix):
     with pytest.raises(ValueError, match=rf"`filepath` has the suffix '\{suffix}' of .*Received: 'runs/a{suffix}'\. "
                                          r"Write 'runs/a.safetensors', or 'runs/a' for a folder\.$"):

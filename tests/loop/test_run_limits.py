@@ -183,6 +183,23 @@ def test_each_epoch_of_a_dry_run_begins_with_the_first_batches():
     assert [x for x in seen if x in batches][-4:] == batches * 2
 
 
+@pytest.mark.parametrize("make", [lambda: (X, Y), lambda: (Iterable(),), lambda: (batches_of(6),)])
+def test_a_dry_run_leaves_the_checkpoint_of_another_run_alone(tmp_path, make):
+    data = make()
+    options = {"data": data, "batch_size": 8 if data[0] is X else None, "validation_data": None}
+
+    def interrupt(batch, logs=None):
+        if batch == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(cb.BackupAndRestore(tmp_path, save_freq=2), cb.LambdaCallback(on_train_batch_end=interrupt), **options)
+    differs = r"limit_batches \(received 2, in the checkpoint None\)|batches of an epoch \(received 2"
+    with pytest.raises(ValueError, match=differs):
+        fit(cb.BackupAndRestore(tmp_path), limit_batches=2, **options)
+    same(fit(cb.BackupAndRestore(tmp_path), **options), fit(**options))
+
+
 def test_a_limit_that_is_no_limit_changes_nothing(unlimited):
     same(fit(limit_batches=100, max_steps=100, max_time=1e6), unlimited)
 

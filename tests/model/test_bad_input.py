@@ -58,6 +58,22 @@ def fit_custom(returned):
     return fit(compiled=made)
 
 
+def predict_list():
+    made = model()
+    made.build(X)
+    made.predict([X] * 4, verbose=0)
+
+
+def predict_in_a_step():
+    class Predicts(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return jnp.mean(self.predict(x))
+
+    made = Predicts(nn.Dense(3))
+    made.compile("sgd")
+    fit(compiled=made)
+
+
 def fit_in_another_scope():
     made = model()
     with mirrored(2).scope():
@@ -306,6 +322,11 @@ CASES = {
     "a metric of each row that looks at others, on two devices": (
         ValueError, ["metric 'centered'", "depend on the other rows"],
         lambda: fit_on_two_devices(squares, metrics=[centered])),
+    "a tuple of batches": (
+        ValueError, ["is 4 inputs", "[(x, y), ...]"], lambda: model().fit(((X, Y),) * 4, verbose=0)),
+    "inputs in a list for a model of one": (
+        ValueError, ["rows of shape [0] (4,)", "is 4 inputs", "[(x,), ...]"], predict_list),
+    "predict in a step": (TypeError, ["Predicts.train_step", "self.apply", "y_pred"], predict_in_a_step),
     "a loss that overrides its call": (
         TypeError, ["OverridesCall", "call(self, y_true, y_pred)", "compute_loss"],
         lambda: model(loss=OverridesCall())),

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import pathlib
 
 import jax
@@ -73,6 +74,13 @@ def test_a_schedule_without_a_call_cannot_be_built():
     (lambda: schedules.CosineDecayRestarts(0.1, 0), "`first_decay_steps` must be a number above 0"),
     (lambda: schedules.CosineDecayRestarts(0.1, 5, t_mul=0.5), "`t_mul` must be a number of at least 1"),
     (lambda: schedules.PiecewiseConstantDecay([1, 2], [0.1, 0.2]), "Received: 2 boundaries and 2 values"),
+    (lambda: schedules.InverseTimeDecay(-0.1, 1, 0.5), "`initial_learning_rate` must be a number of at least 0"),
+    (lambda: schedules.ExponentialDecay(0.1, 1, math.nan), "`decay_rate` must be a number of at least 0"),
+    (lambda: schedules.PolynomialDecay(0.1, 1, -1.0), "`end_learning_rate` must be a number of at least 0"),
+    (lambda: schedules.CosineDecay(1e300, 10), "`initial_learning_rate`"),
+    (lambda: schedules.CosineDecay(0.1, 10, warmup_target=math.inf), "`warmup_target`"),
+    (lambda: schedules.CosineDecayRestarts(0.1, 10, m_mul=-1.0), "`m_mul`"),
+    (lambda: schedules.PiecewiseConstantDecay([1, 2], [0.1, math.nan, 0.2]), "`values`"),
     (lambda: schedules.PiecewiseConstantDecay([2, 1], [0.1, 0.2, 0.3]), "`boundaries` must ascend"),
 ])
 def test_an_impossible_schedule_is_refused(build, message):

@@ -13,6 +13,8 @@ _FORMATS = {
     ".keras": "Keras's models", ".onnx": "ONNX", ".pb": "TensorFlow's SavedModel",
     ".tflite": "TensorFlow Lite", ".pt": "PyTorch's files", ".pth": "PyTorch's files", ".pkl": "Python's pickles",
     ".pickle": "Python's pickles", ".npz": "NumPy's archives", ".npy": "NumPy's arrays",
+    ".msgpack": "Flax's serialization", ".gguf": "llama.cpp", ".joblib": "joblib", ".zip": "ZIP archives",
+    ".tar": "tape archives", ".json": "JSON",
 }
 
 

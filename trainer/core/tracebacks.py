@@ -19,6 +19,7 @@ import jax
 
 _config: Any = jax.config  # whose attributes JAX declares at run time
 _REMOVING = ("auto", "quiet_remove_frames")  # JAX's other options keep all frames, here or in another error
+_MEMORY_IS_OUT = ("RESOURCE_EXHAUSTED", "Out of memory")  # of accelerators; of a CPU device
 _OUT_OF_MEMORY = (
     "What a step needs grows with `batch_size`. `compile(microbatches=...)` computes a batch in parts, with the same "
     "numbers; `compile(remat=True)` computes activations again instead of keeping them, and "
@@ -40,8 +41,8 @@ class shortened:
         if not isinstance(error, Exception):
             return
         chain = list(_chain(error))
-        if any(isinstance(each, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(each) for each in chain) \
-                and _OUT_OF_MEMORY not in getattr(error, "__notes__", ()):
+        if any(isinstance(each, jax.errors.JaxRuntimeError) and any(text in str(each) for text in _MEMORY_IS_OUT)
+               for each in chain) and _OUT_OF_MEMORY not in getattr(error, "__notes__", ()):
             error.add_note(_OUT_OF_MEMORY)
         if _config.jax_traceback_filtering in _REMOVING:
             for each in chain:

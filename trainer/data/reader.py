@@ -107,6 +107,11 @@ class Reader:
         return self._source.rows if self._steps is None and self._limit is None else None
 
     @property
+    def limit_batches(self) -> int | None:
+        """The most batches of an epoch that a dry run takes; None in all others."""
+        return self._limit
+
+    @property
     def capacity(self) -> int:
         """How many batches the stack of a group has capacity for: the same for all groups of a run.
 

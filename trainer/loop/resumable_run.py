@@ -314,7 +314,7 @@ class TrainingRun:
     def _settings(self) -> dict[str, Any]:
         # The totals of all logs are one array: other logs could be mistaken for them.
         logs = {log.name: "mean" if log.metric is None else type(log.metric).__name__ for log in self._empty_logs.logs}
-        return {**self._model.run_settings(), "logs": logs}
+        return {**self._model.run_settings(), "logs": logs, "limit_batches": self._reader.limit_batches}
 
     def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
         if self._is_restored:

@@ -48,11 +48,15 @@ class LoopModel:
     Args:
       model: the user's.
 
+    Raises:
+      TypeError: while a step of the model is traced.
+
     Attributes:
       strategy, state, run: see `TrainableModel`.
     """
 
     def __init__(self, model: Model):
+        model._check_called_outside_of_steps()
         self._model = model
         self._module = model._functional
         self._configuration = model._configuration

@@ -37,7 +37,7 @@ class ExponentialDecay(LearningRateSchedule):
       name: a name to know the schedule by.
 
     Raises:
-      ValueError: if `decay_steps` is not above 0.
+      ValueError: if `decay_steps` is not above 0, or a rate is negative or not finite.
 
     Example:
       >>> schedule = ExponentialDecay(1.0, decay_steps=10, decay_rate=0.5)
@@ -53,6 +53,8 @@ class ExponentialDecay(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         arguments.require_positive(decay_steps=self.decay_steps)
+        arguments.require_non_negative(
+            initial_learning_rate=self.initial_learning_rate, decay_rate=self.decay_rate)
 
     def __call__(self, step: Any) -> jax.Array:
         return self.initial_learning_rate * jnp.float32(self.decay_rate) ** _periods(self, step)
@@ -70,7 +72,7 @@ class InverseTimeDecay(LearningRateSchedule):
       name: a name to know the schedule by.
 
     Raises:
-      ValueError: if `decay_steps` is not above 0.
+      ValueError: if `decay_steps` is not above 0, or a rate is negative or not finite.
     """
 
     initial_learning_rate: float
@@ -81,6 +83,8 @@ class InverseTimeDecay(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         arguments.require_positive(decay_steps=self.decay_steps)
+        arguments.require_non_negative(
+            initial_learning_rate=self.initial_learning_rate, decay_rate=self.decay_rate)
 
     def __call__(self, step: Any) -> jax.Array:
         return self.initial_learning_rate / (1 + self.decay_rate * _periods(self, step))
@@ -96,7 +100,7 @@ class PiecewiseConstantDecay(LearningRateSchedule):
       name: a name to know the schedule by.
 
     Raises:
-      ValueError: if the lengths do not fit, or if `boundaries` do not ascend.
+      ValueError: if the lengths do not fit, `boundaries` do not ascend, or a rate is negative or not finite.
 
     Example:
       >>> schedule = PiecewiseConstantDecay([10, 20], [1.0, 0.5, 0.25])
@@ -114,6 +118,8 @@ class PiecewiseConstantDecay(LearningRateSchedule):
                              f"{len(self.boundaries)} boundaries and {len(self.values)} values.")
         if list(self.boundaries) != sorted(self.boundaries):
             raise ValueError(f"`boundaries` must ascend. Received: boundaries={list(self.boundaries)}.")
+        for value in self.values:
+            arguments.require_non_negative(values=value)
 
     def __call__(self, step: Any) -> jax.Array:
         passed = sum((jnp.asarray(step > boundary, jnp.int32) for boundary in self.boundaries), start=0)
@@ -133,7 +139,7 @@ class PolynomialDecay(LearningRateSchedule):
       name: a name to know the schedule by.
 
     Raises:
-      ValueError: if `decay_steps` is not above 0.
+      ValueError: if `decay_steps` is not above 0, or a rate is negative or not finite.
 
     Example:
       >>> schedule = PolynomialDecay(1.0, decay_steps=4, end_learning_rate=0.0)
@@ -150,6 +156,9 @@ class PolynomialDecay(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         arguments.require_positive(decay_steps=self.decay_steps)
+        arguments.require_non_negative(
+            initial_learning_rate=self.initial_learning_rate, end_learning_rate=self.end_learning_rate,
+            power=self.power)
 
     def __call__(self, step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -173,7 +182,7 @@ class CosineDecay(LearningRateSchedule):
       warmup_steps: the updates until the peak.
 
     Raises:
-      ValueError: if `decay_steps` is not above 0, or if `warmup_steps` is below 0.
+      ValueError: if `decay_steps` is not above 0, or something else is below 0 or not finite.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016.
 
@@ -192,7 +201,10 @@ class CosineDecay(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         arguments.require_positive(decay_steps=self.decay_steps)
-        arguments.require_non_negative(warmup_steps=self.warmup_steps)
+        arguments.require_non_negative(
+            warmup_steps=self.warmup_steps, initial_learning_rate=self.initial_learning_rate, alpha=self.alpha)
+        if self.warmup_target is not None:
+            arguments.require_non_negative(warmup_target=self.warmup_target)
 
     def __call__(self, step: Any) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
@@ -221,7 +233,7 @@ class CosineDecayRestarts(LearningRateSchedule):
       name: a name to know the schedule by.
 
     Raises:
-      ValueError: if `first_decay_steps` is not above 0, or if `t_mul` is below 1.
+      ValueError: if `first_decay_steps` is not above 0, `t_mul` is below 1, or a rate is negative or not finite.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016.
 
@@ -240,6 +252,8 @@ class CosineDecayRestarts(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         arguments.require_positive(first_decay_steps=self.first_decay_steps)
+        arguments.require_non_negative(
+            initial_learning_rate=self.initial_learning_rate, m_mul=self.m_mul, alpha=self.alpha)
         if arguments.as_number("t_mul", self.t_mul) < 1:
             raise ValueError(f"`t_mul` must be a number of at least 1. Received: t_mul={self.t_mul}.")
 

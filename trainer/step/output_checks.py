@@ -94,9 +94,10 @@ def _hint_of_names(inputs: Any, error: Exception) -> str:
 
 def _hint_of_parts(inputs: Any) -> str:
     """Returns a sentence for an error about inputs that may be a whole batch, with targets; or nothing."""
-    if isinstance(inputs, (tuple, list)) and 1 < len(inputs) <= 3:
-        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, write "
-                "`fit(x, y)`, or `[(x, y)]` for a list of one batch.")
+    if isinstance(inputs, (tuple, list)) and len(inputs) > 1:
+        return (f" A {type(inputs).__name__} given as `x` is {len(inputs)} inputs. If it is inputs and targets, give "
+                "them apart, as `x, y`. If it is batches, give a list of tuples: `[(x, y), ...]`, or `[(x,), ...]` "
+                "without targets.")
     if isinstance(inputs, dict):
         return (" A dict is all inputs. If some of it are targets, yield `(batch[\"image\"], batch[\"label\"])`, with "
                 "the names of yours.")
@@ -116,7 +117,8 @@ def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
     if received != built:
         raise ValueError(
             f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
-            f"{', '.join(built)}, and cannot take others: {type(error).__name__}: {error}") from error
+            f"{', '.join(built)}, and cannot take others.{_hint_of_parts(inputs)} It raised {type(error).__name__}: "
+            f"{error}") from error
 
 
 def loss_of_real_rows(compute_loss: Callable[..., Any], *arguments: Any) -> Any:
