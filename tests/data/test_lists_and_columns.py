@@ -63,7 +63,7 @@ def test_a_list_of_arrays_is_several_inputs():
 
 @pytest.mark.parametrize("data", [(X, Y), [X, Y]], ids=["tuple", "list"])
 def test_inputs_and_targets_as_one_argument_are_refused_with_the_call_to_write(data):
-    with pytest.raises(ValueError, match=r"given as `x` is 2 inputs\. .*write `fit\(x, y\)`"):
+    with pytest.raises(ValueError, match=r"given as `x` is 2 inputs\. .*as in `fit\(x, y\)`"):
         model().fit(data, verbose=0)
 
 
