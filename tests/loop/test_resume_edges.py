@@ -72,6 +72,23 @@ def test_data_that_depend_on_the_passes_before_go_on(tmp_path, data, steps):
     assert_same_run(model, history, expected, expected_history)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_what_ends_an_epoch_comes_before_the_next_batch_is_read(tmp_path):
+    def interrupt(batch, logs=None):
+        if int(model.state.step) == 7:
+            raise KeyboardInterrupt
+
+    arguments = {"batch_size": None, "steps_per_epoch": 5, "shuffle": False}
+    expected, model = make_model(), make_model()
+    expected_history = fit(expected, data=(Indexed(),), **arguments)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, cb.BackupAndRestore(tmp_path, save_freq=5), cb.LambdaCallback(on_train_batch_end=interrupt),
+            data=(Indexed(),), **arguments)
+    resumed = make_model()
+    history = fit(resumed, cb.BackupAndRestore(tmp_path), data=(Indexed(),), **arguments)
+    assert_same_run(resumed, history, expected, expected_history)
+
+
 def test_a_generator_that_was_read_to_its_end_has_no_further_epoch(tmp_path):
     def once():
         yield from list(batches())[:7]
@@ -147,6 +164,7 @@ def test_the_end_of_training_is_told_the_last_logs_after_a_resume_too(tmp_path):
 
 @pytest.mark.parametrize(("make", "arguments", "message"), [
     ({"precision": "mixed_bfloat16"}, {}, "differs in precision"),
+    ({"regularizers": {"**/kernel": "l2"}}, {}, r"differs in regularizers \(received \[\['\*\*/kernel', 'L2"),
     ({"microbatches": 2}, {}, r"differs in microbatches \(received 2, in the checkpoint 1\)"),
     ({}, {"initial_epoch": 1}, r"differs in initial_epoch \(received 1, in the checkpoint 0\)"),
     ({}, {"epochs": 0}, r"has 1 epochs behind it\. Received: epochs=0"),

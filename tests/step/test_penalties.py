@@ -40,6 +40,10 @@ class Loss(nnx.Variable):
     pass
 
 
+class OwnPenalty(Loss):
+    pass
+
+
 class SowsNNX(nnx.Module):
     def __init__(self, how):
         self.kernel, self.how = nnx.Param(jnp.ones((4, 1))), how
@@ -51,7 +55,7 @@ class SowsNNX(nnx.Module):
         if self.how == "variable":
             self.l2[...] = penalty
         else:
-            self.sow(Loss, "l2", penalty)
+            self.sow({"sow": Loss, "subclass": OwnPenalty, "named": "losses"}[self.how], "l2", penalty)
         return x @ self.kernel[...]
 
 
@@ -64,6 +68,7 @@ class Plain(nn.Module):
 MODULES = {
     "linen": lambda: Sows(), "linen, summed": lambda: Sows("sum"), "linen, variable": lambda: Sows("variable"),
     "nnx": lambda: SowsNNX("sow"), "nnx, variable": lambda: SowsNNX("variable"),
+    "nnx, a type of losses": lambda: SowsNNX("subclass"), "nnx, by name": lambda: SowsNNX("named"),
 }
 
 
@@ -189,3 +194,10 @@ def test_regularizers_that_cannot_be_used(given, message):
 def test_factors_are_finite_and_not_negative(factor):
     with pytest.raises(ValueError, match="l2"):
         regularizers.L2(factor)
+
+
+def test_a_penalty_that_is_no_scalar_is_refused_by_its_pattern():
+    model = trainer.Model(Plain())
+    model.compile("sgd", "mse", regularizers={"kernel": lambda w: 0.1 * w ** 2})
+    with pytest.raises(ValueError, match=r"penalty of `regularizers` for 'kernel' must be a scalar.*\(4, 1\).*Sum it"):
+        model.fit(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32), verbose=0)

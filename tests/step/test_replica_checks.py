@@ -370,6 +370,32 @@ def test_the_mean_that_messages_advise_has_one_devices_numbers():
             np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
+@pytest.mark.parametrize("wrong", [lambda h: 0.1 * jnp.square(h).sum(), lambda h: jax.nn.logsumexp(h @ h.T)])
+def test_a_loss_that_is_sown_in_training_alone_is_compared_too(wrong):
+    class SowsInTraining(nn.Module):
+        @nn.compact
+        def __call__(self, x, training: bool = False):
+            h = nn.Dense(3)(nn.Dropout(0.2, deterministic=not training)(x))
+            if training:
+                self.sow("losses", "activity", wrong(h))
+            return nn.BatchNorm(use_running_average=not training)(h)
+
+    class SowsInNNX(nnx.Module):
+        def __init__(self):
+            self.dense, self.drop = nnx.Linear(6, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.2, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            h = self.dense(x)
+            if not self.drop.deterministic:
+                self.sow("losses", "activity", wrong(h))
+            return self.drop(h)
+
+    for make in (SowsInTraining, SowsInNNX):
+        fit(trainer.Model, 1, make())
+        with pytest.raises(ValueError, match=r"loss that the module sows has other numbers on 4.*Let the module use"):
+            fit(trainer.Model, 4, make())
+
+
 def test_a_module_may_ask_for_its_real_rows_wherever_it_is_called():
     with mirrored(4).scope():
         model = trainer.Model(Sowing(mean_over_rows))
@@ -397,99 +423,3 @@ class Total(trainer.metrics.Metric):
 def test_a_global_batch_has_no_padding():
     with pytest.raises(ValueError, match=r"needs the whole batch.*drop_remainder"):
         fit(Gathered, 4, rows=45)
-
-
-class Counting(nn.Module):
-    """State of several kinds; `rows` leaves out what pads a batch."""
-
-    kinds: tuple = ("count",)
-
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        hidden = nn.Dense(3)(x)
-        context = distribute.get_replica_context()
-        shapes = {"count": ((3,), jnp.int32), "total": ((6,), jnp.float32), "mean": ((6,), jnp.float32),
-                  "largest": ((6,), jnp.float32), "steps": ((), jnp.int32)}
-        states = {kind: self.variable("usage", kind, jnp.zeros, *shapes[kind]) for kind in self.kinds}
-        if train and not self.is_initializing():
-            mask = context.row_mask[:, None]
-            updates = {
-                "count": lambda old: old + (jax.nn.one_hot(hidden.argmax(-1), 3) * mask).sum(0).astype(jnp.int32),
-                "total": lambda old: old + (x * mask).sum(0),
-                "mean": lambda old: 0.9 * old + 0.1 * (x * mask).sum(0) / mask.sum(),
-                "largest": lambda old: jnp.maximum(old, jnp.where(mask > 0, x, -1e9).max(0)),
-                "steps": lambda old: old + 1,
-            }
-            for kind, state in states.items():
-                state.value = updates[kind](state.value)
-        return hidden
-
-
-@pytest.mark.parametrize(("kinds", "rules"), [
-    (("mean", "steps"), {}), (("count", "total"), {"usage/*": "sum"}), (("largest",), {"usage/largest": "max"}),
-    (("count", "mean"), {"**/count": "sum"})])
-@pytest.mark.parametrize("options", [{"rows": 48}, {"rows": 35}, {"rows": 45}, {"microbatches": 2}])
-def test_model_state_is_that_of_one_device(kinds, rules, options):
-    if options == {"microbatches": 2} and kinds == ("mean", "steps"):
-        options = {**options, "rows": 32}
-    _, one = fit(trainer.Model, 1, Counting(kinds), rows=options.get("rows", 48))
-    _, four = fit(trainer.Model, 4, Counting(kinds), state_reduction=rules, **options)
-    for expected, found in zip(one, four, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-
-
-class CountingNNX(nnx.Module):
-    def __init__(self):
-        self.dense = nnx.Linear(6, 3, rngs=nnx.Rngs(0))
-        self.count = nnx.Variable(jnp.zeros((), jnp.int32))
-
-    def __call__(self, x):
-        self.count[...] += (x > 0).sum()
-        return self.dense(x)
-
-
-@pytest.mark.parametrize(("make", "name"), [
-    (lambda: Counting(("count",)), "usage/count"), (lambda: Counting(("total",)), "usage/total"),
-    (lambda: Counting(("largest",)), "usage/largest"), (CountingNNX, "count")])
-def test_model_state_without_a_sound_rule_is_refused(make, name):
-    with pytest.raises(ValueError, match=rf"model state '{name}' is not the same.*state_reduction=.*sum"):
-        fit(trainer.Model, 4, make())
-    fit(trainer.Model, 4, make(), state_reduction={name: "first"})
-
-
-class Decaying(nn.Module):
-    """Keeps a moving average of a sum over rows, as a codebook of VQ-VAE does."""
-
-    @nn.compact
-    def __call__(self, x, training: bool = False):
-        average = self.variable("codes", "average", jnp.zeros, 6)
-        last = self.variable("codes", "last", jnp.zeros, 6)
-        if training:
-            average.value = 0.9 * average.value + 0.1 * x.sum(0)
-            last.value = x[0]
-        return nn.Dense(3)(x)
-
-
-def test_a_declared_sum_of_what_decays_is_refused():
-    with pytest.raises(ValueError, match=r"declares 'codes/average' to be a \"sum\".*decays.*all_reduce"):
-        fit(trainer.Model, 4, Decaying(), state_reduction={"codes/average": "sum", "codes/last": "first"})
-
-
-def test_a_rule_for_state_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="`state_reduction` has the pattern 'code/average', which matches none"):
-        fit(trainer.Model, 1, Decaying(), state_reduction={"code/average": "sum"})
-
-
-def test_strategy_run_refuses_counts_that_differ():
-    strategy, module = mirrored(4), CountingNNX()
-    x = next(iter(strategy.experimental_distribute_dataset(trainer.data.Dataset.from_arrays(X).batch(16))))
-    with pytest.raises(ValueError, match=r"model state '0/count' is not the same.*strategy\.reduce"):
-        strategy.run(lambda module, x: module(x).sum(), args=(module, x))
-
-
-@pytest.mark.parametrize(("rules", "message"), [
-    ({"usage": "average"}, "Unknown state_reduction 'average'"), ("sum", "path patterns to reductions"),
-    ({"[": "sum"}, "valid regular expression")])
-def test_rules_that_cannot_be_used(rules, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        trainer.Model(Counting()).compile("sgd", "mse", state_reduction=rules)

@@ -267,7 +267,8 @@ class Reader:
             self._stream = Stream(self._source.read_from(state), *first, ResumeToken(token["batch"], state))
             for number in range(token["batch"], batch):
                 self._next_batch(self._stream, number)
-        self._look_at(self._stream, batch)
+        if self._steps is None or batch < self._steps:  # the next batch may depend on what ends the epoch
+            self._look_at(self._stream, batch)
         return 0 if self.is_exact else skipped
 
     def _read_up_to(self, place: tuple[int, int]) -> int:

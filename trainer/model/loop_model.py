@@ -22,10 +22,10 @@ from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
-from trainer.model.overridable_steps import OverridableSteps
+from trainer.model.overridable_steps import OverridableSteps, logs_without_update
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
-from trainer.step import output_checks, replica_checks
+from trainer.step import output_checks, replica_checks, state_checks
 from trainer.step.compiled_phase import CompiledPhase
 
 if TYPE_CHECKING:
@@ -139,6 +139,8 @@ class LoopModel:
         configuration = self._configuration
         return {"seed": self.seed, "optimizer": optimizer_kinds(configuration.rules), "loss": configuration.loss.kinds,
                 "precision": None if options.policy is None else repr(options.policy),
+                "regularizers": [[pattern, getattr(penalty, "__name__", None) or repr(penalty)]
+                                 for pattern, penalty in options.regularizers],
                 **{name: getattr(options, name) for name in names}}
 
     def check_labels(self, batch: Batch) -> None:
@@ -190,22 +192,26 @@ class LoopModel:
         state = self._state_here() if simulated > 1 and (has_code or keeps_state) else None
         if state is None:
             return
+        phase.microbatches = options.microbatches if kind == "train" else 1
+        sample = jax.tree.map(np.array, first_rows(batch))
         if has_code:
-            # A default train step is compared by what a test step has of it, without randomness.
-            step = (getattr(self._model, name) if self._overrides(name)
-                    else functools.partial(OverridableSteps.test_step, self._model))
-            sample = jax.tree.map(np.array, first_rows(batch))
+            # A default train step is compared by its loss. Each replica may normalize by its own rows, if that is asked
+            # for; all else is then compared as outside of training.
+            step = getattr(self._model, name) if self._overrides(name) else functools.partial(
+                logs_without_update, self._model,
+                training=kind == "train" and options.batch_norm != "per_replica")
             rtol = 1e-3 if options.policy is None else 3e-2
             if rows is not None:
                 replica_checks.check_step(changed, step, state, rows, simulated, rtol)
-            phase.microbatches = options.microbatches if kind == "train" else 1
-            phase.before_padding = lambda: replica_checks.check_padding(
-                changed, step, self._state_here(), sample, simulated, rtol)
+            phase.before_padding.append(lambda: replica_checks.check_padding(
+                changed, step, self._state_here(), sample, simulated, rtol))
         if keeps_state:
-            replica_checks.check_state_reduction(
-                lambda state, batch: self._model.apply(
-                    state.params, state, unpack_x_y_sample_weight(batch)[0], training=True)[1],
-                state, rows, simulated, is_known)
+            def apply(state: TrainState, batch: Batch) -> Any:
+                return self._model.apply(state.params, state, unpack_x_y_sample_weight(batch)[0], training=True)[1]
+
+            state_checks.check_state_reduction(apply, state, rows, simulated, is_known)
+            phase.before_padding.append(lambda: state_checks.check_padded_state(
+                apply, self._state_here(), sample, simulated, is_known))
 
     def _check_rows(self, kind: str, batch: Batch) -> None:
         """Refuses a module that computes rows from other rows, where it does not see all; see `step/replica_checks.py`.

@@ -131,14 +131,7 @@ class OverridableSteps:
 
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
-        x, y, sample_weight = unpack_x_y_sample_weight(batch)
-        y_pred, model_state = self.apply(state.params, state, x, training=False)
-        with loss_parts.recorded() as parts:
-            loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
-        loss = self._with_penalties(loss, state.params, model_state)
-        with loss_parts.recorded() as parts_of_outputs:
-            logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
-        return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}
+        return logs_without_update(self, state, batch, training=False)
 
     def predict_step(self, state: TrainState, batch: Batch) -> Any:
         """Returns the outputs for this replica's rows of a batch. Like `train_step`, it must be pure."""
@@ -179,3 +172,15 @@ class OverridableSteps:
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
         """Returns the key of a random stream for this step and this replica."""
         return get_replica_context().random_key(state.seed, stream, state.step)
+
+
+def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch, training: bool) -> dict[str, Any]:
+    """Returns the logs for this replica's rows of a batch, which the module computes as in training or as outside."""
+    x, y, sample_weight = unpack_x_y_sample_weight(batch)
+    y_pred, model_state = model.apply(state.params, state, x, training=training)
+    with loss_parts.recorded() as parts:
+        loss = loss_of_real_rows(model.compute_loss, x, y, y_pred, sample_weight)
+    loss = model._with_penalties(loss, state.params, model_state)
+    with loss_parts.recorded() as parts_of_outputs:
+        logs = {"loss": loss, **model.compute_metrics(x, y, y_pred, sample_weight)}
+    return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}

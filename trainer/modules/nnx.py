@@ -375,7 +375,9 @@ def _may_sow() -> Iterator[None]:
 
 
 def _is_loss(value: Any) -> bool:
-    return isinstance(value, nnx.Variable) and type(value).__name__ in ("Loss", "Losses")
+    # `self.sow("losses", ...)` makes a type of that name.
+    return isinstance(value, nnx.Variable) and any(
+        base.__name__.lower() in ("loss", "losses") for base in type(value).__mro__)
 
 
 def _fresh(path: Path, variable: nnx.RngState, make_key: MakeKey) -> jax.Array:

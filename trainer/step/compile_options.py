@@ -83,9 +83,16 @@ class CompileOptions:
         """Returns what the regularizers add to the loss, a float32 scalar; None if there are none."""
         if not self.regularizers:
             return None
-        leaves = tree_paths.named_leaves(params)
-        return sum((jnp.asarray(penalty(leaf), jnp.float32) for pattern, penalty in self.regularizers
-                    for path, leaf in leaves.items() if tree_paths.matches(pattern, path)), jnp.zeros((), jnp.float32))
+        total = jnp.zeros((), jnp.float32)
+        for pattern, penalty in self.regularizers:
+            for path, leaf in tree_paths.named_leaves(params).items():
+                if tree_paths.matches(pattern, path):
+                    value = jnp.asarray(penalty(leaf), jnp.float32)
+                    if value.ndim:
+                        raise ValueError(f"The penalty of `regularizers` for {pattern!r} must be a scalar. Received: "
+                                         f"an array of shape {value.shape} for {path!r}. Sum it: `jnp.sum(...)`.")
+                    total += value
+        return total
 
     def stored(self, params: Any) -> Any:
         """Returns parameters in the dtypes that they are stored in."""

@@ -98,8 +98,7 @@ class CompiledPhase:
 
     Attributes:
       steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
-      before_padding: called once, before the first padded batch: it raises where the step would count padding; may be
-        assigned.
+      before_padding: called once, before the first padded batch: they raise where the step would count padding.
       microbatches: into how many parts the step divides a replica's rows, which pads too; may be assigned.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
@@ -132,7 +131,7 @@ class CompiledPhase:
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self._batch_rows = 0
-        self.before_padding: Callable[[], None] | None = None
+        self.before_padding: list[Callable[[], None]] = []  # what checks the user's code before a batch is padded
         self.microbatches = 1
         self.steps_per_execution = 1
         self.empty_logs: Any = None
@@ -310,8 +309,8 @@ class CompiledPhase:
             self._check_padding()
 
     def _check_padding(self) -> None:
-        if self.before_padding is not None:
-            check, self.before_padding = self.before_padding, None
+        checks, self.before_padding = self.before_padding, []
+        for check in checks:
             check()
 
     def _is_padded(self, group: PlacedGroup) -> bool:

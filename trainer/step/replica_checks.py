@@ -24,14 +24,15 @@ from trainer.core import replica_context
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.rng import equal_draws_key
 from trainer.core.train_state import TrainState
-from trainer.core.tree_paths import named_leaves, restricted
+from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
-from trainer.distribute.replica import state_reduction
 from trainer.distribute.replica.collectives import MeshReplicaContext
 from trainer.metrics.base import MetricValue
 from trainer.step.output_checks import LEAVE_OUT_PADDING, LEAVE_OUT_PADDING_IN_MODULE
 from trainer.step.running_logs import check_logs, merge_over_replicas
 from trainer.step.step_metrics import traced_metrics
+
+PADS = "only pad a batch, whose rows do not divide by the replicas (or microbatches)"
 
 _AXIS = "simulated_replica"
 _ROWS = 8
@@ -47,7 +48,7 @@ _CHANGED_GRADIENTS = (
     "all_reduce(\"mean\", grads)` before it, and `state.apply_gradients(grads, reduce=None)`.")
 
 
-class _Recording(ReplicaContext):
+class Recording(ReplicaContext):
     """Notes what a step does, and makes no update: that would be the costly part to compile.
 
     Attributes:
@@ -80,11 +81,11 @@ class _Recording(ReplicaContext):
         return params, opt_state
 
 
-class _Alone(_Recording):
+class _Alone(Recording):
     """The only replica."""
 
 
-class _OneOfSeveral(_Recording, MeshReplicaContext):
+class _OneOfSeveral(Recording, MeshReplicaContext):
     """One of several replicas that `jax.vmap` simulates."""
 
     def __init__(self, rows: int, replicas: int, row_mask: jax.Array | None = None):
@@ -114,7 +115,7 @@ def check_step(
       rtol: the relative difference that rounding may make.
     """
     outcome = functools.partial(_outcome, overridden, step)
-    alone, several, is_random = _compared(outcome, state, batch, replicas)
+    alone, several, is_random = compared(outcome, state, batch, replicas)
     found = {what: values[0] for what, values in several.items()}
     others = [] if is_random else _different(alone, found, rtol)
 
@@ -130,52 +131,6 @@ def check_step(
     _report(alone, others, message)
 
 
-def check_state_reduction(
-    apply: Callable[..., Any], state: TrainState, batch: Any, replicas: int, is_exempt: Callable[[str], bool]
-) -> None:
-    """Raises ValueError if replicas' model state has no sound rule by which it becomes that of one device.
-
-    A declared "sum" is compared too: what decays, such as a moving average of counts, is none. The other declarations
-    are what the user wants of values that differ.
-
-    Args:
-      apply: returns the model state after a call in training, from the state and a batch.
-      state: the state.
-      batch: what `some_rows` returned.
-      replicas: how many replicas there are.
-      is_exempt: whether the array of a path needs no check.
-    """
-    rule = functools.partial(state_reduction.declared, state.state_reduction)
-
-    def outcome(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for step in (1, 2):  # in the first, what decays is often zero
-            after = restricted(apply(state, batch), state.model_state)
-            old = named_leaves(state.model_state)
-            changed = [path for path, new in named_leaves(after).items() if new is not old[path]]
-            is_random = context.is_random
-            merged = state_reduction.over_replicas(state.model_state, after, state.state_reduction, context)
-            context.is_random = is_random  # whatever the reduction has asked for
-            state = state.replace(model_state=merged)
-            found |= {f"{step}:{path}": value for path, value in named_leaves(merged).items()
-                      if path in changed and not is_exempt(path) and rule(path) in (None, "sum")}
-        return found
-
-    alone, several, is_random = _compared(outcome, state, batch, replicas)
-    if is_random:  # what replicas must agree in, they must agree in nevertheless
-        alone = {path: values[0] for path, values in several.items() if not np.issubdtype(values.dtype, np.inexact)}
-    differs: dict[str, bool] = {}
-    for key, value in alone.items():
-        path = key.partition(":")[2]
-        differs[path] = differs.get(path, False) or not all(_is_close(value, each, 1e-3) for each in several[key])
-    no_sums = sorted(path for path, value in differs.items() if value and rule(path) == "sum")
-    if no_sums:
-        raise ValueError(
-            f"`state_reduction` declares {', '.join(map(repr, no_sums))} to be a \"sum\", but what replicas add to it "
-            f"is not what one device adds: a value that decays, for example, is none. {state_reduction.REDUCE_INSIDE}")
-    state_reduction.refuse_differences(differs)
-
-
 def check_module(apply: Callable[..., Any], state: TrainState, batch: Any, rtol: float) -> None:
     """Raises ValueError if a module's outputs for a row depend on which rows it has beside it.
 
@@ -185,15 +140,15 @@ def check_module(apply: Callable[..., Any], state: TrainState, batch: Any, rtol:
       batch: as many rows of a host batch as two replicas have: a module may want a certain number of them.
       rtol: the relative difference that rounding may make.
     """
-    def outcome(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
+    def outcome(state: TrainState, context: Recording, batch: Any) -> dict[str, Any]:
         return {path: leaf for path, leaf in named_leaves(apply(state, batch)).items()
                 if jnp.shape(leaf)[:1] == (context.rows,) and jnp.issubdtype(leaf.dtype, jnp.inexact)}
 
     def equal(path: str, value: Any) -> bool:
         found = several.get(path)
-        return found is not None and found.size == value.size and _is_close(value, found.reshape(value.shape), rtol)
+        return found is not None and found.size == value.size and is_close(value, found.reshape(value.shape), rtol)
 
-    alone, several, is_random = _compared(outcome, state, batch, 2)
+    alone, several, is_random = compared(outcome, state, batch, 2)
     if not is_random and not all(equal(path, value) for path, value in alone.items()):
         raise ValueError(
             "The module computes a row's outputs from other rows of the batch, as a mean over rows does. On several "
@@ -219,30 +174,17 @@ def check_padding(
       replicas: how many replicas there are.
       rtol: the relative difference that rounding may make.
     """
-    available = jax.tree.leaves(batch)[0].shape[0]
-    if available < 2 or state is None:
+    if state is None or jax.tree.leaves(batch)[0].shape[0] < 2:
         return
-    each = max(_ROWS // replicas, 2)
-    real = each * replicas - 1
-    padded = np.stack([np.append(np.arange(real) % available, row) for row in (0, 1)])  # differ in the padding alone
-    variants = jax.tree.map(lambda leaf: leaf[padded].reshape(2, replicas, each, *leaf.shape[1:]), batch)
-    masks = (np.arange(each * replicas) < real).astype(np.float32).reshape(replicas, each)
-    alone, several, is_random = _tried(
-        functools.partial(_outcome, overridden, step), state,
-        jax.tree.map(lambda leaf: leaf[padded[0, :real]], batch),
-        lambda run: jax.vmap(lambda variant: jax.vmap(
-            lambda part, mask: run(_OneOfSeveral(each, replicas, mask), part), axis_name=_AXIS)(variant, masks)
-        )(variants))
-    found = {what: values[:, 0] for what, values in several.items()}
+    outcome = functools.partial(_outcome, overridden, step)
+    alone, one, other, is_random = compared_when_padded(outcome, state, batch, replicas)
     fix = LEAVE_OUT_PADDING if overridden else LEAVE_OUT_PADDING_IN_MODULE
-    pads = "only pad a batch, whose rows do not divide by the replicas (or microbatches)"
-    one, other = ({what: values[number] for what, values in found.items()} for number in (0, 1))
-    _report(found, _different(one, other, 1e-5), lambda what: (
-        f"{_called(overridden)} counts rows that {pads}: {what} depends on them. {fix}"))
+    _report(one, _different(one, other, 1e-5), lambda what: (
+        f"{_called(overridden)} counts rows that {PADS}: {what} depends on them. {fix}"))
     others = [] if is_random else _different(alone, one, rtol)
-    _report(found, others, lambda what: (
-        f"{_called(overridden)} leaves out rows that {pads}, but does not weigh the others as one device does: {what} "
-        f"differs{_numbers(alone[what], found[what][0])}. Replicas have different numbers of real rows then. "
+    _report(one, others, lambda what: (
+        f"{_called(overridden)} leaves out rows that {PADS}, but does not weigh the others as one device does: {what} "
+        f"differs{_numbers(alone[what], one[what])}. Replicas have different numbers of real rows then. "
         f"{fix}"))
 
 
@@ -267,19 +209,54 @@ def _is_gradient(what: str) -> bool:
     return what.startswith("the gradient of ")
 
 
-def _compared(
+def compared(
     outcome: Callable[..., dict[str, Any]], state: TrainState, batch: Any, replicas: int
 ) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """Returns what a function gives on one replica, and on each of several, stacked; and whether it is random."""
+    """Returns what a function gives on one replica, and on each of several, stacked; and whether it is random.
+
+    Args:
+      outcome: a function of the state, the context of a replica and its batch.
+      state: the state.
+      batch: a host batch, whose rows divide by the replicas.
+      replicas: how many replicas there are.
+    """
     rows = jax.tree.leaves(batch)[0].shape[0]
     parts = jax.tree.map(lambda leaf: leaf.reshape(replicas, rows // replicas, *leaf.shape[1:]), batch)
     return _tried(outcome, state, batch, lambda run: jax.vmap(
         lambda part: run(_OneOfSeveral(rows // replicas, replicas), part), axis_name=_AXIS)(parts))
 
 
+def compared_when_padded(
+    outcome: Callable[..., dict[str, Any]], state: TrainState, batch: Any, replicas: int
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], bool]:
+    """Returns what a function gives for real rows on one device, and for these on several replicas, padded in two ways.
+
+    As a fourth it returns whether the function is random.
+
+    Args:
+      outcome: see `compared`; so are the others, but that `batch` may have any number of rows above 1.
+      state: see `outcome`.
+      batch: see `outcome`.
+      replicas: see `outcome`.
+    """
+    available = jax.tree.leaves(batch)[0].shape[0]
+    each = max(_ROWS // replicas, 2)
+    real = each * replicas - 1
+    padded = np.stack([np.append(np.arange(real) % available, row) for row in (0, 1)])  # differ in the padding alone
+    variants = jax.tree.map(lambda leaf: leaf[padded].reshape(2, replicas, each, *leaf.shape[1:]), batch)
+    masks = (np.arange(each * replicas) < real).astype(np.float32).reshape(replicas, each)
+    alone, several, is_random = _tried(
+        outcome, state, jax.tree.map(lambda leaf: leaf[padded[0, :real]], batch),
+        lambda run: jax.vmap(lambda variant: jax.vmap(
+            lambda part, mask: run(_OneOfSeveral(each, replicas, mask), part), axis_name=_AXIS)(variant, masks)
+        )(variants))
+    one, other = ({what: values[number, 0] for what, values in several.items()} for number in (0, 1))
+    return alone, one, other, is_random
+
+
 def _tried(
     outcome: Callable[..., dict[str, Any]], state: TrainState, batch: Any,
-    on_several: Callable[[Callable[[_Recording, Any], dict[str, Any]]], dict[str, Any]],
+    on_several: Callable[[Callable[[Recording, Any], dict[str, Any]]], dict[str, Any]],
 ) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """Returns what a function gives for a batch on one replica, and what `on_several` makes of it; and if it is random.
 
@@ -292,7 +269,7 @@ def _tried(
     def tried(draws_equal: bool) -> tuple[dict[str, Any], dict[str, Any], bool]:
         is_random = False
 
-        def run(state: TrainState, context: _Recording, batch: Any) -> dict[str, Any]:
+        def run(state: TrainState, context: Recording, batch: Any) -> dict[str, Any]:
             nonlocal is_random
             context.draws_equal = draws_equal
             with replica_context.enter(context):
@@ -312,7 +289,7 @@ def _tried(
 
 
 def _outcome(
-    overridden: Sequence[str], step: Callable[..., Any], state: TrainState, context: _Recording, batch: Any,
+    overridden: Sequence[str], step: Callable[..., Any], state: TrainState, context: Recording, batch: Any,
 ) -> dict[str, Any]:
     """Returns a step's logs and the gradients that it reduces."""
     with traced_metrics() as metrics:
@@ -335,10 +312,10 @@ def _different(expected: Mapping[str, Any], found: Mapping[str, Any], rtol: floa
     rounding = 1e-5 * max((np.abs(value).max(initial=0) for what, value in expected.items() if _is_gradient(what)),
                           default=0.0)
     return [what for what, value in expected.items()
-            if not _is_close(value, found[what], rtol, rounding if _is_gradient(what) else 0.0)]
+            if not is_close(value, found[what], rtol, rounding if _is_gradient(what) else 0.0)]
 
 
-def _is_close(expected: Any, found: Any, rtol: float, atol: float = 0.0) -> bool:
+def is_close(expected: Any, found: Any, rtol: float, atol: float = 0.0) -> bool:
     expected, found = np.asarray(expected), np.asarray(found)
     if not np.issubdtype(expected.dtype, np.inexact):
         return bool((expected == found).all())

@@ -128,9 +128,13 @@ def refuse_differences(differs: dict[str, bool]) -> None:
     """Raises ValueError if replicas do not agree in some arrays that have no reduction, by path."""
     names = sorted(path for path, value in differs.items() if value)
     if names:
-        raise ValueError(
-            f"The model state {', '.join(map(repr, names))} is not the same on all replicas after a step, and "
-            "there is no rule for what one device would have. Declare how to combine the values: "
-            f"`compile(state_reduction={{{names[0]!r}: \"sum\"}})`, or \"mean\", \"max\" or \"first\". What rows add "
-            "up to is a \"sum\", of which each replica adds what its own rows give. "
-            f"{REDUCE_INSIDE} In a function of `strategy.run`, return it and use `strategy.reduce`.")
+        raise no_rule(names, "is not the same on all replicas after a step")
+
+
+def no_rule(names: Sequence[str], what: str) -> ValueError:
+    """Returns the error for arrays, by their paths, that have no reduction where one is needed."""
+    return ValueError(
+        f"The model state {', '.join(map(repr, names))} {what}, and there is no rule for what one device would have. "
+        f"Declare how to combine the values: `compile(state_reduction={{{names[0]!r}: \"sum\"}})`, or \"mean\", "
+        "\"max\" or \"first\". What rows add up to is a \"sum\", of which each replica adds what its own rows give. "
+        f"{REDUCE_INSIDE} In a function of `strategy.run`, return it and use `strategy.reduce`.")
