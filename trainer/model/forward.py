@@ -1,6 +1,6 @@
 """The call of a model: its module's outputs, compiled for each shape of inputs.
 
-Owns when a call is compiled, and when the module is called operation by operation instead.
+Owns when a call is compiled, when the module is called operation by operation instead, and when it may not be called.
 """
 
 from __future__ import annotations
@@ -11,9 +11,23 @@ from typing import Any
 import jax
 
 from trainer.compile.jit import compiled
+from trainer.core import trace_purity
 from trainer.core.replica_context import in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.model.configuration import Configuration
+
+
+def check_is_outside_of_steps(model: Any) -> None:
+    """Raises TypeError while a step is traced, of which the state of a model would be a constant.
+
+    Args:
+      model: the model that is called.
+    """
+    trace_purity.check_may_read(
+        model, "the state of a model that it calls", "In a step of the model, call `self.apply(params, state, x, "
+        "training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call another model, whose weights are "
+        "constants there, by `teacher.apply(teacher.state.params, teacher.state, x)[0]`. Pass `model.state` as an "
+        "argument of `run`, and use `model.apply` in its function.")
 
 
 class _NotArrays(Exception):

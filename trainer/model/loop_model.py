@@ -22,6 +22,7 @@ from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
+from trainer.model.forward import check_is_outside_of_steps
 from trainer.model.overridable_steps import OverridableSteps, logs_without_update
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
@@ -56,7 +57,7 @@ class LoopModel:
     """
 
     def __init__(self, model: Model):
-        model._check_called_outside_of_steps()
+        check_is_outside_of_steps(model)
         self._model = model
         self._module = model._functional
         self._configuration = model._configuration

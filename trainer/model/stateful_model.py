@@ -82,7 +82,7 @@ class StatefulModel(OverridableSteps):
         each shape of `x`, as a step is, unless `run_eagerly` is set or `apply` is overridden. `x` may be traced, by
         `jax.grad` for example; in a `jax.jit` of your own the weights are constants, so call `apply` there.
         """
-        self._check_called_outside_of_steps()
+        forward.check_is_outside_of_steps(self)
         if not self.built:
             self.build(x)
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
@@ -94,14 +94,6 @@ class StatefulModel(OverridableSteps):
                      for name in ("apply", "make_rng"))
         return forward.outputs_of(
             self.apply, self._configuration, state, x, training, may_compile=is_own and not is_traced)
-
-    def _check_called_outside_of_steps(self) -> None:
-        """Raises TypeError while a step is traced."""
-        trace_purity.check_may_read(
-            self, "the state of a model that it calls", "In a step of the model, call `self.apply(params, state, x, "
-            "training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call another model, whose weights "
-            "are constants there, by `teacher.apply(teacher.state.params, teacher.state, x)[0]`. Pass `model.state` as "
-            "an argument of `run`, and use `model.apply` in its function.")
 
     def build(self, sample: ArrayTree) -> None:
         """Makes the weights from the shapes of a sample.
