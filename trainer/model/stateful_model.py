@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.compile.entry_points import with_entry_points
-from trainer.core import arguments, errors, replica_context, trace_purity
+from trainer.core import arguments, errors, replica_context
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
