@@ -213,7 +213,7 @@ def test_code_that_draws_from_keys_of_one_kind_only_trains():
             jax.random.poisson(self.make_rng(state, "noise"), 2.0, (len(batch[0]),))  # has keys of JAX alone
             return super().train_step(state, batch)
 
-    fit(Poisson, 4)
+    assert np.isfinite(fit(Poisson, 4)[1]).all()
 
 
 class Centered(nn.Module):

@@ -121,6 +121,14 @@ def test_a_count_of_what_is_in_rows_is_refused_also_if_it_is_equal_in_the_first_
     fit(Keeping(lambda kept, x: kept + 1, jnp.int32), 4)  # steps
 
 
+@pytest.mark.parametrize("summed", [
+    lambda count: distribute.get_replica_context().all_reduce("sum", count),
+    lambda count: distribute.get_replica_context().all_gather(count[None]).sum()])
+def test_a_count_that_the_module_sums_over_replicas_needs_no_rule(summed):
+    module = Keeping(lambda kept, x: kept + summed((x > 0).sum()), jnp.int32)
+    assert fit(module, 4) == fit(module, 1)
+
+
 @pytest.mark.parametrize(("update", "rules"), [
     (lambda kept, x: 0.9 * kept + 0.1 * x.mean(), {}), (lambda kept, x: 0.9 * kept + 0.1 * x.mean(), {"**": "mean"}),
     (lambda kept, x: kept + len(x), {"**": "sum"})])

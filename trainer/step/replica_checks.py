@@ -316,6 +316,7 @@ def _different(expected: Mapping[str, Any], found: Mapping[str, Any], rtol: floa
 
 
 def is_close(expected: Any, found: Any, rtol: float, atol: float = 0.0) -> bool:
+    """Returns whether arrays differ by rounding alone, relative to their largest number; integers not at all."""
     expected, found = np.asarray(expected), np.asarray(found)
     if not np.issubdtype(expected.dtype, np.inexact):
         return bool((expected == found).all())

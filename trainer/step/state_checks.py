@@ -16,14 +16,26 @@ import numpy as np
 
 from trainer.compile.dependence import dependent_results
 from trainer.core import replica_context
+from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves, restricted
+from trainer.core.types import PyTree
 from trainer.distribute.replica import state_reduction
 from trainer.step.output_checks import LEAVE_OUT_PADDING_IN_MODULE
 from trainer.step.replica_checks import PADS, Recording, compared, compared_when_padded, is_close
 
 Apply = Callable[[TrainState, Any], Any]
 IsExempt = Callable[[str], bool]
+
+
+class _Agreeing(ReplicaContext):
+    """A replica for which the result of a reduction over all replicas does not depend on its own rows, being equal."""
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: Any = None) -> Any:
+        return jax.tree.map(jnp.zeros_like, value)
+
+    def all_gather(self, value: PyTree, axis: int = 0) -> Any:
+        return jax.tree.map(jnp.zeros_like, value)
 
 
 def check_state_reduction(apply: Apply, state: TrainState, batch: Any, replicas: int, is_exempt: IsExempt) -> None:
@@ -109,9 +121,9 @@ def _outcome(
 
 
 def _counts_of_rows(apply: Apply, state: TrainState, batch: Any) -> list[str]:
-    """Returns the paths of the arrays of integers and bools that depend on what is in the rows."""
+    """Returns the paths of the arrays of integers and bools that depend on what is in the rows of a replica."""
     def counts(batch: Any, state: TrainState) -> dict[str, Any]:
-        with replica_context.enter(replica_context.context_outside(batch)):
+        with replica_context.enter(_Agreeing(jax.tree.leaves(batch)[0].shape[0])):
             after = named_leaves(restricted(apply(state, batch), state.model_state))
         return {path: value for path, value in after.items() if not jnp.issubdtype(value.dtype, jnp.inexact)}
 
