@@ -21,6 +21,13 @@ from trainer.core.rng import stream_key
 from trainer.core.types import PyTree
 
 
+#: What messages about padding advise.
+MEAN_OVER_ROWS = (
+    "take a mean over rows as `(values * context.row_mask).sum() * context.num_replicas_in_sync / context."
+    "global_rows`, with `context = trainer.distribute.get_replica_context()`. Or choose a batch size that leaves no "
+    "such batch.")
+
+
 class ReduceOp(enum.Enum):
     """How values from several replicas are combined."""
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from trainer import metrics
 from trainer.core import errors, replica_context
+from trainer.core.replica_context import MEAN_OVER_ROWS
 from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.losses.base import BuiltinLoss, values_per_row
 from trainer.modules.base import FunctionalModule
@@ -24,10 +25,6 @@ from trainer.step.output_matching import match_arrays
 # What Python, NumPy and JAX say of `x["name"]`.
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
 
-MEAN_OVER_ROWS = (
-    "take a mean over rows as `(values * context.row_mask).sum() * context.num_replicas_in_sync / context."
-    "global_rows`, with `context = trainer.distribute.get_replica_context()`. Or choose a batch size that leaves no "
-    "such batch.")
 LEAVE_OUT_PADDING = (
     "Use losses and metrics of `compile`, which leave them out: `super().compute_loss(...)`, with other arguments "
     "where needed, or `self.compute_loss(...)` in a step; or an object of `trainer.losses`. Or " + MEAN_OVER_ROWS)

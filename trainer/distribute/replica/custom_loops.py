@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from trainer.compile.jit import compiled
 from trainer.core import errors, replica_context, trace_purity
 from trainer.core.identity import Identity
-from trainer.core.replica_context import ReplicaContext
+from trainer.core.replica_context import MEAN_OVER_ROWS, ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
@@ -171,10 +171,7 @@ def _differ(new: PyTree, old: PyTree) -> bool:
 def _counts_padding(name: str) -> ValueError:
     return ValueError(
         f"`{name}` changes the state by rows that only pad a batch, whose rows do not divide by the replicas. Use "
-        "`model.compute_loss(...)` or an object of `trainer.losses`, which leave them out. Or take a mean over rows as "
-        "`(values * context.row_mask).sum() * context.num_replicas_in_sync / context.global_rows`, with `context = "
-        "trainer.distribute.get_replica_context()`. Or leave such a batch out: `Dataset.batch(..., "
-        "drop_remainder=True)`.")
+        f"`model.compute_loss(...)` or an object of `trainer.losses`, which leave them out. Or {MEAN_OVER_ROWS}")
 
 
 def _split(objects: Collection[Any]) -> tuple[Any, Any]:
