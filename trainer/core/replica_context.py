@@ -20,7 +20,6 @@ from jax.typing import ArrayLike
 from trainer.core.rng import stream_key
 from trainer.core.types import PyTree
 
-
 #: What messages about padding advise.
 MEAN_OVER_ROWS = (
     "take a mean over rows as `(values * context.row_mask).sum() * context.num_replicas_in_sync / context."
