@@ -6,6 +6,8 @@ import itertools
 import os
 import signal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -26,6 +28,7 @@ from tests.callbacks.test_backup_and_restore import (
 )
 from trainer import callbacks as cb
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
+from trainer.cluster.description import package_versions
 
 
 class Shuffled:
@@ -192,6 +195,8 @@ def small_fit(folder, model, epochs=1, dtype=np.float32, as_generator=False):
 @pytest.mark.parametrize(("then", "now", "message"), [
     (None, trainer.optimizers.AdamW(0.02), r"optimizer \(received 'AdamW', in the checkpoint 'Adam'\)"),
     (optax.adam(0.1), optax.adamw(0.1), "optimizer .*'scale_by_adam, add_decayed_weights, scale', in the"),
+    (optax.adam(0.1), optax.nadam(0.1), r"optimizer \(received 'scale_by_adam \(nesterov\), scale', in the"),
+    (optax.inject_hyperparams(optax.adam)(0.1), optax.inject_hyperparams(optax.nadam)(0.1), "optimizer .*nesterov"),
     (optax.apply_if_finite(optax.adam(0.1), 3), optax.apply_if_finite(optax.adamw(0.1), 3), "optimizer .*'apply_if_f"),
 ])
 def test_another_optimizer_with_the_same_state_is_refused(tmp_path, then, now, message):
@@ -212,6 +217,61 @@ def test_another_loss_or_other_logs_are_refused(tmp_path, now, message):
         small_fit(tmp_path, small_model(**{"loss": "huber", **now}), epochs=2)
 
 
+def squared(scale):
+    return lambda y, outputs: scale * (y - outputs) ** 2
+
+
+class Weighed(trainer.Model):
+    factor = 1.0
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        return self.factor * super().compute_loss(x, y, y_pred, sample_weight)
+
+
+class Stepping(trainer.Model):
+    factor = 1.0
+
+    def train_step(self, state, batch):
+        x, y = batch
+
+        def loss_of(params):
+            outputs, _ = self.apply(params, state, x, training=True)
+            return self.factor * jnp.mean((outputs - y) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_of)(state.params)
+        return {"loss": loss}, state.apply_gradients(grads)
+
+
+def same_loss(**compiled):
+    return lambda: small_model(**{"loss": squared(1.0), **compiled})
+
+
+def subclass(base, factor):
+    def make():
+        model = type(base.__name__, (base,), {"factor": factor})(nn.Dense(1), seed=3)
+        model.compile("sgd", "mse")
+        return model
+    return make
+
+
+@pytest.mark.parametrize(("then", "now", "what"), [
+    (same_loss(), same_loss(loss=squared(2.0)), "the loss"),
+    (subclass(Weighed, 1.0), subclass(Weighed, 3.0), "the loss"),
+    (subclass(Stepping, 1.0), subclass(Stepping, 3.0), "`train_step`"),
+])
+def test_what_has_the_same_name_and_computes_otherwise_is_refused(tmp_path, then, now, what):
+    small_fit(tmp_path, then())
+    small_fit(tmp_path, then(), epochs=2)
+    with pytest.raises(ValueError, match=f"differs in what {what} computes: another function, or other arguments"):
+        small_fit(tmp_path, now(), epochs=3)
+
+
+def test_what_computes_is_not_compared_across_versions_of_packages(tmp_path, monkeypatch):
+    small_fit(tmp_path, small_model(loss=squared(1.0)))
+    monkeypatch.setitem(package_versions.COMPARED_PACKAGES, "jax", "flax")
+    small_fit(tmp_path, small_model(loss=squared(2.0)), epochs=2)
+
+
 @pytest.mark.parametrize("as_generator", [True, False])
 def test_data_of_another_type_are_refused(tmp_path, as_generator):
     small_fit(tmp_path, small_model(), as_generator=as_generator)
@@ -225,9 +285,10 @@ def test_data_of_another_type_are_refused(tmp_path, as_generator):
     (trainer.optimizers.Adam(trainer.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)),
      trainer.optimizers.Adam(trainer.optimizers.schedules.CosineDecay(0.1, 5))),
 ])
-def test_other_hyperparameters_of_the_optimizer_are_accepted(tmp_path, then, now):
+def test_other_hyperparameters_of_the_optimizer_are_accepted_with_a_warning(tmp_path, then, now):
     small_fit(tmp_path, small_model(then))
-    assert small_fit(tmp_path, small_model(now), epochs=2).epoch == [0, 1]
+    with pytest.warns(UserWarning, match="The optimizer has other arguments .* a constant learning rate is that of"):
+        assert small_fit(tmp_path, small_model(now), epochs=2).epoch == [0, 1]
 
 
 def test_two_backups_of_one_run_are_refused(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from trainer.callbacks import CallbackList
-from trainer.cluster import reached_preemption_sync_point
+from trainer.cluster import package_versions, reached_preemption_sync_point
 from trainer.core import tree_paths
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
@@ -23,12 +23,13 @@ from trainer.data import Reader
 from trainer.data.sources.batches import ResumeToken
 from trainer.loop import begun_run
 from trainer.loop.run_limits import RunLimits
-from trainer.loop.trainable_model import TrainableModel
+from trainer.loop.trainable_model import OPTIMIZER, TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
 _KIND = "run"
 _KEYS = ("epoch", "batch", "batches", "logs", "initial_epoch", "epochs", "settings", "stop_training", "data",
          "validation", "fingerprint", "callbacks")  # of every version
+_PROGRAMS = "programs"  # of the settings: they differ with the packages too
 _TYPES = "types"  # of the fingerprint of data: other types are other steps
 
 
@@ -121,6 +122,7 @@ class TrainingRun:
         self._is_watched = callbacks.wants("on_save_point")
         # Before a batch is trained on: the first batches of a generator cannot be looked at again.
         self._fingerprint = self._described_data() if self._is_watched else None
+        self._digests = model.program_digests(reader.peek()) if self._is_watched else {}
         reader.keeps_resume_tokens = self._is_watched
 
     # --- what the loop tells ---------------------------------------------------------------------------------------
@@ -242,10 +244,12 @@ class TrainingRun:
         document = checkpoint.document
         check_is_of_run(path, document)
         self._check_arguments(path, document)
-        self._check_data(path, document["fingerprint"])
+        has_same_data = self._has_same_data(path, document["fingerprint"])
         now = {"state": self._model.state.current, "logs": self._empty_logs}
         with self._timing.measure("checkpoint"):
             restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
+        if has_same_data:  # and the same arrays: with others, each program differs
+            self._check_programs(path, document["settings"].get(_PROGRAMS, {}))
         self._is_restored = True
         if document["batch"] > 0:
             # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
@@ -314,12 +318,14 @@ class TrainingRun:
     def _settings(self) -> dict[str, Any]:
         # The totals of all logs are one array: other logs could be mistaken for them.
         logs = {log.name: "mean" if log.metric is None else type(log.metric).__name__ for log in self._empty_logs.logs}
-        return {**self._model.run_settings(), "logs": logs, "limit_batches": self._reader.limit_batches}
+        return {**self._model.run_settings(), "logs": logs, "limit_batches": self._reader.limit_batches,
+                _PROGRAMS: {**package_versions(), **self._digests}}
 
     def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
         if self._is_restored:
             raise ValueError("Two `BackupAndRestore` callbacks have a checkpoint of this run. Use one.")
-        now, then = self._settings(), saved["settings"]  # an older version saved fewer of them
+        now, then = self._settings(), dict(saved["settings"])  # an older version saved fewer of them
+        then.pop(_PROGRAMS, None)
         differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {value!r})"
                   for name, value in then.items() if now.get(name) != value]
         if saved["initial_epoch"] != self._epochs[0]:
@@ -330,6 +336,18 @@ class TrainingRun:
         if saved["epoch"] > self._epochs[1]:
             raise ValueError(f"The run that {path!r} is from has {saved['epoch']} epochs behind it. Received: "
                              f"epochs={self._epochs[1]}. Give at least as many, or start in another folder.")
+
+    def _check_programs(self, path: str, then: Mapping[str, str]) -> None:
+        if any(then.get(name) != version for name, version in package_versions().items()):
+            return  # which trace the same functions otherwise
+        differ = [name for name, digest in self._digests.items() if then.get(name, digest) != digest]
+        if OPTIMIZER in differ:
+            differ.remove(OPTIMIZER)
+            warnings.warn(f"The optimizer has other arguments than in the run that {path!r} is from. The run goes on "
+                          "with them, but a constant learning rate is that of the checkpoint.", stacklevel=2)
+        if differ:
+            raise ValueError(f"The run that {path!r} is from differs in what {' and '.join(differ)} computes: another "
+                             "function, or other arguments. Do as then, or start in another folder.")
 
     def _restored(self, checkpoint: Checkpoint, targets: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -345,7 +363,9 @@ class TrainingRun:
         return {"training data": self._reader.fingerprint(),
                 "validation data": None if self._validation is None else self._validation.fingerprint()}
 
-    def _check_data(self, path: Any, saved: dict[str, Any]) -> None:
+    def _has_same_data(self, path: Any, saved: dict[str, Any]) -> bool:
+        """Returns whether the data are those of the run; raises where it cannot go on with others."""
+        is_same = True
         for name, reader in (("training data", self._reader), ("validation data", self._validation)):
             now: dict[str, Any] | None = (self._fingerprint or {}).get(name)
             then: dict[str, Any] | None = saved[name]
@@ -364,6 +384,8 @@ class TrainingRun:
             if reader is None or now is None or then is None or reader.is_exact or now.get(_TYPES) != then.get(_TYPES):
                 raise ValueError(message)
             warnings.warn(f"{message} The run goes on, but not as it would have done.", stacklevel=2)
+            is_same = False
+        return is_same
 
     def _continue_data(self, document: dict[str, Any]) -> str:
         if self.is_over or self.epoch >= self._epochs[1]:

@@ -10,6 +10,8 @@ from trainer.distribute import Strategy
 from trainer.loop.run_context import RunContext
 from trainer.step.compiled_phase import CompiledPhase
 
+OPTIMIZER = "the optimizer"  # a key of `program_digests`
+
 
 class TrainableState(Protocol):
     """The training state of a model, which steps replace."""
@@ -65,6 +67,16 @@ class TrainableModel(Protocol):
 
     def run_settings(self) -> dict[str, Any]:
         """Returns, as plain data, what must not differ when a run is resumed, and is not in the state's arrays."""
+
+    def program_digests(self, batch: Batch) -> dict[str, str]:
+        """Returns short texts that differ if what a step is made of computes otherwise, by what that is.
+
+        They tell apart what has one name in `run_settings`: two functions, or the hyperparameters of an optimizer,
+        whose name here is `OPTIMIZER`.
+
+        Args:
+          batch: the first batch, of which the shapes and the dtypes count.
+        """
 
     def check_labels(self, batch: Batch) -> None:
         """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""

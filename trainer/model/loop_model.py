@@ -12,16 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from trainer.compile.jit import is_jit_disabled, run_once
+from trainer.compile.program_digest import program_digest
 from trainer.compile.row_mixing import may_mix_rows
 from trainer.core import replica_context
-from trainer.core.train_state import TrainState
+from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
+from trainer.loop.trainable_model import OPTIMIZER
 from trainer.model.forward import check_is_outside_of_steps
 from trainer.model.overridable_steps import OverridableSteps, logs_without_update
 from trainer.model.state_holder import first_rows
@@ -143,6 +146,22 @@ class LoopModel:
                 "regularizers": [[pattern, getattr(penalty, "__name__", None) or repr(penalty)]
                                  for pattern, penalty in options.regularizers],
                 **{name: getattr(options, name) for name in names}}
+
+    def program_digests(self, batch: Batch) -> dict[str, str]:
+        model, state = self._model, self.state.shapes()
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+
+        def update(state: TrainState) -> Any:
+            state = state.replace(opt_state=initial_opt_state(state.optimizer, state.params))
+            grads, loss = state.params, jnp.zeros(())
+            return state.opt_state, state.apply_gradients(grads, value=loss, value_fn=lambda params: loss)
+
+        digests = {OPTIMIZER: program_digest(update, state)}
+        with replica_context.enter(replica_context.context_outside(batch)):
+            if self._overrides("train_step"):
+                return {**digests, "`train_step`": program_digest(model.train_step, state, batch)}
+            outputs = jax.eval_shape(functools.partial(self._outputs, True), state, batch)
+            return {**digests, "the loss": program_digest(model.compute_loss, x, y, outputs, sample_weight)}
 
     def check_labels(self, batch: Batch) -> None:
         output_checks.check_labels(self._configuration.loss, unpack_x_y_sample_weight(batch)[1])

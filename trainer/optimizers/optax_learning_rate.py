@@ -10,6 +10,7 @@ what it wraps. Any stage that is not in the tables below leaves the rate unknown
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -128,15 +129,24 @@ def _wrapped_rate(stage: _Stage) -> FoundRate | None:
 def stage_names(transformation: optax.GradientTransformation) -> list[str]:
     """Returns the names of the functions that made the stages of a transformation, those inside of wrappers too.
 
-    Hyperparameters, schedules and masks among them, have no part in it.
+    Hyperparameters, schedules and masks among them, have no part in it, but for what is an optimizer of its own.
 
     Example:
       >>> stage_names(optax.chain(optax.clip(1.0), optax.apply_if_finite(optax.adamw(0.25), 3)))
       ['clip', 'apply_if_finite', 'scale_by_adam', 'add_decayed_weights', 'scale']
+      >>> stage_names(optax.nadam(0.25))
+      ['scale_by_adam (nesterov)', 'scale']
     """
-    return [name for stage in _nested(transformation) for name in (
-        [stage.maker, _made_by(stage.closure["inner_factory"])] if stage.maker == "inject_hyperparams"
-        else [stage.maker])]
+    names = []
+    for stage in _nested(transformation):
+        made_by = [stage.maker]
+        if stage.maker == "inject_hyperparams":
+            factory = stage.closure["inner_factory"]
+            made_by.append(_made_by(factory.func if isinstance(factory, functools.partial) else factory))
+        if (stage.closure | stage.closure.get("other_hps", {})).get("nesterov") is True:
+            made_by[-1] += " (nesterov)"
+        names += made_by
+    return names
 
 
 def _nested(transformation: optax.GradientTransformation) -> Iterator[_Stage]:

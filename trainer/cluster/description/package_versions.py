@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import metadata
 
-COMPARED_PACKAGES = {"trainer": "trainer-jax", "jax": "jax", "jaxlib": "jaxlib"}  # name in messages -> distribution
+COMPARED_PACKAGES = {  # name in messages -> distribution
+    "trainer": "trainer-jax", "jax": "jax", "jaxlib": "jaxlib", "flax": "flax", "optax": "optax"}
 
 
 def package_versions() -> dict[str, str]:
