@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from trainer.core.types import PyTree
@@ -49,5 +50,5 @@ def _constants(value: Any) -> Iterator[Any]:
 
 
 def _is_comparable(constant: Any) -> bool:
-    is_array = hasattr(constant, "dtype") and not jax.dtypes.issubdtype(constant.dtype, jax.dtypes.extended)
+    is_array = hasattr(constant, "dtype") and not jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
     return is_array and getattr(constant, "is_fully_addressable", True)
