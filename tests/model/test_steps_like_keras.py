@@ -3,6 +3,7 @@
 Where we differ on purpose, a test at the end says how and why.
 """
 
+import itertools
 import warnings
 
 import grain
@@ -178,6 +179,28 @@ def test_a_generator_that_has_ended_ends_the_training(keras, count, steps, expec
     # Keras trains again on the two batches that it had looked at.
     assert train(in_keras, keras, generator, count, steps)[0] == of_keras
     assert train(here, keras, generator, count, steps) == (expected, [], 1)
+
+
+def validate_on_generator(run, keras, count, steps, epochs):
+    numbers = range(count) if count else itertools.cycle(range(steps))
+    return run(keras, "fit", **arrays(2, keras), epochs=epochs, validation_data=(batch(number) for number in numbers),
+               validation_steps=steps, shuffle=False)[1]
+
+
+def test_a_generator_that_repeats_its_batches_is_validated_on_all_of_them_each_time(keras):
+    # Keras begins each validation with the two batches that it had looked at, and reads on after them.
+    assert validate_on_generator(in_keras, keras, None, 4, 3) == [[0, 1, 2, 3], [0, 1, 0, 1], [0, 1, 2, 3]]
+    assert validate_on_generator(here, keras, None, 4, 3) == [[0, 1, 2, 3]] * 3
+
+
+@pytest.mark.parametrize(("count", "steps", "of_keras"), [
+    (3, 2, [[0, 1], [0, 1], [0, 1]]),
+    (3, 5, [[0, 1, 2], [0, 1], [0, 1]]),
+])
+def test_a_generator_that_ends_before_the_last_validation_is_an_error(keras, count, steps, of_keras):
+    assert validate_on_generator(in_keras, keras, count, steps, 3) == of_keras
+    with pytest.raises(ValueError, match=r"no batch left after the 3 .*Make it yield more, or pass data that can be read"):
+        validate_on_generator(here, keras, count, steps, 3)
 
 
 def test_reading_on_beyond_the_end_is_asked_for(keras):

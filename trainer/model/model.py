@@ -264,8 +264,8 @@ class Model(StatefulModel):
             pass a `trainer.data.Dataset` that was made endless by `repeat()`, or an endless generator. Other data than
             arrays and generators are read up to `initial_epoch`.
           validation_steps: the most batches of a validation; without it, all there are. Each validation starts from the
-            first batch, except that a generator continues where the last validation stopped. Fewer batches than that
-            are all taken, with a warning.
+            first batch, except that a generator, which must have enough for all validations, continues where the last
+            one stopped. Fewer batches than that are all taken, with a warning.
           validation_batch_size: like `batch_size`, for validation; by default `batch_size`.
           validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
           max_steps: how many batches to train on in all, also before an interruption; `epochs` may end the run before.
