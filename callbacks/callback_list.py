@@ -15,7 +15,7 @@ from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
 from trainer.callbacks.progress.progress_bar import ProgressBar
-from trainer.callbacks.terminate_on_nan import TerminateOnNaN, warn_of_non_finite_losses
+from trainer.callbacks.terminate_on_nan import TerminateOnNaN, warn_of_non_finite_logs
 from trainer.core.arguments import as_count, require_bool
 from trainer.core.types import Phase
 
@@ -212,7 +212,7 @@ class CallbackList(Callback):
         self._call("on_train_end", logs)
         if not any(isinstance(callback, TerminateOnNaN) for callback in self.callbacks):
             for history in (callback.history for callback in self.callbacks if isinstance(callback, History)):
-                warn_of_non_finite_losses(self.model, {name: values[-1] for name, values in history.items() if values})
+                warn_of_non_finite_logs(self.model, {name: values[-1] for name, values in history.items() if values})
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._call_numbered("on_epoch_begin", epoch, logs, self._called)

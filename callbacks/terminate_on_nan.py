@@ -19,25 +19,30 @@ from trainer.core.tracebacks import user_stacklevel
 _SHOWN_WEIGHTS = 5
 
 
-def warn_of_non_finite_losses(model: Any, logs: Logs) -> None:
-    """Warns of a training at whose end a loss is NaN or infinite, unless the model left out updates for that.
+def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
+    """Warns of a training at whose end a loss or a metric is NaN or infinite.
+
+    Where the model left out updates for that, the batches of these updates are still in the training's own logs, and
+    only those of the validation count.
 
     Args:
       model: what was trained.
       logs: those of its last epoch.
     """
-    if getattr(model, "skip_non_finite", False):
+    skips = getattr(model, "skip_non_finite", False)
+    non_finite = {name: f"{name}={value}" for name, value in logs.items()
+                  if isinstance(value, (int, float)) and not math.isfinite(value)
+                  and (name.startswith("val_") or not skips)}
+    if not non_finite:
         return
-    losses = {name: logs[name] for name in logs
-              if (name == "loss" or name.endswith("_loss")) and not name.startswith("val_")}
-    non_finite = [f"{name}={value}" for name, value in losses.items()
-                  if isinstance(value, (int, float)) and not math.isfinite(value)]
-    if non_finite:
-        warnings.warn(
-            f"The training has ended with {', '.join(non_finite)}. `TerminateOnNaN()` ends it at the batch where that "
-            "begins and names the weights; `compile(skip_non_finite=True)` leaves such updates out; "
-            "`jax.config.update('jax_debug_nans', True)` with `run_eagerly=True` shows the operation.",
-            RuntimeWarning, stacklevel=user_stacklevel())
+    if any(name == "loss" or name.endswith("_loss") for name in non_finite if not name.startswith("val_")):
+        advice = ("`TerminateOnNaN()` ends it at the batch where that begins and names the weights; "
+                  "`compile(skip_non_finite=True)` leaves such updates out; `jax.config.update('jax_debug_nans', True)` "
+                  "with `run_eagerly=True` shows the operation.")
+    else:
+        advice = "The loss that was trained on is finite: look at the data, and at what these logs compute."
+    warnings.warn(f"The training has ended with {', '.join(non_finite.values())}. {advice}", RuntimeWarning,
+                  stacklevel=user_stacklevel())
 
 
 def _for_other_loops(hook: Any) -> Any:

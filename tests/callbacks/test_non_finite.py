@@ -459,3 +459,19 @@ def test_a_training_that_ends_without_a_finite_loss_says_so_once(callbacks, opti
     with expected as warned:
         fit(model, *data_with(np.nan, 3), *callbacks, epochs=2)
     assert [warning.filename for warning in warned] == [__file__] * warns
+
+
+def not_a_number(y, y_pred):
+    return jnp.full(y_pred.shape[0], jnp.nan)
+
+
+@pytest.mark.parametrize(("options", "bad_validation", "message"), [
+    ({}, True, r"with val_loss=nan\. The loss that was trained on is finite"),
+    ({"skip_non_finite": True}, True, r"with val_loss=nan\. The loss"),
+    ({"metrics": [not_a_number]}, False, r"with not_a_number=nan, val_not_a_number=nan\. The loss"),
+])
+def test_a_validation_or_a_metric_that_is_not_finite_is_named_too(options, bad_validation, message):
+    with pytest.warns(RuntimeWarning, match=message) as warned:
+        compiled_mlp(**options).fit(*data_with(0.0), batch_size=8, epochs=2, verbose=0,
+                                    validation_data=data_with(np.nan if bad_validation else 0.0, 1))
+    assert [warning.filename for warning in warned] == [__file__]
