@@ -37,8 +37,8 @@ def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
         return
     if any(name == "loss" or name.endswith("_loss") for name in non_finite if not name.startswith("val_")):
         advice = ("`TerminateOnNaN()` ends it at the batch where that begins and names the weights; "
-                  "`compile(skip_non_finite=True)` leaves such updates out; `jax.config.update('jax_debug_nans', True)` "
-                  "with `run_eagerly=True` shows the operation.")
+                  "`compile(skip_non_finite=True)` leaves such updates out; "
+                  "`jax.config.update('jax_debug_nans', True)` with `run_eagerly=True` shows the operation.")
     else:
         advice = "The loss that was trained on is finite: look at the data, and at what these logs compute."
     warnings.warn(f"The training has ended with {', '.join(non_finite.values())}. {advice}", RuntimeWarning,

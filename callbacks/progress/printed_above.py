@@ -1,8 +1,10 @@
-"""Prints of other code while a line of the terminal is drawn over and over: they go above it."""
+"""Prints and log records of other code while a line of the terminal is drawn over and over: they go above it."""
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from trainer.callbacks.progress.terminal_line import TerminalLine
@@ -10,6 +12,8 @@ from trainer.callbacks.progress.terminal_line import TerminalLine
 
 class PrintedAbove:
     """Stands for `sys.stdout`, and for `sys.stderr` if it is a terminal too, until `end` is called.
+
+    So it does for handlers of `logging` that write to one of them.
 
     Args:
       line: what is drawn.
@@ -22,14 +26,30 @@ class PrintedAbove:
             if stream is not None and stream.isatty():
                 self._replaced[name] = stream, _Stream(stream, line)
                 setattr(sys, name, self._replaced[name][1])
+        for stream, own in self._replaced.values():
+            _redirect_handlers(stream, own)
 
     def end(self) -> None:
         """Gives the streams back, unless other code has replaced them since."""
         for name, (stream, own) in self._replaced.items():
             if getattr(sys, name) is own:
                 setattr(sys, name, stream)
-            own.end()  # somebody may have kept it
+            _redirect_handlers(own, stream)
+            own.end()  # other code may have kept it
         self._replaced = {}
+
+
+def _redirect_handlers(old: Any, new: Any) -> None:
+    for handler in _stream_handlers():
+        if handler.stream is old:
+            handler.setStream(new)
+
+
+def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+        for handler in getattr(logger, "handlers", ()):  # a logger that only has children is a placeholder
+            if isinstance(handler, logging.StreamHandler):
+                yield handler
 
 
 class _Stream:

@@ -97,7 +97,9 @@ class ProgressBar(Callback):
         self.release()
 
     def release(self) -> None:
-        """Gives `sys.stdout` back."""
+        """Gives `sys.stdout` back, and leaves a bar that an exception has interrupted on a line of its own."""
+        if isinstance(self._line, TerminalLine):
+            self._line.end()
         if self._printed_above is not None:
             self._printed_above.end()
             self._printed_above = None

@@ -20,7 +20,7 @@ class TerminalLine:
     """Draws a title, a bar and texts at the end of what a rich console shows.
 
     Where the terminal is narrow, timings are left out first, the last one first, then the bar; logs never are, but
-    begin another line.
+    begin another line. Of more lines than the terminal has, the last are left out until the final state.
 
     Args:
       console: the console; it must be a terminal.
@@ -66,15 +66,15 @@ class TerminalLine:
 
         while not final and timings and len(lines()) > 1:
             timings.pop()
-        if len(lines()) > 1:
+        if len(lines()) > 1 or len(lines()[0]) > width:
             bar = []
-        first, *others = lines()
+        first, *others = lines() if final else self._fitting(lines())
         rest = first.removeprefix("".join((head[0], *(mark for mark, _ in bar), head[1])))
         text = Text.assemble(head[0], *bar, (head[1], "bold"), rest, *(f"\n{line}" for line in others))
         with self._lock, self._console:  # in one write, so that nothing flickers
             self._erase()
             self._console.print(text, end="\n" if final else "", soft_wrap=True, highlight=False)
-            self._rows = 0 if final else 1 + len(others)
+            self._rows = 0 if final else sum(map(self._height, (first, *others)))
             self._drawn = None if final else (title, step, steps, logs, timings)
 
     def above(self, write: Callable[[str], Any], text: str) -> None:
@@ -90,6 +90,27 @@ class TerminalLine:
             write(text)
             if self._drawn is not None:
                 self.draw(*self._drawn)
+
+    def end(self) -> None:
+        """Leaves what is drawn where it is; what comes next begins a new line."""
+        with self._lock:
+            if self._rows:
+                self._console.print()
+            self._rows, self._drawn = 0, None
+
+    def _fitting(self, lines: list[str]) -> list[str]:
+        """Returns as many lines as the terminal has rows for: what has scrolled away cannot be drawn over."""
+        rows, kept = self._console.height - 1, lines[:1]
+        for line in lines[1:]:
+            if sum(map(self._height, [*kept, line])) > rows:
+                return [*kept[:-1], "  ..."] if len(kept) > 1 else kept
+            kept.append(line)
+        return kept
+
+    def _height(self, line: str) -> int:
+        from rich.cells import cell_len
+
+        return max(-(-cell_len(line) // self._console.width), 1)
 
     def _erase(self) -> None:
         from rich.control import Control

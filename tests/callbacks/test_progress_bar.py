@@ -1,6 +1,7 @@
 """ProgressBar: what is printed in a pipe and in a terminal, and how seldom logs are read."""
 
 import io
+import logging
 import re
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def shown(screen):
     return [line for line in rows(text) if line]
 
 
-def rows(text):
+def rows(text, width=500):
     """Returns the rows of a terminal on which a text was written."""
     rows, row = [""], 0
     for part in re.findall(r"\r|\n|\x1b\[2K|\x1b\[1A|[^\r\n\x1b]+", text):
@@ -58,6 +59,10 @@ def rows(text):
             row -= 1
         elif part != "\r":
             rows[row] += part
+            while len(rows[row]) > width:
+                rows[row], rest = rows[row][:width], rows[row][width:]
+                row += 1
+                rows[row:] = [rest]
     return rows
 
 
@@ -197,8 +202,8 @@ BAR = "━" * 20
      ["Epoch 1/1 5/10 - loss: 0.2000 - accuracy: 0.8000 - 5s", "  1s/step"]),
     (40, ["Epoch 1/1 5/10 - loss: 0.1000", "  accuracy: 0.9000"],
      ["Epoch 1/1 5/10 - loss: 0.2000", "  accuracy: 0.8000 - 5s - 1s/step"]),
-    (10, ["Epoch 1/1 5/10", "  loss: 0.1000", "  accuracy: 0.9000"],
-     ["Epoch 1/1 5/10", "  loss: 0.2000", "  accuracy: 0.8000", "  5s", "  1s/step"]),
+    (20, ["Epoch 1/1 5/10", "  loss: 0.1000", "  accuracy: 0.9000"],
+     ["Epoch 1/1 5/10", "  loss: 0.2000", "  accuracy: 0.8000", "  5s - 1s/step"]),
 ])
 def test_a_narrow_terminal_shows_all_logs_and_fewer_timings(clock, screen, width, drawn, final):
     screen.console.width = width
@@ -212,6 +217,34 @@ def test_a_narrow_terminal_shows_all_logs_and_fewer_timings(clock, screen, width
     assert [row for row in rows(screen.getvalue()) if row] == drawn
     callbacks.on_epoch_end(0, {"loss": 0.2, "accuracy": 0.8})
     assert shown(screen) == final
+
+
+def test_a_log_wider_than_the_terminal_is_drawn_over(clock, screen):
+    screen.console.width = 30
+    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    name = "a_metric_whose_name_takes_more_than_one_row_of_the_terminal"
+    for batch in range(6):
+        clock.now += 1
+        callbacks.on_execution_end("train", batch, {"loss": 0.5, name: 0.25})
+    drawn = [row for row in rows(screen.getvalue(), 30) if row]
+    assert drawn[0] == "Epoch 1/1 6/10 - loss: 0.5000" and "".join(drawn[1:]) == f"  {name}: 0.2500"
+
+
+def test_more_logs_than_the_terminal_has_rows_are_cut_until_the_epochs_end(clock, screen):
+    screen.console.size = (30, 6)
+    logs = {f"log_{number}": float(number) for number in range(9)}
+    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    for batch in range(6):
+        clock.now += 1
+        callbacks.on_execution_end("train", batch, logs)
+    drawn = [row for row in rows(screen.getvalue()) if row]
+    assert drawn == ["Epoch 1/1 6/10", "  log_0: 0.0000e+00", "  log_1: 1.0000", "  log_2: 2.0000", "  ..."]
+    callbacks.on_epoch_end(0, logs)
+    assert [row for row in shown(screen) if "log_" in row][-1].startswith("  log_8: 8.0000")
 
 
 class Terminal(io.StringIO):
@@ -272,6 +305,35 @@ def test_a_run_that_fails_gives_the_streams_back(as_terminal):
             run(x, x, callbacks=[LambdaCallback(**{name: fail})])
         assert sys.stdout is sys.stderr is terminal
         assert terminal.getvalue().endswith("unfinished")
+
+
+def test_log_records_of_handlers_that_were_there_before_go_above_the_bar(clock, as_terminal):
+    terminal = as_terminal()
+    handler = logging.StreamHandler()
+    logger = logging.getLogger("tests.of_a_user")
+    logger.addHandler(handler)
+    try:
+        callbacks = callback_list(steps=4)
+        callbacks.on_train_begin()
+        callbacks.on_epoch_begin(0)
+        logger.warning("of before")
+        callbacks.on_execution_end("train", 0, {"loss": 0.5})
+        assert text_rows(terminal)[0] == "of before" and text_rows(terminal)[1].startswith("Epoch 1/1")
+        callbacks.on_epoch_end(0, {"loss": 0.5})
+        assert handler.stream is terminal
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_what_follows_an_exception_begins_a_new_line(clock, as_terminal):
+    terminal = as_terminal()
+    callbacks = callback_list()
+    callbacks.on_train_begin()
+    callbacks.on_epoch_begin(0)
+    callbacks.on_execution_end("train", 4, {"loss": 0.5})
+    callbacks.release()
+    print("Traceback")
+    assert text_rows(terminal)[0].startswith("Epoch 1/1") and text_rows(terminal)[1] == "Traceback"
 
 
 def test_a_bar_of_other_code_is_passed_through(clock, as_terminal):
