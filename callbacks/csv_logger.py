@@ -22,7 +22,8 @@ class CSVLogger(Callback):
 
     A run that resumes goes on with its file: rows of epochs that it will repeat are cut off, so that the file ends up
     as if there had been no interruption. So does a run with `BackupAndRestore` that was killed before its first
-    checkpoint and begins anew.
+    checkpoint and begins again. With `append=True` rows that are cut off are kept in `filename + ".cut"`, and a line is
+    printed: another run may have added them meanwhile.
 
     Args:
       filename: the path of the file; its folder must exist.
@@ -123,8 +124,15 @@ class CSVLogger(Callback):
             self._cut()
 
     def _cut(self) -> None:
-        if self._size() > self._end:  # a device such as /dev/null cannot be cut
-            self.csv_file.truncate(self._end)
+        if self._size() <= self._end:  # a device such as /dev/null cannot be cut
+            return
+        if self.append:
+            with open(self.filename, "rb") as file, open(f"{self.filename}.cut", "ab") as kept:
+                file.seek(self._end)
+                kept.write(file.read())
+            print(f"CSVLogger goes on after byte {self._end} of {self.filename!r}, and has moved the rows behind it to "
+                  f"{self.filename + '.cut'!r}.", flush=True)
+        self.csv_file.truncate(self._end)
 
     def _size(self) -> int:
         return os.fstat(self.csv_file.fileno()).st_size

@@ -193,6 +193,26 @@ def test_a_run_that_begins_anew_cuts_the_rows_of_the_one_before_it(start):
     assert end(first.callbacks[0]) == undisturbed(start)
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_rows_that_another_run_has_appended_are_kept_aside(tmp_path, capsys, resumes):
+    path = tmp_path / "log.csv"
+    logger = begun(path, append=True)
+    log(logger, 0, int(resumes))
+    note, state = logger.note_of_beginning(), logger.state_dict()
+    other = begun(path, append=True)
+    log(other, 0, 3)
+    of_other = end(other)[state["_end"]:]
+    logger = begun(path, append=True)
+    if resumes:
+        logger.load_state_dict(state)
+    else:
+        logger.begin_anew(note)
+    log(logger, int(resumes), 2)
+    assert len(end(logger).splitlines()) == 3
+    assert (tmp_path / "log.csv.cut").read_bytes() == of_other
+    assert f"has moved the rows behind it to '{path}.cut'" in capsys.readouterr().out
+
+
 def test_rows_of_another_file_are_not_cut(tmp_path):
     one, other = (begun(tmp_path / name, append=True) for name in ("one.csv", "other.csv"))
     note = one.note_of_beginning()
