@@ -155,8 +155,10 @@ def test_few_row_numbers_are_found_in_vain(monkeypatch, rows, group_size):
 
 def test_all_groups_of_a_run_have_the_same_room_whatever_their_count():
     for length, capacity in ((1, 2), (3, 4), (10, 8), (40, 8)):
+        groups = list(Reader(adapt(np.zeros((length, 2**17)), batch_size=1), group_size=8).read(0))
+        assert {group.data.shape for group in groups} == {(capacity, 1, 2**17)}
         groups = list(Reader(adapt(np.zeros((length, 1)), batch_size=1), group_size=8).read(0))
-        assert {group.data.shape for group in groups} == {(capacity, 1, 1)}
+        assert {group.data.shape for group in groups} == {(8, 1, 1)}
     assert next(Reader(adapt(pairs()), group_size=8).read(0)).data[0].shape[0] == 8
 
 

@@ -116,7 +116,7 @@ def test_groups_hold_every_row_once_in_the_order_of_a_naive_loop(length, batch, 
     groups = list(reader.read(2, start))
     batches = [x.tolist() for found in groups for x in found.data[0][:found.count]]
     assert batches == expected[start:]
-    assert all(found.count <= group and found.data[0].shape == (reader.capacity, found.rows) for found in groups)
+    assert all(found.count <= group and found.data[0].shape == (group, found.rows) for found in groups)
     assert [found.first for found in groups] == [start + sum(g.count for g in groups[:i]) for i in range(len(groups))]
     assert all((found.data[1] == 2 * found.data[0])[:found.count].all() for found in groups)
 

@@ -66,6 +66,17 @@ def test_call_two_does_not_compile(phase, module):
     assert not second
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_fit_on_other_rows_compiles_only_a_last_batch_of_other_rows(epochs):
+    x, y, _ = classification(40)
+    model = make_model()
+    model.fit(x[:22], y[:22], batch_size=4, epochs=epochs, verbose=0)
+    for rows, most in ((38, 0), (24, 0), (11, 1), (39, 0)):
+        with count_compilations() as compiled:
+            model.fit(x[:rows], y[:rows], batch_size=4, epochs=epochs, verbose=0)
+        assert len(compiled) <= most, rows
+
+
 def test_setting_the_learning_rate_or_weights_compiles_no_step():
     x, y, _ = classification(16)
     model = make_model()

@@ -38,6 +38,8 @@ from trainer.data.sources.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream
 
 _ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed
+# Bytes that a group has capacity for, of rows and of their numbers: short arrays of any length then have one program.
+_LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**17
 
 
 class Reader:
@@ -119,11 +121,11 @@ class Reader:
         """
         return self._capacity_of(self.group_size)
 
-    def _capacity_of(self, group_size: int) -> int:
+    def _capacity_of(self, group_size: int, least: int = 0) -> int:
         # Two at least: XLA turns the slicing of a stack of one into something else, which may round differently, and
         # the bits of a step must not depend on the group that it is in.
         enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
-        return min(enough, group_size)
+        return min(max(enough, least), group_size)
 
     @property
     def batch_rows(self) -> int:
@@ -299,7 +301,9 @@ class Reader:
         if self._steps is not None:
             stop = clip(first + self._steps, stop)
         position, group_size = first + start, numbers_of or self.group_size
-        capacity = self._capacity_of(group_size)
+        row_bytes, size = (4, _LEAST_NUMBER_BYTES) if numbers_of else (
+            dataset.arrays.nbytes // dataset.arrays.rows, _LEAST_BYTES)
+        capacity = self._capacity_of(group_size, size // max(row_bytes * (dataset.batch_size or 1), 1))
         # Row numbers of several small groups are found at once, as it takes longer than to read a few rows. Of more and
         # more groups, as all that comes after a shorter batch, at the end of a pass, is found in vain.
         most = group_size * max(_ROWS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)

@@ -17,7 +17,8 @@ from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_align
 from trainer.data.sources.batches import ResumeToken
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
-SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too
+SMALL_BYTES = 16 * 2**20  # of arrays that may be twice as long on the devices
+_LEAST_BYTES = 2**20  # that small arrays have there
 REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
 
 
@@ -180,16 +181,15 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
     Args:
       arrays: the arrays.
       sharding: where each goes.
-      multiple: what their rows are padded to a multiple of. Small arrays are padded if it is 1. Padding is never read.
+      multiple: what their rows are padded to a multiple of. If it is 1, they are padded to a length that arrays of many
+        lengths share. Padding is never read.
 
     Raises:
       DataError: a finite number would become infinite.
     """
     devices: list[jax.Device] = list(sharding.device_set)
     on_cpu = devices[0].platform == "cpu"
-    # A power of two, so that arrays of many lengths, such as a replay buffer that grows, need few programs.
-    is_small = multiple == 1 and arrays.nbytes <= SMALL_BYTES
-    enough = 2 ** (arrays.rows - 1).bit_length() if is_small else arrays.rows
+    enough = _shared_length(arrays.rows, arrays.nbytes) if multiple == 1 else arrays.rows
 
     def placed(array: np.ndarray) -> jax.Array:
         rows, dtype = -(-enough // multiple) * multiple, canonical_dtype(array.dtype)
@@ -203,3 +203,18 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
         return to_devices(copy, sharding)
 
     return map_casting(placed, arrays.tree)
+
+
+def _shared_length(rows: int, size: int) -> int:
+    """Returns a length for arrays of so many rows and bytes, so that many lengths need few programs.
+
+    That is for a replay buffer that grows, or the folds of a cross-validation.
+
+    >>> [_shared_length(rows, 1024 * rows) for rows in (3, 1000, 1025, 53_999, 54_000)]
+    [1024, 1024, 2048, 55296, 55296]
+    """
+    if size > SMALL_BYTES:
+        step = 2 ** max(rows.bit_length() - 5, 0)  # at most a sixteenth of them more
+        return -(-rows // step) * step
+    least = _LEAST_BYTES * rows // max(size, 1)
+    return max(2 ** (rows - 1).bit_length(), 2 ** (least.bit_length() - 1))
