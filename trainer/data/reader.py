@@ -39,7 +39,7 @@ from trainer.data.stream import END, Stream
 
 _ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed
 # Bytes that a group has capacity for, of rows and of their numbers: short arrays of any length then have one program.
-_LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**17
+_LEAST_BYTES, _LEAST_NUMBER_BYTES = 2**20, 2**14
 
 
 class Reader:
