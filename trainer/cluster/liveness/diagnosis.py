@@ -105,10 +105,10 @@ def diagnose(
     is lost that has not been heard for `silence_secs`, unless it has stopped its watchdog. Processes have stalled when
     all have begun, and none has moved for `timeout_secs`, or a process waits for its device so long. The cause is then
     a process that does work of its own, such as "data", or else a process that compiles, saves or is between two runs,
-    or else one that may be waiting itself; among several the one of the lowest step. Where all wait, but an epoch has
-    ended in some processes and goes on in others, the data differ. A process that saves waits too,
+    or else one that may be waiting itself; among several the one of the lowest step. A process that saves waits too,
     once another process has left. While a process compiles, saves or is between two runs, it has `PATIENCE` times as
-    long, and so have those that wait for it.
+    long, and so have those that wait for it. Where all wait, but an epoch has ended in some processes and goes on in
+    others, the data differ: that needs no longer than for the reports to be those of the same moment.
 
     Args:
       seen: what is known of each process.
@@ -134,6 +134,10 @@ def diagnose(
         return None
     if silent_secs > 2 * heartbeat_secs(timeout_secs):
         return None  # it may turn out to be lost, and then has not stalled
+    if all(process.still_secs >= min(timeout_secs, 4 * heartbeat_secs(timeout_secs)) for process in seen.values()):
+        text = _different_epochs(seen)
+        if text is not None:
+            return text
     return _stall(seen, timeout_secs)
 
 
@@ -158,8 +162,6 @@ def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     waiting = [worker for worker, process in still.items() if process.report.phase in waits]
     maybe_waiting = [worker for worker, process in still.items() if process.report.phase in MAYBE_WAITING]
     if len(still) == len(seen):
-        if (text := _different_epochs(still)) is not None:
-            return text
         suspects = set(still) - set(waiting)
         places = {(process.report.step, process.report.phase) for process in still.values()}
         if not suspects or (len(maybe_waiting) == len(still) > 1 and len(places) == 1):
