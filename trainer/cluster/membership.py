@@ -227,7 +227,7 @@ def _exit_at_once(kind: type[BaseException], error: BaseException, trace: Traceb
         os._exit(REFUSED_EXIT_CODE)
     lost_peer = is_peer_error(error)
     if _watchdog is not None and lost_peer:
-        _watchdog.await_diagnosis()  # names who is lost, and ends this process; or nobody is, as with a firewall
+        _watchdog.await_diagnosis()  # names who is lost, and ends this process; or none is, as with a firewall
     if _watchdog is not None and isinstance(error, Exception):
         _watchdog.fail(error)
     os._exit(130 if issubclass(kind, KeyboardInterrupt) else PEER_LOST if lost_peer else 1)

@@ -1,7 +1,7 @@
 """Locks on files that end with the process that holds them, however that ends.
 
 Owns how a lock is taken, and that a forked process does not keep its parent's. A file system without locks, as some
-that are shared by many machines, is taken as one on which nobody holds any.
+that are shared by many machines, is taken as one on which no process holds any.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def open_locked(path: str, flags: int = os.O_RDONLY) -> int | None:
 
 
 def lock(descriptor: int) -> bool:
-    """Locks an open file until it is closed; returns whether nobody else holds a lock on it."""
+    """Locks an open file until it is closed; returns whether no other process holds a lock on it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

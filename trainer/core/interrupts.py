@@ -47,7 +47,7 @@ class Interrupts:
             self._put_back()
 
     def _put_back(self) -> None:
-        # Somebody may have set another handler in the meantime, which is then theirs to keep.
+        # Other code may have set another handler in the meantime, which then stays.
         if self.deferred.handler is not None and signal.getsignal(signal.SIGINT) == self.deferred.handle:
             signal.signal(signal.SIGINT, self.deferred.handler)
 

@@ -15,7 +15,7 @@ FILE_NAME = "begun.json"
 
 
 def begin(folder: str, callbacks: CallbackList) -> None:
-    """Notes that a run begins in a folder without a checkpoint, or lets the callbacks begin anew with one that had.
+    """Notes that a run begins in a folder without a checkpoint, or lets the callbacks begin again with one that had.
 
     Raises:
       ValueError: if the file in the folder is none that was written here.

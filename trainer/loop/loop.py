@@ -281,7 +281,7 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
 
 def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
     """Yields groups that all processes have: the outputs of a group come together as one array, of which a process with
-    fewer batches would leave others with rows that nobody has computed."""
+    fewer batches would leave others with rows that none has computed."""
     for group in groups:
         last = group.first + group.count - 1
         _agree_on_batches(inputs, {"next batches": f"{group.first} to {last} ({group.rows} rows each)"})

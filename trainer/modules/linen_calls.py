@@ -54,7 +54,7 @@ class LinenCalls:
       batch_norm: as in `FunctionalModule.apply`; so are the next two.
       compute_dtype: see `batch_norm`.
       is_frozen: see `batch_norm`.
-      check: looks for layers that nobody told in which phase they are; None to let them be.
+      check: looks for layers that do not know in which phase they are; None to let them be.
       streams: the random streams that are given; None where those that `has_rng` asks for cannot be.
     """
 

@@ -1,4 +1,4 @@
-"""Layers that do in one phase what belongs to the other: a module that nobody told whether it is being trained.
+"""Layers that do in one phase what belongs to the other: a module that does not know whether it is being trained.
 
 Owns what is refused, and when it is the module's own choice. It must not know Linen or NNX: adapters tell it which
 layer is being called.

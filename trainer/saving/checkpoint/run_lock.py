@@ -1,7 +1,7 @@
 """One run at a time in a folder of checkpoints.
 
 Owns the lock that a run holds on its folder, in which it says who it is. The kernel ends a lock with its process,
-however that ends, so that a run that was killed keeps nobody out. Knows nothing of what is in the folder.
+however that ends, so that a run that was killed keeps no other out. Knows nothing of what is in the folder.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunLock:
         """Lets others use the folder. A second call does nothing."""
         if self._file is not None and file_locks.is_held(self._file):
             with contextlib.suppress(OSError):  # it is gone, with its folder for example
-                os.unlink(self._path)  # first, so that nobody else's file is
+                os.unlink(self._path)  # first, so that no other run's file is
             file_locks.close(self._file)
         self._file = None
 
