@@ -49,7 +49,7 @@ def outputs_of(
       may_compile: whether `apply` is the trainer's own, of which all that may change is an argument, and `x` is not
         being traced.
     """
-    # A replica's call is a part of its step: what is compiled there may ask the other replicas, and serves no other call.
+    # A call in a step is a part of it: what is compiled there may ask the other replicas, and serves no other call.
     if not may_compile or configuration.options.eager or in_replica_context():
         return apply(state.params, state, x, training=training)[0]
     if training not in configuration.forwards:
