@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 from flax import linen as nn
 
-from trainer.models.head import classify
+from trainer.models.layers.head import classify
 
 
 class CNN(nn.Module):

@@ -1,0 +1,1 @@
+"""Models that make images, one family in a file."""

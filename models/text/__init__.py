@@ -1,0 +1,1 @@
+"""Models of text, one family in a file."""

@@ -1,0 +1,77 @@
+"""MobileNetV2: inverted residuals with linear bottlenecks."""
+
+from __future__ import annotations
+
+import jax
+from flax import linen as nn
+
+from trainer.models.layers.conv_layers import ConvLayers, relu6, round_channels, stride_padding
+from trainer.models.layers.image_model import ImageModel
+
+# Channels, strides of the first block, and how many blocks; all but the first stage expand sixfold.
+_STAGES = ((16, 1, 1), (24, 2, 2), (32, 2, 3), (64, 2, 4), (96, 1, 3), (160, 2, 3), (320, 1, 1))
+
+
+class InvertedResidual(ConvLayers):
+    """Expands the channels, convolves each on its own, and projects to few channels without an activation.
+
+    Attributes:
+      features: how many channels come out.
+      expansion: how many times as many there are in between; 1 leaves out the expansion.
+      strides: of the convolution.
+    """
+
+    features: int = 0
+    expansion: int = 6
+    strides: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
+        """Returns the block's outputs, of shape `(rows, height, width, features)`."""
+        inputs = x
+        if self.expansion > 1:
+            x = self.conv(x, self.expansion * x.shape[-1], 1, name="expand")
+            x = relu6(self.batch_norm(x, training, name="expand_BN"))
+        padding = stride_padding(x.shape, 3) if self.strides == 2 else "SAME"
+        x = self.depthwise_conv(x, 3, self.strides, name="depthwise", padding=padding)
+        x = relu6(self.batch_norm(x, training, name="depthwise_BN"))
+        x = self.conv(x, self.features, 1, name="project")
+        x = self.batch_norm(x, training, name="project_BN")
+        return x + inputs if self.strides == 1 and inputs.shape[-1] == self.features else x
+
+
+class MobileNetV2(ImageModel):
+    """MobileNetV2, for images with values from -1 to 1.
+
+    Sandler et al., "MobileNetV2: Inverted residuals and linear bottlenecks", https://arxiv.org/abs/1801.04381, as
+    `keras.applications` has it: 3,538,984 values for 1000 classes.
+
+    Attributes:
+      alpha: how many times as many channels all layers have.
+
+    Example:
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = MobileNetV2(num_classes=10, alpha=0.35)
+    >>> images = jnp.zeros((2, 32, 32, 3))
+    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    (2, 10)
+    """
+
+    alpha: float = 1.0
+    norm_momentum: float = 0.999
+
+    def features(self, x: jax.Array, training: bool) -> jax.Array:
+        """Returns a feature map with a thirty-second of the height and width."""
+        x = self.conv(x, round_channels(32 * self.alpha), 3, 2, name="Conv1")
+        x = relu6(self.batch_norm(x, training, name="bn_Conv1"))
+        number = 0
+        for channels, strides, blocks in _STAGES:
+            for block in range(blocks):
+                x = InvertedResidual(
+                    features=round_channels(int(channels * self.alpha)), expansion=6 if number else 1,
+                    strides=1 if block else strides, name=f"block_{number}" if number else "expanded_conv",
+                    **self.layer_options)(x, training)
+                number += 1
+        x = self.conv(x, round_channels(1280 * max(self.alpha, 1.0)), 1, name="Conv_1")
+        return relu6(self.batch_norm(x, training, name="Conv_1_bn"))

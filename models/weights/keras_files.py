@@ -1,0 +1,138 @@
+"""The files of weights that Keras writes, and has published, as a list of layers.
+
+Owns their formats. Nothing of a file is executed, nothing outside of it is read, and an array is read only once its
+shape was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+_GENERATORS = "seed_generator"  # of dropout: state that is no weight
+_MEMBER = "model.weights.h5"  # of a `.keras` archive
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasLayer:
+    """A layer of a file that has arrays.
+
+    Attributes:
+      name: its name; of a file that keeps none, the name of its class with a number.
+      arrays: the arrays in the file, in Keras's order; `read` reads one.
+    """
+
+    name: str
+    arrays: list[Any]
+
+
+@contextlib.contextmanager
+def keras_layers(path: str, most_bytes: int) -> Iterator[list[KerasLayer]]:
+    """Gives the layers of a file, which stays open meanwhile.
+
+    Args:
+      path: a `.weights.h5`, an `.h5` of `model.save` or of the published weights, or a `.keras` archive.
+      most_bytes: how large the weights in an archive may become when they are unpacked.
+
+    Raises:
+      ImportError: h5py is not installed.
+      ValueError: the file is damaged, is none of these, or points outside of itself.
+      OSError: it cannot be read.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("Keras's weights are read with h5py. Install it: pip install 'trainer-jax[images]'.") from error
+    with open(path, "rb") as opened:
+        source: Any = opened
+        if zipfile.is_zipfile(opened):
+            source = _unpacked(path, opened, most_bytes)
+        opened.seek(0)
+        try:
+            file = h5py.File(source, "r")
+        except OSError as error:
+            raise ValueError(f"{path!r} is no HDF5 file, or is truncated: {error}. Download or copy it again.") from error
+        with file:
+            try:
+                layers = _legacy_layers(file) if _is_legacy(file) else list(_walk(file, ""))
+            except (KeyError, AttributeError, RuntimeError, OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"{path!r} is damaged, or no file of Keras's weights: {error!r}.") from error
+            if not layers:
+                raise ValueError(f"{path!r} has no layers with weights. Expected: a file of `model.save_weights` or "
+                                 f"`model.save` of Keras. Received: {', '.join(list(file)[:5]) or 'an empty file'}.")
+            yield layers
+
+
+def read(array: Any) -> np.ndarray:
+    """Returns an array of a `KerasLayer`."""
+    return np.array(array, jnp.bfloat16 if array.attrs.get("dtype") == "bfloat16" else None)
+
+
+def _unpacked(path: str, opened: Any, most_bytes: int) -> io.BytesIO:
+    with zipfile.ZipFile(opened) as archive:
+        if _MEMBER not in archive.namelist():
+            raise ValueError(f"{path!r} is an archive without {_MEMBER!r}: no `.keras` file of Keras 3.")
+        size = archive.getinfo(_MEMBER).file_size
+        if size > most_bytes:
+            raise ValueError(f"{path!r} holds {size:,} bytes of weights, and the model has room for {most_bytes:,} at "
+                             "most: it is of another model.")
+        try:
+            return io.BytesIO(archive.read(_MEMBER))
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise ValueError(f"{path!r} is damaged: {error}. Download or copy it again.") from error
+
+
+def _is_legacy(file: Any) -> bool:
+    return "layer_names" in file.attrs or "model_weights" in file
+
+
+def _legacy_layers(file: Any) -> list[KerasLayer]:
+    """Returns the layers of the format of Keras 1 and 2, which lists names in attributes; long lists in several."""
+    root = _member(file, "model_weights") if "model_weights" in file else file
+    layers = []
+    for name in _names(root, "layer_names"):
+        group = _member(root, name)
+        arrays = [_member(group, weight) for weight in _names(group, "weight_names")]
+        if arrays:
+            layers.append(KerasLayer(name, arrays))
+    return layers
+
+
+def _names(group: Any, attribute: str) -> list[str]:
+    parts = [group.attrs[attribute]] if attribute in group.attrs else [
+        group.attrs[f"{attribute}{part}"] for part in range(len(group.attrs)) if f"{attribute}{part}" in group.attrs]
+    return [name.decode() if isinstance(name, bytes) else str(name) for part in parts for name in part]
+
+
+def _walk(group: Any, group_name: str) -> Iterator[KerasLayer]:
+    """Yields the layers of the format of Keras 3: a group "vars" for each, in groups that have the names of classes."""
+    for name in group:
+        child = _member(group, name)
+        if name == "vars" and hasattr(child, "keys"):
+            arrays = [_member(child, number) for number in sorted(child, key=int)]
+            if arrays and group_name != _GENERATORS:
+                yield KerasLayer(str(child.attrs.get("name", group_name)), arrays)
+        elif hasattr(child, "keys"):
+            yield from _walk(child, name)
+
+
+def _member(group: Any, name: str) -> Any:
+    """Returns what lies in a group, after checking that it is in this file."""
+    import h5py
+
+    for part in name.strip("/").split("/"):
+        link = group.get(part, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            raise ValueError(f"The file has {'a link out of it' if link is not None else 'no member'} at {name!r}. It is "
+                             "damaged, or was made to read other files.")
+        group = group[part]
+    if isinstance(group, h5py.Dataset) and (group.external or group.is_virtual):
+        raise ValueError(f"The array {name!r} of the file lies in other files, which are not read.")
+    return group

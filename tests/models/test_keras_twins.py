@@ -1,0 +1,72 @@
+"""Our models against those of `keras.applications` with the same weights: predictions, and statistics in training."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import trainer
+from tests.support import keras_twins
+from trainer import models
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
+
+
+@dataclasses.dataclass(frozen=True)
+class Twin:
+    """A model of ours, the name of its twin in `keras.applications`, and the sizes of images to compare at.
+
+    Attributes:
+      name: in both.
+      options: arguments of both; `num_classes` is `classes` there.
+      sizes: the side of images, the first of which weights are made at.
+      scale: what images with values from -1 to 1 are multiplied by, after adding 1 where the model expects 0 to 255.
+    """
+
+    name: str
+    options: dict = dataclasses.field(default_factory=dict)
+    sizes: tuple[int, ...] = (64, 97)
+    takes_pixels: bool = False
+
+    def images(self, size):
+        images = keras_twins.images(size)
+        return (images + 1) * 127.5 if self.takes_pixels else images
+
+    def ours(self, **options):
+        return getattr(models, self.name)(**{"num_classes": 10, **self.options, **options})
+
+
+TWINS = [
+    Twin("MobileNetV2", {"alpha": 0.35}),
+    Twin("MobileNetV2", {"alpha": 1.4}, sizes=(32,)),
+]
+
+
+@pytest.fixture(scope="module")
+def keras():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "jax")
+        return pytest.importorskip("keras")
+
+
+def keras_model(keras, twin, size, **options):
+    keras.utils.set_random_seed(0)
+    return getattr(keras.applications, twin.name)(
+        weights=None, classes=10, input_shape=(size, size, 3), **twin.options, **options)
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: f"{twin.name}-{twin.options}")
+def test_predictions_are_those_of_keras(keras, twin, tmp_path):
+    theirs = keras_model(keras, twin, twin.sizes[0])
+    first = twin.images(twin.sizes[0])
+    keras_twins.scaled_head(keras_twins.settled(keras, theirs, first), first)
+    ours = keras_twins.twin(theirs, twin.ours(), twin.sizes[0], tmp_path / "theirs.weights.h5")
+    outputs = np.log(ours.predict(first, verbose=0))
+    assert outputs.std(0).mean() > 0.2, "the weights must tell images apart"
+    for size in twin.sizes:
+        if size != twin.sizes[0]:
+            weights = theirs.get_weights()
+            theirs = keras_model(keras, twin, size)
+            theirs.set_weights(weights)
+        assert keras_twins.difference(theirs, ours, twin.images(size)) < 1e-4
