@@ -7,5 +7,6 @@ from trainer.models.mlp import MLP
 from trainer.models.vision.cnn import CNN
 from trainer.models.vision.mobilenet_v2 import MobileNetV2
 from trainer.models.weights.keras_weights import load_keras_weights
+from trainer.models.weights.preprocessing import preprocess_input
 
-__all__ = ["CNN", "MLP", "MobileNetV2", "load_keras_weights"]
+__all__ = ["CNN", "MLP", "MobileNetV2", "load_keras_weights", "preprocess_input"]

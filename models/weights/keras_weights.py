@@ -100,16 +100,17 @@ def load_keras_weights(
                               f"{_shapes(weight.shape for weight in _in_order(own[name]))})")
             else:
                 loaded |= matched
-        problems = {"are not in the file": [*outside, *(name for name in own if name not in in_file)],
-                    "of the file are not in the model": [name for name in in_file if name not in own],
-                    "have other shapes": [] if skip_mismatch else sorted(differ)}
+        problems = {("is not in the file", "are not in the file"): [*outside, *(own.keys() - in_file.keys())],
+                    ("of the file is not in the model", "of the file are not in the model"):
+                        list(in_file.keys() - own.keys()),
+                    ("has another shape", "have other shapes"): [] if skip_mismatch else differ}
         if any(problems.values()):
             raise ValueError(_message(path, problems, skip_head))
         weights = model.get_weights()
         for number, (array, axes) in loaded.items():
             weights[number] = read(array).transpose(axes)
     if differ:
-        warnings.warn(f"Layers of other shapes than in {path!r} stay as they are: {_listed(sorted(differ))}.",
+        warnings.warn(f"Layers of other shapes than in {path!r} stay as they are: {_listed(differ)}.",
                       stacklevel=2)
     model.set_weights(weights)
 
@@ -177,8 +178,9 @@ def _in_order(weights: Mapping[str, _Weight]) -> list[_Weight]:
     return [weights[name] for name in sorted(weights, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)]
 
 
-def _message(path: str, problems: Mapping[str, list[str]], skip_head: bool) -> str:
-    found = "; ".join(f"{len(names)} layers {what}: {_listed(names)}" for what, names in problems.items() if names)
+def _message(path: str, problems: Mapping[tuple[str, str], list[str]], skip_head: bool) -> str:
+    found = "; ".join(f"{len(names)} layer{'s' * (len(names) > 1)} {what[len(names) > 1]}: {_listed(names)}"
+                      for what, names in problems.items() if names)
     is_head = all(_HEAD.fullmatch(name.partition(" ")[0]) for names in problems.values() for name in names)
     advice = ("Pass `skip_head=True` to leave the classifier as it is." if is_head and not skip_head else
               "Make the model with the arguments of the one that was saved (`alpha`, `include_top`, `num_classes`); "
@@ -188,7 +190,7 @@ def _message(path: str, problems: Mapping[str, list[str]], skip_head: bool) -> s
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(sorted(names)[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:

@@ -1,0 +1,207 @@
+"""Files of Keras's weights: every format loads to the same model, and what does not fit is named and changes nothing."""
+
+import shutil
+import zipfile
+
+import h5py
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import trainer
+from tests.support import keras_twins
+from trainer import models
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
+SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def keras():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "jax")
+        return pytest.importorskip("keras")
+
+
+@pytest.fixture(scope="module")
+def theirs(keras):
+    keras.utils.set_random_seed(1)
+    return keras.applications.MobileNetV2(weights=None, input_shape=(SIZE, SIZE, 3), alpha=0.35, classes=7)
+
+
+def built(module=None):
+    module = module or models.MobileNetV2(num_classes=7, alpha=0.35)
+    model = module if isinstance(module, trainer.Model) else trainer.Model(module, seed=5)
+    model.build(np.zeros((1, SIZE, SIZE, 3), np.float32))
+    return model
+
+
+def published(theirs, path):
+    """Writes a file as `keras.applications` publishes them: the format of Keras 2, at the top level."""
+    with h5py.File(path, "w") as file:
+        file.attrs["layer_names"] = [layer.name.encode() for layer in theirs.layers]
+        for layer in theirs.layers:
+            group = file.create_group(layer.name)
+            names = [f"{layer.name}/{weight.name}:0" for weight in layer.weights]
+            group.attrs["weight_names"] = [name.encode() for name in names]
+            for name, weight in zip(names, layer.get_weights(), strict=True):
+                group[name] = weight
+
+
+FORMATS = {
+    "weights.h5": lambda theirs, path: theirs.save_weights(path),
+    "h5": lambda theirs, path: theirs.save(path),
+    "keras": lambda theirs, path: theirs.save(path),
+    "published.h5": published,
+}
+
+
+@pytest.fixture
+def path(theirs, tmp_path):
+    path = tmp_path / "theirs.weights.h5"
+    theirs.save_weights(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_gives_the_predictions_of_keras(theirs, tmp_path, suffix):
+    path = tmp_path / f"theirs.{suffix}"
+    FORMATS[suffix](theirs, path)
+    model = built()
+    models.load_keras_weights(model, path)
+    assert keras_twins.difference(theirs, model, keras_twins.images(SIZE)) < 1e-5
+
+
+def test_an_architecture_in_a_larger_model_is_found_by_its_layers(keras, theirs, path):
+    backbone = models.MobileNetV2(alpha=0.35, include_top=False, pooling="avg")
+    model = built(trainer.Sequential([backbone, nn.Dense(2)]))
+    head = {name: leaf for name, leaf in model.state.params.items() if "1" in name}
+    models.load_keras_weights(model, path, skip_head=True)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), head, {
+        name: leaf for name, leaf in model.state.params.items() if "1" in name}))
+    features = keras.Model(theirs.input, theirs.layers[-2].output)
+    loaded = next(part for name, part in model.state.params.items() if "0" in name)
+    statistics = next(iter(model.state.model_state["batch_stats"].values()))
+    received = backbone.apply({"params": loaded, "batch_stats": statistics}, keras_twins.images(SIZE))
+    np.testing.assert_allclose(received, features.predict(keras_twins.images(SIZE), verbose=0), atol=1e-4)
+
+
+def test_another_classifier_is_refused_unless_it_is_skipped(path):
+    model = built(models.MobileNetV2(num_classes=3, alpha=0.35))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"1 layer has another shape: predictions \(file: \(1280, 7\), \(7,\), model: "
+                                         r"\(1280, 3\), \(3,\)\)\. Pass `skip_head=True`"):
+        models.load_keras_weights(model, path)
+    assert all(map(np.array_equal, before, model.get_weights()))
+    models.load_keras_weights(model, path, skip_head=True)
+    changed = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    assert sum(changed) == 52, "each kernel: statistics and biases are those of new layers in both"
+    with pytest.warns(UserWarning, match="Layers of other shapes .*: predictions"):
+        models.load_keras_weights(model, path, skip_mismatch=True)
+
+
+def test_the_weights_of_another_model_are_refused_and_named(path):
+    model = built(models.MobileNetV2(num_classes=7, alpha=0.5))
+    with pytest.raises(ValueError, match=r"layers have other shapes: .*\(file: .* and \d+ more.*`alpha`"):
+        models.load_keras_weights(model, path)
+    model = trainer.Sequential([nn.Dense(2)])
+    model.build(np.zeros((1, 3), np.float32))
+    with pytest.raises(ValueError, match=r"1 layer is not in the file: layers_0; 105 layers of the file are not in the"):
+        models.load_keras_weights(model, path, skip_head=False)
+
+
+def test_a_file_that_lacks_a_layer_is_refused(path):
+    with h5py.File(path, "r+") as file:
+        name = next(name for name, group in file["layers"].items() if group["vars"].attrs["name"] == "block_3_project")
+        del file["layers"][name]
+    with pytest.raises(ValueError, match="1 layer is not in the file: block_3_project"):
+        models.load_keras_weights(built(), path)
+
+
+def with_link(path):
+    with h5py.File(path, "r+") as file:
+        del file["layers/conv2d/vars/0"]
+        file["layers/conv2d/vars/0"] = h5py.ExternalLink("/etc/hostname.h5", "/secret")
+
+
+def with_external_array(path):
+    with h5py.File(path, "r+") as file:
+        del file["layers/conv2d/vars/0"]
+        file["layers/conv2d/vars"].create_dataset("0", (3, 3, 3, 16), "f4", external=[("/etc/hostname", 0, 1728)])
+
+
+def with_other_bytes(path):
+    path.write_bytes(b"no weights at all" * 100)
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+
+
+def empty(path):
+    with h5py.File(path, "w"):
+        pass
+
+
+def bomb(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("model.weights.h5", "w") as member:
+        for _ in range(120):
+            member.write(bytes(2**20))
+
+
+def foreign_archive(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("other", "x")
+
+
+def damaged_archive(path):
+    copy = path.with_suffix(".h5")
+    shutil.move(path, copy)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(copy, "model.weights.h5")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (with_link, "a link out of it"),
+    (with_external_array, "lies in other files"),
+    (with_other_bytes, "is no HDF5 file, or is truncated"),
+    (truncated, "is no HDF5 file, or is truncated"),
+    (empty, "has no layers with weights"),
+    (bomb, "bytes of weights, and the model has room for"),
+    (foreign_archive, "no `.keras` file of Keras 3"),
+    (damaged_archive, "is damaged"),
+])
+def test_a_damaged_or_malicious_file_is_refused_and_changes_nothing(path, damage, message):
+    model = built()
+    before = model.get_weights()
+    damage(path)
+    with pytest.raises(ValueError, match=message):
+        models.load_keras_weights(model, path)
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+def test_a_missing_file_is_the_systems_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        models.load_keras_weights(built(), tmp_path / "none.h5")
+
+
+@pytest.mark.parametrize(("name", "module"), [
+    ("MobileNetV2", "mobilenet_v2"), ("ResNet50", "resnet"), ("ResNet50V2", "resnet_v2"), ("VGG16", "vgg16"),
+    ("DenseNet121", "densenet"), ("InceptionV3", "inception_v3"), ("EfficientNetB0", "efficientnet"),
+    ("MobileNetV3Small", "mobilenet_v3"), ("ConvNeXtTiny", "convnext"), ("Xception", "xception"),
+])
+def test_images_are_prepared_as_in_keras(keras, name, module):
+    images = np.random.default_rng(0).uniform(0, 255, (2, 5, 4, 3)).astype(np.float32)
+    expected = getattr(keras.applications, module).preprocess_input(images.copy())
+    np.testing.assert_allclose(models.preprocess_input(images, name), expected, atol=1e-4)
+
+
+def test_images_that_cannot_be_prepared_are_refused():
+    with pytest.raises(ValueError, match=r"three channels.*\(2, 5, 4, 1\)"):
+        models.preprocess_input(np.zeros((2, 5, 4, 1)), "ResNet50")
+    with pytest.raises(ValueError, match="Received: 'LeNet'"):
+        models.preprocess_input(np.zeros((2, 5, 4, 3)), "LeNet")
