@@ -49,7 +49,7 @@ def keras_layers(path: str, most_bytes: int) -> Iterator[list[KerasLayer]]:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("Keras's weights are read with h5py. Install it: pip install 'trainer-jax[images]'.") from error
+        raise ImportError("Keras's weights need h5py. Install it: pip install 'trainer-jax[images]'.") from error
     with open(path, "rb") as opened:
         source: Any = opened
         if zipfile.is_zipfile(opened):
@@ -58,7 +58,8 @@ def keras_layers(path: str, most_bytes: int) -> Iterator[list[KerasLayer]]:
         try:
             file = h5py.File(source, "r")
         except OSError as error:
-            raise ValueError(f"{path!r} is no HDF5 file, or is truncated: {error}. Download or copy it again.") from error
+            raise ValueError(
+                f"{path!r} is no HDF5 file, or is truncated: {error}. Download or copy it again.") from error
         with file:
             try:
                 layers = _legacy_layers(file) if _is_legacy(file) else list(_walk(file, ""))
@@ -130,8 +131,8 @@ def _member(group: Any, name: str) -> Any:
     for part in name.strip("/").split("/"):
         link = group.get(part, getlink=True)
         if not isinstance(link, h5py.HardLink):
-            raise ValueError(f"The file has {'a link out of it' if link is not None else 'no member'} at {name!r}. It is "
-                             "damaged, or was made to read other files.")
+            what = "no member" if link is None else "a link out of it"
+            raise ValueError(f"The file has {what} at {name!r}. It is damaged, or was made to read other files.")
         group = group[part]
     if isinstance(group, h5py.Dataset) and (group.external or group.is_virtual):
         raise ValueError(f"The array {name!r} of the file lies in other files, which are not read.")

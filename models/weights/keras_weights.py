@@ -20,7 +20,8 @@ from trainer.models.weights.keras_files import KerasLayer, keras_layers, read
 
 # The arrays of a layer in the order in which Keras lists them.
 _ORDER = ("depthwise_kernel", "pointwise_kernel", "kernel", "scale", "gamma", "bias", "mean", "var")
-_AUTOMATIC = re.compile(r"(conv2d|batch_normalization|dense|separable_conv2d|depthwise_conv2d|normalization)(?:_(\d+))?")
+_AUTOMATIC = re.compile(
+    r"(conv2d|batch_normalization|dense|separable_conv2d|depthwise_conv2d|normalization)(?:_(\d+))?")
 _HEAD = re.compile(r"(.*_)?(predictions|logits|conv_preds|fc1|fc2|head_dense|head_layernorm)|classifier")
 _SHOWN = 5
 
@@ -92,7 +93,8 @@ def load_keras_weights(
             own, in_file = ({name: layer for name, layer in found.items() if not _HEAD.fullmatch(name)}
                             for found in (own, in_file))
             outside = []
-        loaded, differ = {}, []
+        loaded: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        differ = []
         for name in own.keys() & in_file.keys():
             matched = _matched(own[name], in_file[name])
             if matched is None:

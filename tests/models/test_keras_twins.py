@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
-import trainer
 from tests.support import keras_twins
 from trainer import models
 

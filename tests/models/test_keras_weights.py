@@ -1,4 +1,4 @@
-"""Files of Keras's weights: every format loads to the same model, and what does not fit is named and changes nothing."""
+"""Files of Keras's weights: every format gives the same model, and what does not fit is named and changes nothing."""
 
 import shutil
 import zipfile
@@ -107,7 +107,7 @@ def test_the_weights_of_another_model_are_refused_and_named(path):
         models.load_keras_weights(model, path)
     model = trainer.Sequential([nn.Dense(2)])
     model.build(np.zeros((1, 3), np.float32))
-    with pytest.raises(ValueError, match=r"1 layer is not in the file: layers_0; 105 layers of the file are not in the"):
+    with pytest.raises(ValueError, match=r"1 layer is not in the file: layers_0; 105 layers of the file are not"):
         models.load_keras_weights(model, path, skip_head=False)
 
 

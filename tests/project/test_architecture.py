@@ -21,7 +21,8 @@ from tests.support import project_files
 # Lowest first: a module imports only from its own room and from rooms before it. The table in docs/design.md is
 # compared with this list.
 ROOMS = ("core", "compile", "modules/calling", "modules", "losses", "metrics", "optimizers", "data/sources",
-         "data/sharding", "data", "cluster/description", "cluster/liveness", "cluster/rendezvous", "cluster",
+         "data/sharding", "data/files", "data",
+         "cluster/description", "cluster/liveness", "cluster/rendezvous", "cluster",
          "distribute/placement", "distribute/replica", "distribute/strategies", "distribute",
          "step", "saving/arrays", "saving/checkpoint", "saving",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",

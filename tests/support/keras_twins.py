@@ -42,7 +42,8 @@ def settled(keras, model, data: np.ndarray, seed: int = 0):
         if isinstance(layer, keras.layers.BatchNormalization):
             *scale, bias, mean, variance = arrays
             layer.set_weights([
-                *(each * rng.uniform(0.9, 1.1, each.shape) for each in scale), bias + rng.uniform(-0.1, 0.1, bias.shape),
+                *(each * rng.uniform(0.9, 1.1, each.shape) for each in scale),
+                bias + rng.uniform(-0.1, 0.1, bias.shape),
                 mean + 0.1 * np.sqrt(variance) * rng.uniform(-1, 1, mean.shape),
                 (variance + 1e-3) * rng.uniform(0.8, 1.2, variance.shape)])
         elif arrays:

@@ -5,6 +5,11 @@ strategies: the caller of `prefetch` brings the function that places a group.
 """
 
 from trainer.data.adapt import adapt
+from trainer.data.files import augmentation
+from trainer.data.files.image_folder import image_dataset_from_directory
+from trainer.data.files.row_dataset import RowDataset
+from trainer.data.files.text_folder import text_dataset_from_directory
+from trainer.data.files.timeseries import timeseries_dataset_from_array
 from trainer.data.prefetch import Demand, Prefetcher, prefetch
 from trainer.data.reader import Reader
 from trainer.data.resident import ResidentBatches
@@ -26,11 +31,16 @@ __all__ = [
     "Prefetcher",
     "Reader",
     "ResidentBatches",
+    "RowDataset",
     "Source",
     "adapt",
+    "augmentation",
+    "image_dataset_from_directory",
     "pack_x_y_sample_weight",
     "prefetch",
     "split_validation",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
     "unpack_x_y_sample_weight",
     "with_options",
 ]

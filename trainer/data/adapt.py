@@ -15,6 +15,8 @@ import numpy as np
 
 from trainer.core.arguments import as_count
 from trainer.core.errors import describe
+from trainer.data.files.row_dataset import RowDataset
+from trainer.data.files.row_source import RowSource
 from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
@@ -122,6 +124,8 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
     if isinstance(x, Dataset):
         x.require_batched()
         return DatasetSource(x)
+    if isinstance(x, RowDataset):
+        return RowSource(x, processes if policy is AutoShardPolicy.AUTO else None)
     if hasattr(x, "column_names"):
         raise _rows_of_columns(x)
     if _is_indexed(x):

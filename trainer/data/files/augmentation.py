@@ -1,0 +1,294 @@
+"""Random changes of images, with the names and arguments of Keras's layers, for `RowDataset.random_map`.
+
+Each is called with a random generator, an image as float32 of shape `(height, width, channels)`, and whatever else is
+in the row, which it returns unchanged. `MixUp` and `CutMix` are called with batches. What a row draws is a function of
+the seed, the epoch and the row, so that an epoch is the same after an interruption and on any number of machines:
+
+    dataset = trainer.data.image_dataset_from_directory("photos", batch_size=None)
+    dataset = dataset.random_map(augmentation.RandomFlip("horizontal")).random_map(augmentation.RandomRotation(0.1))
+    model.fit(dataset.batch(32), epochs=10)
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any
+
+import numpy as np
+
+from trainer.core.arguments import as_count
+from trainer.core.errors import unknown_name
+from trainer.data.files import resizing
+from trainer.data.sources.arrays import DataError
+
+
+class ImageAugmentation(abc.ABC):
+    """A random change of an image."""
+
+    def __call__(self, rng: np.random.Generator, image: np.ndarray, *others: Any) -> Any:
+        changed = self.change(rng, np.asarray(image, np.float32))
+        return (changed, *others) if others else changed
+
+    @abc.abstractmethod
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        """Returns the changed image; `image` is not written to."""
+
+
+class RandomFlip(ImageAugmentation):
+    """Mirrors an image with a probability of one half, in each direction.
+
+    Args:
+      mode: "horizontal", "vertical" or "horizontal_and_vertical".
+    """
+
+    def __init__(self, mode: str = "horizontal_and_vertical"):
+        modes = ("horizontal", "vertical", "horizontal_and_vertical")
+        if mode not in modes:
+            raise unknown_name("mode", mode, modes)
+        self.mode = mode
+
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        left, top = rng.uniform(size=2) < 0.5
+        if left and "horizontal" in self.mode:
+            image = image[:, ::-1]
+        return image[::-1] if top and "vertical" in self.mode else image
+
+
+class RandomCrop(ImageAugmentation):
+    """Takes a part of an image, at a random place; an image that is smaller is resized to the part's size.
+
+    Args:
+      height: of the part.
+      width: of the part.
+    """
+
+    def __init__(self, height: int, width: int):
+        self.height, self.width = as_count("height", height), as_count("width", width)
+
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        height, width = image.shape[:2]
+        if height < self.height or width < self.width:
+            size = self.height, self.width
+            return resizing.resize(resizing.crop_to_aspect_ratio(image, size), size)
+        top, left = rng.integers(height - self.height + 1), rng.integers(width - self.width + 1)
+        return image[top:top + self.height, left:left + self.width]
+
+
+class RandomRotation(ImageAugmentation):
+    """Turns an image around its middle; what comes from outside of it is its mirror image.
+
+    Args:
+      factor: the most by which it is turned, in either direction, as a part of a whole turn; or a pair of the least
+        and the most, counterclockwise.
+    """
+
+    def __init__(self, factor: float | tuple[float, float]):
+        self.factor = _range("factor", factor)
+
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        angle = 2 * math.pi * rng.uniform(*self.factor)
+        cosine, sine = math.cos(angle), math.sin(angle)
+        return _transformed(image, np.array([[cosine, sine], [-sine, cosine]]))
+
+
+class RandomZoom(ImageAugmentation):
+    """Makes an image smaller (positive factors) or larger (negative) without changing its size.
+
+    Args:
+      height_factor: the most by which it is made smaller or larger, as a part of its height; or a pair of the least
+        and the most.
+      width_factor: likewise of its width; by default the height's, so that the ratio of the sides stays.
+    """
+
+    def __init__(self, height_factor: float | tuple[float, float],
+                 width_factor: float | tuple[float, float] | None = None):
+        self.height_factor = _range("height_factor", height_factor)
+        self.width_factor = None if width_factor is None else _range("width_factor", width_factor)
+
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        height = 1 + rng.uniform(*self.height_factor)
+        width = height if self.width_factor is None else 1 + rng.uniform(*self.width_factor)
+        return _transformed(image, np.diag([height, width]))
+
+
+class RandomContrast(ImageAugmentation):
+    """Scales the distance of each channel from its mean over the image.
+
+    Args:
+      factor: scales by between 1 - factor and 1 + factor; or a pair, by between 1 - its first and 1 + its second.
+      value_range: what values are cut to.
+    """
+
+    def __init__(self, factor: float | tuple[float, float], value_range: tuple[float, float] = (0, 255)):
+        lower, upper = factor if isinstance(factor, (tuple, list)) else (factor, factor)
+        self.factor = _range("factor", (-float(lower), float(upper)))
+        self.value_range = value_range
+
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        mean = image.mean((0, 1))
+        return ((image - mean) * np.float32(1 + rng.uniform(*self.factor)) + mean).clip(*self.value_range)
+
+
+class RandomBrightness(ImageAugmentation):
+    """Adds one number to all values.
+
+    Args:
+      factor: the most of the range of values that is added or taken away; or a pair of the least and the most.
+      value_range: what values may be, and are cut to.
+    """
+
+    def __init__(self, factor: float | tuple[float, float], value_range: tuple[float, float] = (0, 255)):
+        self.factor = _range("factor", factor)
+        self.value_range = value_range
+
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        low, high = self.value_range
+        return (image + np.float32(rng.uniform(*self.factor) * (high - low))).clip(low, high)
+
+
+class RandAugment(ImageAugmentation):
+    """Applies some changes, drawn anew for each image, all of one strength.
+
+    Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
+    https://arxiv.org/abs/1909.13719. The changes are those that this module has (rotation, zoom, contrast, brightness),
+    translation, shear, inversion, solarization and posterization, and none.
+
+    Args:
+      num_layers: how many changes.
+      factor: their strength, from 0 to 1.
+      value_range: what values may be.
+    """
+
+    def __init__(self, num_layers: int = 2, factor: float = 0.5, value_range: tuple[float, float] = (0, 255)):
+        self.num_layers = as_count("num_layers", num_layers)
+        if not 0 <= factor <= 1:
+            raise ValueError(f"`factor` must be between 0 and 1. Received: {factor}.")
+        self.factor, self.value_range = factor, value_range
+        self._changes = (
+            RandomRotation(factor / 12).change, RandomZoom(factor / 2).change,
+            RandomContrast(0.9 * factor, value_range).change, RandomBrightness(factor / 2, value_range).change,
+            self._translated, self._sheared, self._inverted, self._solarized, self._posterized,
+            lambda rng, image: image)
+
+    def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        for number in rng.integers(len(self._changes), size=self.num_layers):
+            image = self._changes[number](rng, image)
+        return image
+
+    def _translated(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        shift = rng.uniform(-0.3, 0.3, 2) * self.factor * image.shape[:2]
+        return _transformed(image, np.eye(2), shift)
+
+    def _sheared(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        matrix, axis = np.eye(2), rng.integers(2)
+        matrix[axis, 1 - axis] = rng.uniform(-0.3, 0.3) * self.factor
+        return _transformed(image, matrix)
+
+    def _inverted(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        return np.float32(sum(self.value_range)) - image
+
+    def _solarized(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        low, high = self.value_range
+        return np.where(image < high - self.factor * (high - low), image, self._inverted(rng, image))
+
+    def _posterized(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+        low, high = self.value_range
+        step = np.float32((high - low) / 2 ** (8 - round(4 * self.factor)))
+        return np.floor((image - low) / step) * step + np.float32(low)
+
+
+class MixUp:
+    """Mixes each row of a batch with another, labels included: a batch map for `random_map` after `batch`.
+
+    Zhang et al., "mixup: Beyond empirical risk minimization", https://arxiv.org/abs/1710.09412.
+
+    Args:
+      alpha: of the beta distribution that each row's share of itself is drawn from.
+
+    Raises:
+      ValueError: labels are numbers of classes, which cannot be mixed: use `label_mode="categorical"`.
+    """
+
+    def __init__(self, alpha: float = 0.2):
+        self.alpha = _positive("alpha", alpha)
+
+    def __call__(self, rng: np.random.Generator, images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
+        _check_mixable(labels)
+        share = rng.beta(self.alpha, self.alpha, len(images)).astype(np.float32)
+        order = rng.permutation(len(images))
+        return _mixed(images, images[order], share), _mixed(labels, labels[order], share)
+
+
+class CutMix:
+    """Puts a rectangle of another row's image into each image, and mixes labels by area: a batch map for `random_map`.
+
+    Yun et al., "CutMix: Regularization strategy to train strong classifiers", https://arxiv.org/abs/1905.04899.
+
+    Args:
+      alpha: of the beta distribution that the share of an image that stays is drawn from.
+
+    Raises:
+      ValueError: labels are numbers of classes, which cannot be mixed: use `label_mode="categorical"`.
+    """
+
+    def __init__(self, alpha: float = 1.0):
+        self.alpha = _positive("alpha", alpha)
+
+    def __call__(self, rng: np.random.Generator, images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
+        _check_mixable(labels)
+        height, width = images.shape[1:3]
+        side = np.sqrt(1 - rng.beta(self.alpha, self.alpha, len(images)))
+        top, left = rng.uniform(0, height, len(images)), rng.uniform(0, width, len(images))
+        rows = np.abs(np.arange(height)[None] + 0.5 - top[:, None]) < (side * height / 2)[:, None]
+        columns = np.abs(np.arange(width)[None] + 0.5 - left[:, None]) < (side * width / 2)[:, None]
+        is_other = rows[:, :, None] & columns[:, None]
+        order = rng.permutation(len(images))
+        share = (1 - is_other.mean((1, 2))).astype(np.float32)
+        return np.where(is_other[..., None], images[order], images), _mixed(labels, labels[order], share)
+
+
+def _mixed(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
+    share = share.reshape(-1, *[1] * (one.ndim - 1))
+    return share * one + (1 - share) * other
+
+
+def _check_mixable(labels: np.ndarray) -> None:
+    if not np.issubdtype(np.asarray(labels).dtype, np.floating):
+        raise DataError("Labels that are mixed must be vectors of probabilities, as `label_mode=\"categorical\"` gives "
+                        f"them. Received: {np.asarray(labels).dtype} of shape {np.shape(labels)}.")
+
+
+def _range(name: str, factor: Any) -> tuple[float, float]:
+    low, high = factor if isinstance(factor, (tuple, list)) else (-abs(factor), abs(factor))
+    if not -1 <= low <= high <= 1:
+        raise ValueError(
+            f"`{name}` must be between -1 and 1, or a pair of such numbers in order. Received: {factor!r}.")
+    return float(low), float(high)
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"`{name}` must be above 0. Received: {value!r}.")
+    return value
+
+
+def _transformed(image: np.ndarray, matrix: np.ndarray, shift: Any = (0.0, 0.0)) -> np.ndarray:
+    """Returns an image whose points come from `matrix @ point + shift`, from its middle; bilinear, mirrored outside."""
+    height, width = image.shape[:2]
+    middle = np.array([(height - 1) / 2, (width - 1) / 2])
+    points = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), -1) - middle
+    sources = points @ matrix.T + middle + np.asarray(shift)
+    low = np.floor(sources).astype(int)
+    part = (sources - low).astype(np.float32)[..., None]
+    rows, columns = ([_mirrored(low[..., axis] + step, side) for step in (0, 1)]
+                     for axis, side in enumerate((height, width)))
+    top, bottom = ((1 - part[..., 1, :]) * image[row, columns[0]] + part[..., 1, :] * image[row, columns[1]]
+                   for row in rows)
+    return (1 - part[..., 0, :]) * top + part[..., 0, :] * bottom
+
+
+def _mirrored(numbers: np.ndarray, side: int) -> np.ndarray:
+    """Returns numbers of rows in an image that is continued by its mirror images, edges repeated."""
+    numbers = numbers % (2 * side)
+    return np.minimum(numbers, 2 * side - 1 - numbers)

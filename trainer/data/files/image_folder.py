@@ -1,0 +1,177 @@
+"""Images from folders, with the arguments of Keras."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from trainer.core import arguments, errors
+from trainer.data.files import folders, resizing
+from trainer.data.files.decoding import CHANNELS, decode_image, is_readable
+from trainer.data.files.row_dataset import RowDataset
+from trainer.data.sources.arrays import DataError
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+MAX_PIXELS = 2**27  # 134 megapixels: 1.6 GB as float32, and more than cameras have
+
+
+class _Images:
+    """Rows of images, or of images and labels, decoded when they are asked for."""
+
+    def __init__(self, paths: list[str], labels: np.ndarray | None, size: tuple[int, int], color_mode: str,
+                 interpolation: str, fit: Any, max_pixels: int):
+        self._paths, self._labels, self._size, self._color_mode = paths, labels, size, color_mode
+        self._interpolation, self._fit, self._max_pixels = interpolation, fit, max_pixels
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> Any:
+        image = decode_image(self._paths[number], self._color_mode, self._max_pixels)
+        if self._fit is not None:
+            image = self._fit(image, self._size)
+        image = resizing.resize(image, self._size, self._interpolation)
+        return image if self._labels is None else (image, self._labels[number])
+
+
+def image_dataset_from_directory(
+    directory: str | os.PathLike[str],
+    labels: Any = "inferred",
+    label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None,
+    color_mode: str = "rgb",
+    batch_size: int | None = 32,
+    image_size: int | tuple[int, int] = (256, 256),
+    shuffle: bool = True,
+    seed: int | None = None,
+    validation_split: float | None = None,
+    subset: str | None = None,
+    interpolation: str = "bilinear",
+    follow_links: bool = False,
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    verbose: bool = True,
+    *,
+    skip_unreadable: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    num_threads: int | None = None,
+) -> RowDataset | list[RowDataset]:
+    """Returns the images of a folder as batches for `fit`, with the arguments, files, order and splits of Keras.
+
+    Images are decoded and resized by threads while steps run, to float32 with values from 0 to 255 and the shape
+    `(height, width, channels)`. Each epoch has another order of all rows. The rows themselves are the same in every
+    process and after any interruption, as are those of `random_map`.
+
+    Args:
+      directory: has a folder for each class, with images in it or in folders of it: files that end with ".bmp", ".gif",
+        ".jpeg", ".jpg" or ".png"; others are ignored.
+      labels: "inferred" from the names of folders; None for images without labels; or a list of whole numbers, for the
+        files in the order of their paths.
+      label_mode: "int" gives int32 numbers, "categorical" one-hot vectors, "binary" 0.0 or 1.0 of shape (1,), and None
+        no labels.
+      class_names: the folders in the order of the classes' numbers; by default all, by name.
+      color_mode: "rgb", "rgba" or "grayscale": 3, 4 or 1 channels.
+      batch_size: rows of a batch; None gives rows, for `batch` to be called later.
+      image_size: height and width of the images; a number for both.
+      shuffle: whether to shuffle, the files before they are split and the rows in each epoch.
+      seed: of that; by default 0, where Keras draws one.
+      validation_split: the part of the files, from 0 to 1, that is for validation: the last of them.
+      subset: which part to return: "training", "validation", or "both", a list of two.
+      interpolation: how images are resized, as `tf.image.resize` does it in float32 without antialiasing: "bilinear",
+        "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian" or "mitchellcubic".
+      follow_links: whether to enter folders that are links.
+      crop_to_aspect_ratio: whether to cut the sides off images of another ratio, and not to distort them.
+      pad_to_aspect_ratio: whether to add black to such images instead.
+      verbose: whether to print how many files and classes there are.
+      skip_unreadable: whether to leave out files that are no images, with a warning that counts them. All files are
+        decoded once for that. By default the first such file ends the training with its name.
+      max_pixels: images of more pixels are refused before they are decoded.
+      num_threads: how many threads decode; as many as the process may use processors by default.
+
+    Returns:
+      A `RowDataset`, which has `class_names` and `file_paths`, and `map` and `random_map` for augmentation; with
+      `subset="both"` a list of that for training and that for validation, which is not shuffled.
+
+    Raises:
+      ValueError: there is no such folder or no image in it, or arguments are unknown or do not go together.
+      ImportError: Pillow is not installed: `pip install 'trainer-jax[images]'`.
+
+    Example:
+
+    >>> import pathlib, tempfile
+    >>> from PIL import Image
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("cats", "dogs"):
+    ...     (folder / name).mkdir()
+    ...     Image.new("RGB", (40, 30), "red").save(folder / name / "1.png")
+    >>> dataset = image_dataset_from_directory(folder, image_size=(16, 16), batch_size=2)
+    Found 2 files belonging to 2 classes.
+    >>> dataset.class_names, [(x.shape, y.dtype.name) for x, y in dataset]
+    (['cats', 'dogs'], [((2, 16, 16, 3), 'int32')])
+
+    Source: `keras.utils.image_dataset_from_directory`.
+    """
+    size = _size(image_size)
+    for name, value, known in (("color_mode", color_mode, CHANNELS),
+                               ("interpolation", str(interpolation).lower(), resizing.INTERPOLATIONS)):
+        if value not in known:
+            raise errors.unknown_name(name, value, list(known))
+    arguments.require_bool(shuffle=shuffle, follow_links=follow_links, skip_unreadable=skip_unreadable)
+    arguments.check_count("max_pixels", max_pixels)
+    arguments.check_count("num_threads", num_threads, optional=True)
+    if crop_to_aspect_ratio and pad_to_aspect_ratio:
+        raise ValueError("`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot both be True.")
+    folders.check_split(validation_split, subset, shuffle, seed)
+    _check_installed()
+    seed = 0 if seed is None else seed
+    files = folders.list_files(directory, None if label_mode is None else labels, SUFFIXES, class_names, shuffle, seed,
+                               follow_links)
+    if skip_unreadable:
+        files = _readable(files, color_mode, max_pixels)
+    parts = folders.split(files, validation_split, subset)
+    if verbose:
+        folders.print_found(files, parts, subset)
+    fit = (resizing.crop_to_aspect_ratio if crop_to_aspect_ratio
+           else resizing.pad_to_aspect_ratio if pad_to_aspect_ratio else None)
+    datasets = []
+    for number, part in enumerate(parts):
+        rows = _Images(part.paths, folders.encode_labels(part, label_mode), size, color_mode,
+                       str(interpolation).lower(), fit, max_pixels)
+        dataset = RowDataset(rows, part.class_names, part.paths, num_threads)
+        if shuffle and number == 0:
+            dataset = dataset.shuffle(seed)
+        datasets.append(dataset if batch_size is None else dataset.batch(batch_size))
+    return datasets if subset == "both" else datasets[0]
+
+
+def _size(image_size: Any) -> tuple[int, int]:
+    sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if not isinstance(sides, (tuple, list)) or len(sides) != 2:
+        raise errors.wrong_type("image_size", image_size, "the height and the width of images")
+    return arguments.as_count("image_size", sides[0]), arguments.as_count("image_size", sides[1])
+
+
+def _check_installed() -> None:
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Images are read with Pillow. Install it: pip install 'trainer-jax[images]'.") from error
+
+
+def _readable(files: folders.LabelledFiles, color_mode: str, max_pixels: int) -> folders.LabelledFiles:
+    with ThreadPoolExecutor() as pool:
+        kept = np.array(list(pool.map(lambda path: is_readable(path, color_mode, max_pixels), files.paths)))
+    if kept.all():
+        return files
+    bad = [path for path, good in zip(files.paths, kept, strict=True) if not good]
+    warnings.warn(f"{len(bad)} of {len(kept)} files are no images that can be read, and are left out: "
+                  f"{', '.join(sorted(bad)[:3])}{', ...' if len(bad) > 3 else ''}.", stacklevel=3)
+    if not kept.any():
+        raise DataError("None of the files is an image that can be read.")
+    paths = [path for path, good in zip(files.paths, kept, strict=True) if good]
+    return folders.LabelledFiles(paths, None if files.labels is None else files.labels[kept], files.class_names)

@@ -1,0 +1,197 @@
+"""Datasets of rows that are made one by one, such as images from files, read ahead by Grain's threads.
+
+Owns the public `RowDataset`: the order of rows, their random numbers, and the Grain pipeline of one pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from trainer.core.arguments import as_count
+
+if TYPE_CHECKING:
+    import grain
+
+
+class Rows(Protocol):
+    """Rows by number, which several threads may ask for at a time."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+_AHEAD = 4  # batches that are kept ready, besides those that threads work on
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RowDataset:
+    """An immutable description of batches whose rows are made one by one, by several threads.
+
+    Its words are those of `trainer.data.Dataset`: before `batch` the elements are rows, after it they are batches. Each
+    pass shuffles the rows in another way. What `random_map` draws depends on the seed, the pass and the number of the
+    row alone: not on threads, on the batch size, or on how many processes read. `fit` resumes at any batch without
+    reading those before it, and of several processes each makes its own rows alone, unless batches are mapped.
+
+    Args:
+      rows: gives row i for `rows[i]`: an array, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
+      class_names: the names of the classes of rows, where labels are their numbers; None if there are none.
+      file_paths: the file of each row; None if there are none.
+      num_threads: how many threads make batches; as many as the process may use processors by default.
+
+    Example:
+      >>> class Squares:
+      ...     def __len__(self):
+      ...         return 5
+      ...     def __getitem__(self, number):
+      ...         return np.float32(number), np.float32(number ** 2)
+      >>> dataset = RowDataset(Squares()).batch(2)
+      >>> dataset
+      RowDataset(3 batches of 2 rows)
+      >>> [y.tolist() for x, y in dataset]
+      [[0.0, 1.0], [4.0, 9.0], [16.0]]
+    """
+
+    rows: Rows
+    class_names: list[str] | None = None
+    file_paths: list[str] | None = None
+    num_threads: int | None = None
+    _seed: int | None = None  # of the order
+    _row_maps: tuple[tuple[Callable[..., Any], int | None], ...] = ()
+    _batch_size: int | None = None
+    _drop_remainder: bool = False
+    _batch_maps: tuple[tuple[Callable[..., Any], int | None], ...] = ()
+
+    def shuffle(self, seed: int = 0) -> RowDataset:
+        """Returns this dataset with its rows in an order drawn uniformly, another one in each pass.
+
+        Raises:
+          ValueError: the seed is less than 0, or the dataset is batched.
+          TypeError: the seed is no whole number.
+        """
+        if self._batch_size is not None:
+            raise ValueError("Shuffle rows before `batch`: `dataset.shuffle(seed).batch(batch_size)`.")
+        return dataclasses.replace(self, _seed=as_count("seed", seed, 0))
+
+    def map(self, fn: Callable[..., Any]) -> RowDataset:
+        """Returns this dataset with `fn` applied to each element, a tuple as separate arguments."""
+        return self._mapped((fn, None))
+
+    def random_map(self, fn: Callable[..., Any], seed: int = 0) -> RowDataset:
+        """Returns this dataset with `fn` applied to each element, with random numbers as its first argument.
+
+        Args:
+          fn: takes a `numpy.random.Generator` and an element, a tuple as separate arguments. For a row the generator is
+            that of the seed, the pass and the row's number; for a batch, that of its place in the pass.
+          seed: makes the random numbers of several maps differ.
+
+        Example:
+          >>> noisy = RowDataset(np.zeros((2, 1))).random_map(lambda rng, x: x + rng.normal(size=1))
+          >>> [x.shape for x in noisy.batch(2)]
+          [(2, 1)]
+        """
+        return self._mapped((fn, as_count("seed", seed, 0)))
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> RowDataset:
+        """Returns this dataset with `batch_size` consecutive rows as one element.
+
+        Raises:
+          ValueError: `batch_size` is less than 1, the dataset is batched, or nothing would remain.
+          TypeError: `batch_size` is no whole number.
+        """
+        if self._batch_size is not None:
+            raise ValueError(f"The dataset is already batched, with batch_size={self._batch_size}.")
+        batch_size = as_count("batch_size", batch_size)
+        if drop_remainder and len(self.rows) < batch_size:
+            raise ValueError("`drop_remainder=True` leaves the dataset empty: it has "
+                             f"{len(self.rows)} rows, fewer than batch_size={batch_size}.")
+        return dataclasses.replace(self, _batch_size=batch_size, _drop_remainder=drop_remainder)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a full batch; None before `batch`."""
+        return self._batch_size
+
+    def require_batched(self) -> int:
+        """Returns `batch_size`; raises ValueError before `batch`."""
+        if self._batch_size is None:
+            raise ValueError("The RowDataset has rows as elements, not batches. Call its `batch(batch_size)` first.")
+        return self._batch_size
+
+    def __len__(self) -> int:
+        if self._batch_size is None:
+            return len(self.rows)
+        return len(self.rows) // self._batch_size if self._drop_remainder else -(-len(self.rows) // self._batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read_ahead(self.of_pass(0)))
+
+    def __repr__(self) -> str:
+        elements = "rows" if self._batch_size is None else f"batches of {self._batch_size} rows"
+        return f"RowDataset({len(self)} {elements})"
+
+    def of_pass(self, pass_index: int, start: int = 0) -> grain.MapDataset:
+        """Returns the elements of a pass, from one on, as a Grain dataset that makes those that it is asked for.
+
+        Args:
+          pass_index: which pass, from 0.
+          start: how many elements to leave out.
+        """
+        import grain
+
+        numbers = np.arange(len(self.rows))
+        if self._seed is not None:
+            numbers = np.random.default_rng([self._seed, pass_index]).permutation(numbers)
+        first = start * (self._batch_size or 1)
+        elements = grain.MapDataset.source(_RowsOfPass(self.rows, numbers[first:], pass_index, self._row_maps))
+        if self._batch_size is not None:
+            elements = elements.batch(self._batch_size, drop_remainder=self._drop_remainder)
+        if self._batch_maps:
+            elements = elements.map_with_index(_MapsOfPass(pass_index, start, self._batch_maps))
+        return elements
+
+    def read_ahead(self, elements: grain.MapDataset) -> grain.IterDataset:
+        """Returns a Grain dataset whose threads make the elements of another ahead of their use."""
+        import grain
+
+        threads = self.num_threads or os.cpu_count() or 1
+        return elements.to_iter_dataset(grain.ReadOptions(threads, threads + _AHEAD))
+
+    def _mapped(self, entry: tuple[Callable[..., Any], int | None]) -> RowDataset:
+        if self._batch_size is None:
+            return dataclasses.replace(self, _row_maps=(*self._row_maps, entry))
+        return dataclasses.replace(self, _batch_maps=(*self._batch_maps, entry))
+
+
+class _RowsOfPass:
+    """The rows of a pass in its order, made when they are asked for."""
+
+    def __init__(self, rows: Rows, numbers: np.ndarray, pass_index: int,
+                 maps: tuple[tuple[Callable[..., Any], int | None], ...]):
+        self._rows, self._numbers, self._pass_index, self._maps = rows, numbers, pass_index, maps
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, position: int) -> Any:
+        number = int(self._numbers[position])
+        return _apply(self._maps, self._rows[number], (self._pass_index, number))
+
+
+class _MapsOfPass:
+    def __init__(self, pass_index: int, start: int, maps: tuple[tuple[Callable[..., Any], int | None], ...]):
+        self._pass_index, self._start, self._maps = pass_index, start, maps
+
+    def __call__(self, position: int, batch: Any) -> Any:
+        return _apply(self._maps, batch, (self._pass_index, self._start + position))
+
+
+def _apply(maps: tuple[tuple[Callable[..., Any], int | None], ...], element: Any, place: tuple[int, int]) -> Any:
+    for order, (fn, seed) in enumerate(maps):
+        arguments = element if isinstance(element, tuple) else (element,)
+        element = fn(*arguments) if seed is None else fn(np.random.default_rng([seed, order, *place]), *arguments)
+    return element

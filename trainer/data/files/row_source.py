@@ -1,0 +1,46 @@
+"""The batches of a `RowDataset` as the trainer reads them: by pass and position, each process its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from trainer.data.files.row_dataset import RowDataset
+from trainer.data.sharding.grain_shards import shard_grain
+from trainer.data.sharding.processes import Processes
+from trainer.data.sources.sources import IterableSource
+
+
+class RowSource:
+    """Batches of a `RowDataset`, from any position without reading what comes before it.
+
+    Args:
+      dataset: the batched dataset.
+      processes: those that read it; None if each reads it whole.
+    """
+
+    is_one_shot = False
+    seeks = True
+    is_exact = True  # as far as the files and the user's maps are the same
+    pipeline: list[str] = []
+
+    def __init__(self, dataset: RowDataset, processes: Processes | None):
+        batch_size = dataset.require_batched()
+        self._dataset, self._processes = dataset, processes
+        self.num_batches = len(dataset)
+        self.rows = min(len(dataset) * batch_size, len(dataset.rows))
+
+    def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
+        elements = self._dataset.read_ahead(self._dataset.of_pass(pass_index, start))
+        length = self.num_batches - start
+        sharded = None if self._processes is None else shard_grain(elements, length, self._processes)
+        return (sharded or IterableSource(elements, length)).read(0)
+
+    def end_epochs(self, count: int) -> None:
+        """Does nothing: no pass depends on another."""
+
+    def state(self) -> None:
+        """Returns None: the number of the pass and of the batch tell all."""
+
+    def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
+        raise ValueError("There is no such state: the data are of another kind now.")

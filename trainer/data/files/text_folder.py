@@ -1,0 +1,85 @@
+"""Texts from folders, with the arguments of Keras."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.core import arguments
+from trainer.data.files import folders
+from trainer.data.files.row_dataset import RowDataset
+from trainer.data.sources.arrays import DataError
+
+
+class _Texts:
+    """Rows of encoded texts, or of these and labels, read when they are asked for."""
+
+    def __init__(self, paths: list[str], labels: np.ndarray | None, encode: Callable[[str], Any]):
+        self._paths, self._labels, self._encode = paths, labels, encode
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> Any:
+        path = self._paths[number]
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"The text {path!r} cannot be read: {error}. Delete it, or write it as UTF-8.") from error
+        encoded = np.asarray(self._encode(text))
+        return encoded if self._labels is None else (encoded, self._labels[number])
+
+
+def text_dataset_from_directory(
+    directory: str | os.PathLike[str], encode: Callable[[str], Any], labels: Any = "inferred",
+    label_mode: str | None = "int", class_names: Sequence[str] | None = None, batch_size: int | None = 32,
+    shuffle: bool = True, seed: int | None = None, validation_split: float | None = None, subset: str | None = None,
+    follow_links: bool = False, verbose: bool = True, *, num_threads: int | None = None,
+) -> RowDataset | list[RowDataset]:
+    """Returns the texts of a folder, encoded, as batches for `fit`; labels, order and splits are those of Keras.
+
+    Arrays hold no text, so each is encoded as it is read: by a tokenizer that pads to one length, for example.
+
+    Args:
+      directory: has a folder for each class, with files that end with ".txt" in it or in folders of it.
+      encode: takes a text and returns an array, all of one shape: called by several threads.
+      labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as
+        `image_dataset_from_directory` takes them.
+      num_threads: how many threads read; as many as there are processors by default.
+
+    Raises:
+      ValueError: there is no such folder or no text in it, or arguments are unknown or do not go together.
+
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name, text in (("good", "fine"), ("bad", "poor")):
+    ...     (folder / name).mkdir()
+    ...     _ = (folder / name / "1.txt").write_text(text)
+    >>> dataset = text_dataset_from_directory(folder, lambda text: [ord(letter) for letter in text], shuffle=False)
+    Found 2 files belonging to 2 classes.
+    >>> [(x.tolist(), y.tolist()) for x, y in dataset]
+    [([[112, 111, 111, 114], [102, 105, 110, 101]], [0, 1])]
+
+    Source: `keras.utils.text_dataset_from_directory`.
+    """
+    arguments.require_bool(shuffle=shuffle, follow_links=follow_links)
+    arguments.check_count("num_threads", num_threads, optional=True)
+    folders.check_split(validation_split, subset, shuffle, seed)
+    seed = 0 if seed is None else seed
+    files = folders.list_files(directory, None if label_mode is None else labels, (".txt",), class_names, shuffle, seed,
+                               follow_links)
+    parts = folders.split(files, validation_split, subset)
+    if verbose:
+        folders.print_found(files, parts, subset)
+    datasets = []
+    for number, part in enumerate(parts):
+        dataset = RowDataset(_Texts(part.paths, folders.encode_labels(part, label_mode), encode), part.class_names,
+                             part.paths, num_threads)
+        if shuffle and number == 0:
+            dataset = dataset.shuffle(seed)
+        datasets.append(dataset if batch_size is None else dataset.batch(batch_size))
+    return datasets if subset == "both" else datasets[0]

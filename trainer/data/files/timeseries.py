@@ -1,0 +1,66 @@
+"""Windows of a time series, with the arguments of Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trainer.core.arguments import as_count
+from trainer.data.sources.arrays import DataError
+from trainer.data.sources.dataset import Dataset
+
+
+def timeseries_dataset_from_array(
+    data: Any, targets: Any, sequence_length: int, sequence_stride: int = 1, sampling_rate: int = 1,
+    batch_size: int | None = 128, shuffle: bool = False, seed: int | None = None, start_index: int | None = None,
+    end_index: int | None = None,
+) -> Dataset:
+    """Returns windows of a series as a `Dataset`, which gathers them batch by batch: nothing is stored twice.
+
+    Args:
+      data: the series, time first.
+      targets: the target of the window that begins at each time; None for windows alone.
+      sequence_length: how many times a window has.
+      sequence_stride: how many times later the next window begins.
+      sampling_rate: how many times apart the times of a window are.
+      batch_size: rows of a batch; None gives windows one by one.
+      shuffle: whether windows come in another order in each epoch.
+      seed: of that; by default 0.
+      start_index: the first time that is used.
+      end_index: the time after the last that is used.
+
+    Raises:
+      ValueError: an argument is out of range, or no window fits.
+
+    >>> dataset = timeseries_dataset_from_array(np.arange(6), np.arange(6) * 10, sequence_length=3, batch_size=2)
+    >>> [(x.tolist(), y.tolist()) for x, y in dataset]
+    [([[0, 1, 2], [1, 2, 3]], [0, 10]), ([[2, 3, 4], [3, 4, 5]], [20, 30])]
+
+    Source: `keras.utils.timeseries_dataset_from_array`.
+    """
+    series = np.asarray(data)
+    length = as_count("sequence_length", sequence_length)
+    stride, rate = as_count("sequence_stride", sequence_stride), as_count("sampling_rate", sampling_rate)
+    start, end = start_index or 0, len(series) if end_index is None else end_index
+    if not 0 <= start < end <= len(series):
+        raise ValueError("`start_index` must be below `end_index`, and both within the data. Received: "
+                         f"start_index={start_index}, end_index={end_index}, for {len(series)} times.")
+    last = end - (length - 1) * rate
+    if targets is not None:
+        last = min(last, start + len(targets))
+    begins = np.arange(start, last, stride)
+    if not begins.size:
+        raise DataError(f"No window of {length} times, {rate} apart, fits into the {end - start} times of the data"
+                        f"{'' if targets is None else f' and the {len(targets)} targets'}.")
+    offsets = np.arange(length) * rate
+    dataset = Dataset.from_arrays(begins)
+    if shuffle:
+        dataset = dataset.shuffle(seed or 0)
+    goals = None if targets is None else np.asarray(targets)
+
+    def windows(first: np.ndarray) -> Any:
+        x = series[np.asarray(first)[..., None] + offsets]
+        return x if goals is None else (x, goals[first - start])
+
+    return (dataset if batch_size is None else dataset.batch(batch_size)).map(windows)
