@@ -1,0 +1,89 @@
+"""Random changes of images: what each does, that it depends on its generator alone, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from trainer.data import augmentation as aug
+
+IMAGE = np.random.default_rng(0).uniform(0, 255, (9, 12, 3)).astype(np.float32)
+CHANGES = [aug.RandomFlip(), aug.RandomFlip("horizontal"), aug.RandomCrop(5, 7), aug.RandomRotation(0.2),
+           aug.RandomZoom(0.3), aug.RandomZoom(0.3, (-0.1, 0.2)), aug.RandomContrast(0.5), aug.RandomBrightness(0.3),
+           aug.RandAugment(3, 0.9)]
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: type(change).__name__)
+def test_a_change_is_a_function_of_its_generator_and_keeps_the_rest_of_the_row(change):
+    before = IMAGE.copy()
+    results = [change(rng(seed), IMAGE, 3) for seed in range(12)]
+    assert all(label == 3 for _, label in results)
+    assert all(image.dtype == np.float32 and image.min() >= -0.01 and image.max() <= 255.01 for image, _ in results)
+    assert len({image.tobytes() for image, _ in results}) > 1
+    for seed, (image, _) in enumerate(results):
+        np.testing.assert_array_equal(change(rng(seed), IMAGE), image)
+    np.testing.assert_array_equal(IMAGE, before)
+
+
+def test_flips_are_mirror_images():
+    seen = {aug.RandomFlip()(rng(seed), IMAGE).tobytes() for seed in range(40)}
+    assert seen == {np.ascontiguousarray(image).tobytes() for image in (
+        IMAGE, IMAGE[:, ::-1], IMAGE[::-1], IMAGE[::-1, ::-1])}
+    assert {aug.RandomFlip("vertical")(rng(seed), IMAGE).tobytes() for seed in range(20)} == {
+        IMAGE.tobytes(), np.ascontiguousarray(IMAGE[::-1]).tobytes()}
+
+
+def test_a_quarter_turn_and_a_whole_turn():
+    square = IMAGE[:, :9]
+    np.testing.assert_allclose(aug.RandomRotation((0.25, 0.25))(rng(), square), np.rot90(square), atol=1e-2)
+    np.testing.assert_allclose(aug.RandomRotation((1.0, 1.0))(rng(), IMAGE), IMAGE, atol=1e-2)
+
+
+def test_zooming_out_shows_mirror_images_and_in_the_middle():
+    spot = np.zeros((9, 9, 1), np.float32)
+    spot[3:6, 3:6] = 1
+    assert aug.RandomZoom((-0.5, -0.5))(rng(), spot).sum() > 2 * spot.sum()
+    assert aug.RandomZoom((0.5, 0.5))(rng(), spot)[4, 4] == 1
+    np.testing.assert_array_equal(aug.RandomZoom((0.0, 0.0))(rng(), IMAGE), IMAGE)
+
+
+def test_crops_are_parts_of_the_image_and_small_images_are_resized():
+    crop = aug.RandomCrop(5, 7)(rng(), IMAGE)
+    assert any(np.array_equal(crop, IMAGE[top:top + 5, left:left + 7]) for top in range(5) for left in range(6))
+    assert aug.RandomCrop(20, 30)(rng(), IMAGE).shape == (20, 30, 3)
+
+
+def test_contrast_and_brightness_are_those_of_their_formulas():
+    grey = np.full((4, 4, 3), 100, np.float32)
+    grey[0] = 140
+    changed = aug.RandomContrast((0.5, -0.5))(rng(), grey)  # by one half
+    np.testing.assert_allclose(changed - changed.mean(), (grey - grey.mean()) / 2, rtol=1e-5)
+    np.testing.assert_allclose(aug.RandomBrightness((0.2, 0.2))(rng(), grey), grey + 51, rtol=1e-6)
+
+
+def test_mixed_rows_have_mixed_labels():
+    images = np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1) * np.ones((4, 8, 8, 1), np.float32)
+    labels = np.eye(4, dtype=np.float32)
+    mixed, mixed_labels = aug.MixUp(1.0)(rng(1), images, labels)
+    np.testing.assert_allclose(mixed[:, 0, 0, 0], mixed_labels @ np.arange(4), rtol=1e-5)
+    cut, cut_labels = aug.CutMix()(rng(1), images, labels)
+    np.testing.assert_allclose(cut.mean((1, 2, 3)), cut_labels @ np.arange(4), rtol=1e-5)
+    for result in (mixed_labels, cut_labels):
+        np.testing.assert_allclose(result.sum(1), 1, rtol=1e-6)
+        assert result.dtype == np.float32 and (result.max(1) < 1).any()
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: aug.RandomFlip("diagonal"), "mode"),
+    (lambda: aug.RandomRotation(2.0), "between -1 and 1"),
+    (lambda: aug.RandomZoom((0.3, -0.3)), "in order"),
+    (lambda: aug.RandomCrop(0, 3), "height"),
+    (lambda: aug.RandAugment(factor=2), "between 0 and 1"),
+    (lambda: aug.MixUp(0), "above 0"),
+    (lambda: aug.MixUp()(rng(), IMAGE[None], np.array([1])), "label_mode"),
+])
+def test_what_cannot_work_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
