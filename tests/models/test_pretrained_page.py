@@ -14,15 +14,17 @@ PAGE = (project_files.ROOT / "docs" / "pretrained.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """A folder with the photos and the weights that the page names."""
+@pytest.fixture(scope="module")
+def keras():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERAS_BACKEND", "jax")
-        keras = pytest.importorskip("keras")
-    with pytest.warns() as _:  # numpy's, of Keras's variables
-        keras.applications.MobileNetV2(weights=None).save_weights(tmp_path / "mobilenet_v2.weights.h5")
-        np.array(keras.Variable(1.0))
+        return pytest.importorskip("keras")
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch, keras):
+    """A folder with the photos and the weights that the page names."""
+    keras.applications.MobileNetV2(weights=None).save_weights(tmp_path / "mobilenet_v2.weights.h5")
     rng = np.random.default_rng(0)
     for name, colour in (("cats", (200, 80, 80)), ("dogs", (80, 80, 200))):
         (tmp_path / "photos" / name).mkdir(parents=True)
