@@ -5,7 +5,14 @@ They are plain Linen modules and know nothing of the trainer; any of them works 
 
 from trainer.models.mlp import MLP
 from trainer.models.vision.cnn import CNN
+from trainer.models.vision.densenet import DenseNet121, DenseNet169, DenseNet201
 from trainer.models.vision.mobilenet_v2 import MobileNetV2
+from trainer.models.vision.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
+from trainer.models.vision.resnet_v2 import ResNet50V2, ResNet101V2, ResNet152V2
+from trainer.models.vision.vgg import VGG16, VGG19
 from trainer.models.weights.keras_weights import load_keras_weights
 
-__all__ = ["CNN", "MLP", "MobileNetV2", "load_keras_weights"]
+__all__ = [
+    "CNN", "MLP", "VGG16", "VGG19", "DenseNet121", "DenseNet169", "DenseNet201", "MobileNetV2", "ResNet18", "ResNet34",
+    "ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "load_keras_weights",
+]
