@@ -19,9 +19,12 @@ class VGG(ImageModel):
     only images of the size it was made with.
 
     Attributes:
-      convolutions: how many convolutions each stage has.
+      convolutions: how many convolutions each stage has, at most five.
       dropout_rate: the fraction of the outputs of "fc1" and of "fc2" that is dropped in training: 0 in Keras, 0.5 in
         the paper.
+
+    Raises:
+      ValueError: see `ImageModel`; or the images have another size than those that the classifier was made with.
 
     Example:
 
@@ -44,7 +47,13 @@ class VGG(ImageModel):
 
     def head(self, x: jax.Array, training: bool) -> jax.Array:
         """Returns the classifier's outputs for a feature map, of the size that it was made with."""
-        x = nn.relu(self.dense(x.reshape(x.shape[0], -1), 4096, name="fc1"))
+        x = x.reshape(x.shape[0], -1)
+        kernel = self.variables.get("params", {}).get("fc1", {}).get("kernel")
+        if kernel is not None and kernel.shape[0] != x.shape[1]:
+            raise ValueError(f"{type(self).__name__} was made with images of another size: of {kernel.shape[0]} features "
+                             f"each. Received: images of {x.shape[1]} features. Resize them, or make the model for their "
+                             "size; `include_top=False` takes any.")
+        x = nn.relu(self.dense(x, 4096, name="fc1"))
         x = nn.Dropout(self.dropout_rate, deterministic=not training)(x)
         return self.classified(nn.relu(self.dense(x, 4096, name="fc2")), training)
 
