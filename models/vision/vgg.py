@@ -50,9 +50,9 @@ class VGG(ImageModel):
         x = x.reshape(x.shape[0], -1)
         kernel = self.variables.get("params", {}).get("fc1", {}).get("kernel")
         if kernel is not None and kernel.shape[0] != x.shape[1]:
-            raise ValueError(f"{type(self).__name__} was made with images of another size: of {kernel.shape[0]} features "
-                             f"each. Received: images of {x.shape[1]} features. Resize them, or make the model for their "
-                             "size; `include_top=False` takes any.")
+            raise ValueError(f"{type(self).__name__} was made with images of another size, of {kernel.shape[0]} "
+                             f"features. Received: images of {x.shape[1]} features. Resize them, or make the model for "
+                             "their size; `include_top=False` takes any.")
         x = nn.relu(self.dense(x, 4096, name="fc1"))
         x = nn.Dropout(self.dropout_rate, deterministic=not training)(x)
         return self.classified(nn.relu(self.dense(x, 4096, name="fc2")), training)
