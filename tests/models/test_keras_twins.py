@@ -38,6 +38,12 @@ class Twin:
 TWINS = [
     Twin("MobileNetV2", {"alpha": 0.35}),
     Twin("MobileNetV2", {"alpha": 1.4}, sizes=(32,)),
+    Twin("ResNet50", sizes=(64, 75)),
+    Twin("ResNet50V2", sizes=(64, 75)),
+    Twin("DenseNet121", sizes=(64, 75)),
+    Twin("VGG16", sizes=(64, 75)),
+    *(pytest.param(Twin(name, sizes=(64,)), marks=pytest.mark.slow) for name in (
+        "ResNet101", "ResNet152", "ResNet101V2", "ResNet152V2", "DenseNet169", "DenseNet201", "VGG19")),
 ]
 
 

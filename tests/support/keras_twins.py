@@ -1,7 +1,8 @@
 """Models of `keras.applications` whose weights show errors, and how far a model of ours is from one.
 
 Random deep networks give every image the same answer, whatever is wrong in them. So statistics of BatchNorm are taken
-from data and then perturbed, and the classifier is scaled until images differ.
+from data and then perturbed, and the classifier is scaled until images differ. Without any normalization, kernels are
+drawn so that ReLUs keep the size of what goes through them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def settled(keras, model, data: np.ndarray, seed: int = 0):
     """Gives a Keras model statistics of data, perturbed weights, and answers that differ between images; returns it."""
     rng = np.random.default_rng(seed)
     normalizing = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    normalizes = any("Normalization" in type(layer).__name__ for layer in model.layers)
     momenta = [layer.momentum for layer in normalizing]
     for layer in normalizing:
         layer.momentum = 0.0
@@ -46,6 +48,10 @@ def settled(keras, model, data: np.ndarray, seed: int = 0):
                 bias + rng.uniform(-0.1, 0.1, bias.shape),
                 mean + 0.1 * np.sqrt(variance) * rng.uniform(-1, 1, mean.shape),
                 (variance + 1e-3) * rng.uniform(0.8, 1.2, variance.shape)])
+        elif arrays and not normalizes:
+            kernel, bias = arrays
+            deviation = np.sqrt(2 / np.prod(kernel.shape[:-1]))
+            layer.set_weights([rng.normal(0, deviation, kernel.shape), bias + rng.uniform(-0.05, 0.05, bias.shape)])
         elif arrays:
             layer.set_weights([each * rng.uniform(0.9, 1.1, each.shape) if each.ndim > 1
                                else each + rng.uniform(-0.05, 0.05, each.shape) for each in arrays])
@@ -53,14 +59,19 @@ def settled(keras, model, data: np.ndarray, seed: int = 0):
 
 
 def scaled_head(model, data: np.ndarray):
-    """Scales the last layer's kernel until the log-probabilities of images differ by about 0.7; returns the model."""
-    kernel, *rest = model.layers[-1].get_weights()
+    """Scales the last layer until the log-probabilities of images differ by about 0.7; returns the model.
+
+    Its bias makes all classes about as probable: a class that takes everything hides differences.
+    """
+    kernel, bias = model.layers[-1].get_weights()
     for _ in range(8):
-        spread = np.log(np.asarray(model.predict(data, verbose=0)) + 1e-30).std(0).mean()
-        if 0.4 < spread < 1.2:
+        logs = np.log(np.asarray(model.predict(data, verbose=0)) + 1e-30)
+        spread, means = logs.std(0).mean(), logs.mean(0)
+        if 0.4 < spread < 1.2 and np.ptp(means) < 3:
             break
-        kernel = kernel * np.clip(0.7 / max(spread, 1e-6), 0.05, 20)
-        model.layers[-1].set_weights([kernel, *rest])
+        factor = np.clip(0.7 / max(spread, 1e-6), 0.05, 20)
+        kernel, bias = factor * kernel, factor * (bias - means + means.mean())
+        model.layers[-1].set_weights([kernel, bias])
     return model
 
 
