@@ -40,6 +40,8 @@ class Twin:
 TWINS = [
     Twin("MobileNetV2", {"alpha": 0.35}),
     Twin("MobileNetV2", {"alpha": 1.4}, sizes=(32,)),
+    Twin("ConvNeXtTiny", takes_pixels=True),
+    Twin("ConvNeXtSmall", sizes=(32,), takes_pixels=True),
 ]
 
 
@@ -60,7 +62,7 @@ def keras_model(keras, twin, size, **options):
 def test_predictions_are_those_of_keras(keras, twin, tmp_path):
     theirs = keras_model(keras, twin, twin.sizes[0])
     first = twin.images(twin.sizes[0])
-    keras_twins.scaled_head(keras_twins.settled(keras, theirs, first), first)
+    keras_twins.scaled_head(keras, keras_twins.settled(keras, theirs, first), first)
     ours = keras_twins.twin(theirs, twin.ours(), twin.sizes[0], tmp_path / "theirs.weights.h5")
     outputs = np.log(ours.predict(first, verbose=0))
     assert outputs.std(0).mean() > 0.2, "the weights must tell images apart"

@@ -51,15 +51,13 @@ def settled(keras, model, data: np.ndarray, seed: int = 0):
     return model
 
 
-def scaled_head(model, data: np.ndarray):
-    """Scales the last layer's kernel until the log-probabilities of images differ by about 0.7; returns the model."""
-    kernel, *rest = model.layers[-1].get_weights()
-    for _ in range(8):
-        spread = np.log(np.asarray(model.predict(data, verbose=0)) + 1e-30).std(0).mean()
-        if 0.4 < spread < 1.2:
-            break
-        kernel = kernel * np.clip(0.7 / max(spread, 1e-6), 0.05, 20)
-        model.layers[-1].set_weights([kernel, *rest])
+def scaled_head(keras, model, data: np.ndarray):
+    """Gives the last layer logits that differ by about 0.7 between images, and are 0 in the mean; returns the model."""
+    head = model.layers[-1]
+    kernel, _ = head.get_weights()
+    logits = np.asarray(keras.Model(model.inputs, head.input).predict(data, verbose=0)) @ kernel
+    scale = 0.7 / logits.std(0).mean()
+    head.set_weights([scale * kernel, -scale * logits.mean(0)])
     return model
 
 
