@@ -42,6 +42,8 @@ TWINS = [
     Twin("MobileNetV2", {"alpha": 1.4}, sizes=(32,)),
     Twin("ConvNeXtTiny", takes_pixels=True),
     Twin("ConvNeXtSmall", sizes=(32,), takes_pixels=True),
+    Twin("InceptionV3", sizes=(75, 98)),
+    Twin("Xception", sizes=(71, 96)),
 ]
 
 
