@@ -5,19 +5,27 @@ They are plain Linen modules and know nothing of the trainer; any of them works 
 
 from trainer.models.mlp import MLP
 from trainer.models.vision.cnn import CNN
+from trainer.models.vision.convnext import ConvNeXtBase, ConvNeXtLarge, ConvNeXtSmall, ConvNeXtTiny
 from trainer.models.vision.densenet import DenseNet121, DenseNet169, DenseNet201
+from trainer.models.vision.inception_v3 import InceptionV3
 from trainer.models.vision.mobilenet_v2 import MobileNetV2
 from trainer.models.vision.resnet import ResNet101, ResNet152, ResNet18, ResNet34, ResNet50
 from trainer.models.vision.resnet_v2 import ResNet101V2, ResNet152V2, ResNet50V2
 from trainer.models.vision.vgg import VGG16, VGG19
+from trainer.models.vision.xception import Xception
 from trainer.models.weights.keras_weights import load_keras_weights
 from trainer.models.weights.preprocessing import preprocess_input
 
 __all__ = [
     "CNN",
+    "ConvNeXtBase",
+    "ConvNeXtLarge",
+    "ConvNeXtSmall",
+    "ConvNeXtTiny",
     "DenseNet121",
     "DenseNet169",
     "DenseNet201",
+    "InceptionV3",
     "MLP",
     "MobileNetV2",
     "ResNet101",
@@ -30,6 +38,7 @@ __all__ = [
     "ResNet50V2",
     "VGG16",
     "VGG19",
+    "Xception",
     "load_keras_weights",
     "preprocess_input",
 ]

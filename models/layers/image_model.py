@@ -53,11 +53,15 @@ class ImageModel(ConvLayers):
             raise ValueError(f"{name} expects images of at least {self.smallest_side}x{self.smallest_side} pixels. "
                              f"Received: shape {x.shape}. Resize them.")
         x = self.features(x, training)
-        return self.head(x, training) if self.include_top else pooled(x, self.pooling)
+        return self.head(x, training) if self.include_top else self.headless(x)
 
     def head(self, x: jax.Array, training: bool) -> jax.Array:
         """Returns the classifier's outputs for a feature map."""
         return self.classified(pooled(x, "avg"), training)
+
+    def headless(self, x: jax.Array) -> jax.Array:
+        """Returns what comes out for a feature map where no classifier follows."""
+        return pooled(x, self.pooling)
 
     def classified(self, x: jax.Array, training: bool) -> jax.Array:
         """Returns the classifier's outputs for one vector of each image."""

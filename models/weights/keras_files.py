@@ -100,9 +100,13 @@ def _legacy_layers(file: Any) -> list[KerasLayer]:
     layers = []
     for name in _names(root, "layer_names"):
         group = _member(root, name)
-        arrays = [_member(group, weight) for weight in _names(group, "weight_names")]
-        if arrays:
-            layers.append(KerasLayer(name, arrays))
+        parts: dict[str, list[Any]] = {}
+        for weight in _names(group, "weight_names"):
+            parts.setdefault(weight.rpartition("/")[0], []).append(_member(group, weight))
+        if len(parts) == 1:  # its weights may have names of another layer
+            layers.append(KerasLayer(name, *parts.values()))
+        else:  # a model of its own, such as a `Sequential`
+            layers += [KerasLayer(part.rpartition("/")[2], arrays) for part, arrays in parts.items()]
     return layers
 
 
