@@ -46,15 +46,15 @@ def generate(
       max_new_tokens: how many tokens each row gets.
       temperature: what logits are divided by before a token is drawn; 0 takes the most probable token each time.
       top_k: only that many of the most probable tokens are drawn from.
-      top_p: only the fewest of the most probable tokens whose probabilities sum to this are drawn from (Holtzman et al.,
-        https://arxiv.org/abs/1904.09751); after `top_k`.
+      top_p: only the fewest of the most probable tokens whose probabilities sum to this are drawn from; after `top_k`.
+        See Holtzman et al., https://arxiv.org/abs/1904.09751.
       seed: of what is drawn. The same seed draws the same.
       eos_token: a row that has got this token gets no other after it.
 
     Raises:
       TypeError: the model is neither, or an argument is of a wrong type.
-      ValueError: the prompts are of several lengths, empty, too long or no tokens of the model, or an argument is out of
-        range.
+      ValueError: the prompts are of several lengths, empty, too long or no tokens of the model, or an argument is out
+        of range.
 
     Example:
 
@@ -154,9 +154,9 @@ def _checked_prompt(module: Any, prompt: Any, max_new_tokens: int) -> np.ndarray
         raise ValueError(f"`prompt` must be of shape (rows, length), and not empty. Received: shape {tokens.shape}. A "
                          "single prompt needs an axis of rows: `prompt[None]`.")
     if tokens.shape[1] + max_new_tokens > module.max_len:
-        raise ValueError(f"Prompts and new tokens must be at most `max_len`={module.max_len} together. Received: prompts "
-                         f"of {tokens.shape[1]} tokens and max_new_tokens={max_new_tokens}. Ask for fewer tokens, or "
-                         f"keep the end of the prompts: `prompt[:, -n:]`.")
+        raise ValueError(f"Prompts and new tokens must be at most `max_len`={module.max_len} together. Received: "
+                         f"prompts of {tokens.shape[1]} tokens and max_new_tokens={max_new_tokens}. Ask for fewer tokens, "
+                         "or keep the end of the prompts: `prompt[:, -n:]`.")
     if tokens.min() < 0 or tokens.max() >= module.vocab_size:
         raise ValueError(f"`prompt` must hold tokens from 0 to {module.vocab_size - 1}. Received: tokens from "
                          f"{tokens.min()} to {tokens.max()}.")

@@ -70,7 +70,7 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, then a perceptron of one hidden layer for each position; what they return is added to their input.
+    """Self-attention, then a perceptron of one hidden layer for each position; both add to their input.
 
     Attributes:
       num_heads: how many heads the attention has.
@@ -101,7 +101,7 @@ class TransformerBlock(nn.Module):
         self, x: jax.Array, mask: jax.Array | None = None, cache: Cache | None = None, start: int | jax.Array = 0,
         training: bool = False,
     ) -> tuple[jax.Array, Cache | None]:
-        """Returns the outputs, of the shape of `x`, and the cache; see `SelfAttention` for both and for the arguments."""
+        """Returns the outputs, of the shape of `x`, and the cache; see `SelfAttention` for these and the arguments."""
         def attend(x: jax.Array) -> jax.Array:
             nonlocal cache
             outputs, cache = SelfAttention(

@@ -40,8 +40,8 @@ class TransformerEncoder(nn.Module):
       num_types: how many types of tokens there are, such as first and second sentence.
       mask_token: the token that pads rows, at which nothing looks; None if none does. An input `mask` takes its place.
       num_classes: number of outputs.
-      include_top: whether the classifier follows: the pooler, dropout and a dense layer called "predictions". Without it
-        the features of all positions come out.
+      include_top: whether the classifier follows: the pooler, dropout and a dense layer called "predictions". Without
+        it the features of all positions come out.
       pooling: without the classifier, one vector for each row: "first" is BERT's pooler, a dense layer and tanh of the
         first position; "avg" and "max" are over the positions that are not masked.
       classifier_activation: applied to the classifier's outputs; None returns logits.
@@ -51,8 +51,8 @@ class TransformerEncoder(nn.Module):
 
     Raises:
       TypeError: the tokens are no whole numbers.
-      ValueError: they are not of shape `(rows, length)` or too long, `num_heads` does not divide `d_model`, `token_types`
-        or `mask` has another shape, or `pooling` is unknown.
+      ValueError: they are not of shape `(rows, length)` or too long, `num_heads` does not divide `d_model`,
+        `token_types` or `mask` has another shape, or `pooling` is unknown.
 
     Example:
 

@@ -24,8 +24,8 @@ class TransformerLM(nn.Module):
     """GPT-2: causal attention, LayerNorm before each part, learned positions, and the token table as output layer.
 
     Radford et al., "Language models are unsupervised multitask learners", 2019. With the defaults and
-    `vocab_size=50257` it is GPT-2 small, of 124,439,808 parameters. Dropout acts on the embeddings and on what each part
-    adds; GPT-2 drops attention weights too. `trainer.models.generate` continues texts.
+    `vocab_size=50257` it is GPT-2 small, of 124,439,808 parameters. Dropout acts on the embeddings and on what each
+    part adds; GPT-2 drops attention weights too. `trainer.models.generate` continues texts.
 
     Attributes:
       vocab_size: how many tokens there are.
@@ -91,7 +91,7 @@ class TransformerLM(nn.Module):
     def next_logits(
         self, tokens: jax.Array, cache: list[Cache], start: int | jax.Array = 0
     ) -> tuple[jax.Array, list[Cache]]:
-        """Returns the logits of the token after the last of `tokens`, `(rows, vocab_size)`, and the cache with `tokens`.
+        """Returns the logits of the token after the last, `(rows, vocab_size)`, and the cache that has seen `tokens`.
 
         Args:
           tokens: what follows the tokens that the cache has seen, of shape `(rows, length)`.
