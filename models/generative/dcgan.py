@@ -18,9 +18,9 @@ class DCGANGenerator(ConvLayers):
     """Makes images with values from -1 to 1 of noise, by transposed convolutions, BatchNorm and ReLU.
 
     Radford et al., "Unsupervised representation learning with deep convolutional generative adversarial networks",
-    https://arxiv.org/abs/1511.06434. With the defaults and 100 values of noise it is the generator of PyTorch's tutorial,
-    of 3,576,704 parameters: kernels of 4x4, which strides of 2 cover evenly, and no biases. For images of 28x28 take
-    `features=(128, 64)`.
+    https://arxiv.org/abs/1511.06434. With the defaults and 100 values of noise it is the generator of PyTorch's
+    tutorial, of 3,576,704 parameters: kernels of 4x4, which strides of 2 cover evenly, and no biases. For images of
+    28x28 take `features=(128, 64)`.
 
     Attributes:
       image_shape: height, width and channels of the images; each entry of `features` doubles height and width.

@@ -155,8 +155,8 @@ def _checked_prompt(module: Any, prompt: Any, max_new_tokens: int) -> np.ndarray
                          "single prompt needs an axis of rows: `prompt[None]`.")
     if tokens.shape[1] + max_new_tokens > module.max_len:
         raise ValueError(f"Prompts and new tokens must be at most `max_len`={module.max_len} together. Received: "
-                         f"prompts of {tokens.shape[1]} tokens and max_new_tokens={max_new_tokens}. Ask for fewer tokens, "
-                         "or keep the end of the prompts: `prompt[:, -n:]`.")
+                         f"prompts of {tokens.shape[1]} tokens and max_new_tokens={max_new_tokens}. Ask for fewer "
+                         "tokens, or keep the end of the prompts: `prompt[:, -n:]`.")
     if tokens.min() < 0 or tokens.max() >= module.vocab_size:
         raise ValueError(f"`prompt` must hold tokens from 0 to {module.vocab_size - 1}. Received: tokens from "
                          f"{tokens.min()} to {tokens.max()}.")
