@@ -3,7 +3,12 @@
 They are plain Linen modules and know nothing of the trainer; any of them works with any Flax training loop.
 """
 
+from trainer.models.generative.dcgan import DCGANDiscriminator, DCGANGenerator
+from trainer.models.generative.vae import VAE
 from trainer.models.mlp import MLP
+from trainer.models.text.generation import generate
+from trainer.models.text.transformer_encoder import TransformerEncoder
+from trainer.models.text.transformer_lm import TransformerLM
 from trainer.models.vision.cnn import CNN
 from trainer.models.vision.convnext import ConvNeXtBase, ConvNeXtLarge, ConvNeXtSmall, ConvNeXtTiny
 from trainer.models.vision.densenet import DenseNet121, DenseNet169, DenseNet201
@@ -22,6 +27,8 @@ __all__ = [
     "ConvNeXtLarge",
     "ConvNeXtSmall",
     "ConvNeXtTiny",
+    "DCGANDiscriminator",
+    "DCGANGenerator",
     "DenseNet121",
     "DenseNet169",
     "DenseNet201",
@@ -36,9 +43,13 @@ __all__ = [
     "ResNet34",
     "ResNet50",
     "ResNet50V2",
+    "TransformerEncoder",
+    "TransformerLM",
+    "VAE",
     "VGG16",
     "VGG19",
     "Xception",
+    "generate",
     "load_keras_weights",
     "preprocess_input",
 ]

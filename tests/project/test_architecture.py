@@ -358,8 +358,9 @@ def test_a_method_named_like_a_collective_is_not_one():
     assert collectives_named("get_replica_context().all_gather(value)") == set()
 
 
-def test_only_one_file_compiles():
-    assert offenders(compilers_named, {"trainer.compile.jit"}) == {}
+def test_only_one_file_of_the_trainer_compiles():
+    # Models know nothing of the trainer, and work without it.
+    assert offenders(compilers_named, {"trainer.compile.jit", "trainer.models.text.generation"}) == {}
 
 
 @pytest.mark.parametrize("source", [

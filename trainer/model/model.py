@@ -45,10 +45,10 @@ class Model(StatefulModel):
         whose attributes decide what dropout and BatchNorm do. For named modules, a dict of those that have one.
 
     Attributes:
+      module: the module as it was given.
       strategy: the strategy in whose scope the model was made.
       stop_training: set to True, in a callback for example, to end `fit` after the batch that is running.
-      stop_evaluating: the same for `evaluate`.
-      stop_predicting: the same for `predict`.
+      stop_evaluating, stop_predicting: the same for `evaluate` and `predict`.
       history: the `History` of the last `fit`.
 
     Raises:

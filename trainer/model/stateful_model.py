@@ -55,6 +55,7 @@ class StatefulModel(OverridableSteps):
                  eval_module: ModuleLike | None = None):
         self._functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
         seed = arguments.as_seed("seed", seed)
+        self.module = module
         self.name = name or self._functional.name
         self.strategy = get_strategy()
         self.stop_training = self.stop_evaluating = self.stop_predicting = False

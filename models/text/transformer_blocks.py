@@ -1,0 +1,165 @@
+"""The block that Transformers consist of: self-attention and a perceptron, each with a residual and a LayerNorm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+Cache = tuple[jax.Array, jax.Array]
+"""Keys and values of one block, of shape `(rows, length, num_heads, d_model / num_heads)`."""
+
+KERNEL_STDDEV = 0.02  # of GPT-2 and of BERT
+
+
+class SelfAttention(nn.Module):
+    """Every position looks at all positions that the mask allows.
+
+    Vaswani et al., "Attention is all you need", https://arxiv.org/abs/1706.03762. No attention weights are dropped, as
+    `jax.nn.dot_product_attention` drops none.
+
+    Attributes:
+      num_heads: how many heads there are; they divide the features among them.
+      is_causal: whether a position looks at itself and earlier ones only.
+      out_stddev: of the initial kernel of the last layer.
+      dtype: what the layers compute in; that of inputs and parameters by default.
+      param_dtype: the dtype of the parameters.
+    """
+
+    num_heads: int
+    is_causal: bool = False
+    out_stddev: float = KERNEL_STDDEV
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None, cache: Cache | None = None, start: int | jax.Array = 0
+    ) -> tuple[jax.Array, Cache | None]:
+        """Returns the outputs, of the shape of `x`, and the cache with the keys and values of `x`.
+
+        Args:
+          x: shape `(rows, length, features)`.
+          mask: bool of shape `(rows, positions)`, False at positions that nothing looks at.
+          cache: keys and values of earlier positions, if `x` follows them; only where attention is causal.
+          start: the position of the first of `x` in the cache.
+        """
+        features = x.shape[-1]
+
+        def heads(name: str) -> jax.Array:
+            return self._dense(features, name)(x).reshape(*x.shape[:-1], self.num_heads, features // self.num_heads)
+
+        query, key, value = heads("query"), heads("key"), heads("value")
+        allowed = None if mask is None else mask[:, None, None, :]
+        if cache is not None:
+            key, value = cache = (_written(cache[0], key, start), _written(cache[1], value, start))
+            # In the cache, what follows `x` is zeros, and no position of `x` may look at it.
+            seen = jnp.arange(key.shape[1]) <= start + jnp.arange(x.shape[1])[:, None]
+            allowed = seen[None, None]
+        outputs = jax.nn.dot_product_attention(
+            query, key.astype(query.dtype), value.astype(query.dtype), mask=allowed,
+            is_causal=self.is_causal and cache is None)
+        return self._dense(features, "out", self.out_stddev)(outputs.reshape(x.shape)), cache
+
+    def _dense(self, features: int, name: str, stddev: float = KERNEL_STDDEV) -> nn.Dense:
+        return nn.Dense(features, kernel_init=nn.initializers.normal(stddev), dtype=self.dtype,
+                        param_dtype=self.param_dtype, name=name)
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, then a perceptron of one hidden layer for each position; both add to their input.
+
+    Attributes:
+      num_heads: how many heads the attention has.
+      mlp_dim: width of the hidden layer.
+      norm_first: whether LayerNorm is applied to the inputs of both parts, as in GPT-2, or to the sums, as in BERT.
+      norm_epsilon: what LayerNorm adds to the variance.
+      activation: of the hidden layer.
+      is_causal: whether a position looks at itself and earlier ones only.
+      out_stddev: of the initial kernels of the layers whose outputs are added.
+      dropout_rate: the fraction of what is added that is dropped in training.
+      dtype: what the layers compute in; that of inputs and parameters by default.
+      param_dtype: the dtype of the parameters.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    norm_first: bool
+    norm_epsilon: float
+    activation: Callable[[jax.Array], jax.Array]
+    is_causal: bool = False
+    out_stddev: float = KERNEL_STDDEV
+    dropout_rate: float = 0.0
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None, cache: Cache | None = None, start: int | jax.Array = 0,
+        training: bool = False,
+    ) -> tuple[jax.Array, Cache | None]:
+        """Returns the outputs, of the shape of `x`, and the cache; see `SelfAttention` for these and the arguments."""
+        def attend(x: jax.Array) -> jax.Array:
+            nonlocal cache
+            outputs, cache = SelfAttention(
+                self.num_heads, self.is_causal, self.out_stddev, **options, name="attention")(x, mask, cache, start)
+            return outputs
+
+        def perceive(x: jax.Array) -> jax.Array:
+            hidden = self.activation(nn.Dense(
+                self.mlp_dim, kernel_init=nn.initializers.normal(KERNEL_STDDEV), **options, name="mlp_in")(x))
+            return nn.Dense(x.shape[-1], kernel_init=nn.initializers.normal(self.out_stddev), **options,
+                            name="mlp_out")(hidden)
+
+        options = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        for part, name in ((attend, "attention_norm"), (perceive, "mlp_norm")):
+            norm = layer_norm(self.norm_epsilon, self.dtype, self.param_dtype, name)
+            inner = part(norm(x) if self.norm_first else x)
+            x = x + nn.Dropout(self.dropout_rate, deterministic=not training)(inner)
+            if not self.norm_first:
+                x = norm(x)
+        return x, cache
+
+
+def layer_norm(epsilon: float, dtype: Any, param_dtype: Any, name: str | None = None) -> nn.LayerNorm:
+    """Returns a LayerNorm whose variance does not cancel where a mean is large, as E[x^2] - E[x]^2 does."""
+    return nn.LayerNorm(epsilon=epsilon, use_fast_variance=False, dtype=dtype, param_dtype=param_dtype, name=name)
+
+
+def embedding(count: int, features: int, dtype: Any, param_dtype: Any, name: str | None = None,
+              stddev: float = KERNEL_STDDEV) -> nn.Embed:
+    """Returns a table of one vector for each token, position or type."""
+    return nn.Embed(count, features, embedding_init=nn.initializers.normal(stddev), dtype=dtype,
+                    param_dtype=param_dtype, name=name)
+
+
+def check_sizes(name: str, d_model: int, num_heads: int) -> None:
+    """Raises ValueError unless heads divide the features among them."""
+    if num_heads < 1 or d_model % num_heads:
+        raise ValueError(f"{name} divides its features among its heads: `d_model` must be a multiple of `num_heads`. "
+                         f"Received: d_model={d_model}, num_heads={num_heads}.")
+
+
+def check_tokens(name: str, tokens: jax.Array, max_len: int) -> None:
+    """Raises unless `tokens` are whole numbers of shape `(rows, length)`, and at most `max_len` long.
+
+    Raises:
+      TypeError: for another dtype.
+      ValueError: for another shape, or a longer one.
+    """
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"{name} expects tokens of a dtype of whole numbers. Received: {tokens.dtype}. Convert them: "
+                        "`tokens.astype(np.int32)`.")
+    if tokens.ndim != 2:
+        raise ValueError(f"{name} expects tokens of shape (rows, length). Received: shape {tokens.shape}. A single "
+                         "text needs an axis of rows: `tokens[None]`.")
+    if not 1 <= tokens.shape[1] <= max_len:
+        raise ValueError(f"{name} expects rows of 1 to {max_len} tokens. Received: shape {tokens.shape}. Cut them into "
+                         "parts, or make the model with a larger `max_len`.")
+
+
+def _written(kept: jax.Array, new: jax.Array, start: int | jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(kept, new.astype(kept.dtype), start, axis=1)
