@@ -14,8 +14,8 @@ from trainer.models.vision.convnext import ConvNeXtBase, ConvNeXtLarge, ConvNeXt
 from trainer.models.vision.densenet import DenseNet121, DenseNet169, DenseNet201
 from trainer.models.vision.inception_v3 import InceptionV3
 from trainer.models.vision.mobilenet_v2 import MobileNetV2
-from trainer.models.vision.resnet import ResNet101, ResNet152, ResNet18, ResNet34, ResNet50
-from trainer.models.vision.resnet_v2 import ResNet101V2, ResNet152V2, ResNet50V2
+from trainer.models.vision.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
+from trainer.models.vision.resnet_v2 import ResNet50V2, ResNet101V2, ResNet152V2
 from trainer.models.vision.vgg import VGG16, VGG19
 from trainer.models.vision.xception import Xception
 from trainer.models.weights.keras_weights import load_keras_weights
@@ -23,6 +23,10 @@ from trainer.models.weights.preprocessing import preprocess_input
 
 __all__ = [
     "CNN",
+    "MLP",
+    "VAE",
+    "VGG16",
+    "VGG19",
     "ConvNeXtBase",
     "ConvNeXtLarge",
     "ConvNeXtSmall",
@@ -33,21 +37,17 @@ __all__ = [
     "DenseNet169",
     "DenseNet201",
     "InceptionV3",
-    "MLP",
     "MobileNetV2",
-    "ResNet101",
-    "ResNet101V2",
-    "ResNet152",
-    "ResNet152V2",
     "ResNet18",
     "ResNet34",
     "ResNet50",
     "ResNet50V2",
+    "ResNet101",
+    "ResNet101V2",
+    "ResNet152",
+    "ResNet152V2",
     "TransformerEncoder",
     "TransformerLM",
-    "VAE",
-    "VGG16",
-    "VGG19",
     "Xception",
     "generate",
     "load_keras_weights",

@@ -20,7 +20,8 @@ from trainer.models.weights.keras_files import KerasLayer, keras_layers, read
 
 # The arrays of a layer in the order in which Keras lists them.
 _ORDER = ("depthwise_kernel", "pointwise_kernel", "kernel", "scale", "gamma", "bias", "mean", "var")
-_AUTOMATIC = re.compile(r"(conv2d|batch_normalization|dense|separable_conv2d|depthwise_conv2d|normalization)(?:_(\d+))?")
+_AUTOMATIC = re.compile(r"(conv2d|batch_normalization|dense|separable_conv2d|depthwise_conv2d|normalization|"
+                        r"layer_normalization)(?:_(\d+))?")
 _HEAD = re.compile(r"(.*_)?(predictions|logits|conv_preds|fc1|fc2|head_dense|head_layernorm)|conv_2|classifier")
 _SHOWN = 5
 
