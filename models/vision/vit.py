@@ -94,7 +94,7 @@ class ViT(ImageModel):
     def _positions(self, tokens: int) -> jax.Array:
         """Returns the embeddings of positions, of shape `(1, tokens, width)`."""
         if self.has_variable("params", "pos_embed"):
-            found = self.get_variable("params", "pos_embed").shape[1]
+            found: int = self.get_variable("params", "pos_embed").shape[1]
             if found != tokens:
                 raise ValueError(f"The weights of {type(self).__name__} are of images with {found - 1} patches. "
                                  f"Received: images with {tokens - 1}. Resize them to the size that the model was made "
