@@ -14,19 +14,17 @@ from trainer.models.vision.convnext import ConvNeXtBase, ConvNeXtLarge, ConvNeXt
 from trainer.models.vision.densenet import DenseNet121, DenseNet169, DenseNet201
 from trainer.models.vision.inception_v3 import InceptionV3
 from trainer.models.vision.mobilenet_v2 import MobileNetV2
-from trainer.models.vision.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
-from trainer.models.vision.resnet_v2 import ResNet50V2, ResNet101V2, ResNet152V2
+from trainer.models.vision.resnet import ResNet101, ResNet152, ResNet18, ResNet34, ResNet50
+from trainer.models.vision.resnet_v2 import ResNet101V2, ResNet152V2, ResNet50V2
+from trainer.models.vision.unet import UNet
 from trainer.models.vision.vgg import VGG16, VGG19
+from trainer.models.vision.vit import ViTB16, ViTB32, ViTL16, ViTS16
 from trainer.models.vision.xception import Xception
 from trainer.models.weights.keras_weights import load_keras_weights
 from trainer.models.weights.preprocessing import preprocess_input
 
 __all__ = [
     "CNN",
-    "MLP",
-    "VAE",
-    "VGG16",
-    "VGG19",
     "ConvNeXtBase",
     "ConvNeXtLarge",
     "ConvNeXtSmall",
@@ -37,17 +35,26 @@ __all__ = [
     "DenseNet169",
     "DenseNet201",
     "InceptionV3",
+    "MLP",
     "MobileNetV2",
-    "ResNet18",
-    "ResNet34",
-    "ResNet50",
-    "ResNet50V2",
     "ResNet101",
     "ResNet101V2",
     "ResNet152",
     "ResNet152V2",
+    "ResNet18",
+    "ResNet34",
+    "ResNet50",
+    "ResNet50V2",
     "TransformerEncoder",
     "TransformerLM",
+    "UNet",
+    "VAE",
+    "VGG16",
+    "VGG19",
+    "ViTB16",
+    "ViTB32",
+    "ViTL16",
+    "ViTS16",
     "Xception",
     "generate",
     "load_keras_weights",

@@ -1,0 +1,55 @@
+"""Attention of a sequence to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention of several heads, whose queries, keys and values come out of one dense layer, "qkv".
+
+    Vaswani et al., "Attention is all you need", https://arxiv.org/abs/1706.03762.
+
+    Attributes:
+      num_heads: how many heads the channels are divided among.
+      causal: whether each position sees only itself and those before it.
+      kernel_init: of both dense layers.
+      dtype: what is computed in; that of inputs and parameters by default.
+      param_dtype: the dtype of the parameters.
+
+    Raises:
+      ValueError: the channels cannot be divided among the heads.
+
+    Example:
+
+    >>> import jax, jax.numpy as jnp
+    >>> attention, x = MultiHeadAttention(num_heads=2), jnp.zeros((3, 5, 8))
+    >>> attention.apply(attention.init(jax.random.key(0), x), x).shape
+    (3, 5, 8)
+    """
+
+    num_heads: int
+    causal: bool = False
+    kernel_init: nn.initializers.Initializer = nn.initializers.glorot_uniform()
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns an array of the shape of `x`: `(rows, positions, channels)`."""
+        *leading, channels = x.shape
+        if channels % self.num_heads:
+            raise ValueError(f"The channels must be a multiple of `num_heads`. Received: {channels} channels and "
+                             f"num_heads={self.num_heads}.")
+        query_key_value = self._dense(3 * channels, "qkv")(x).reshape(*leading, 3, self.num_heads, -1)
+        query, key, value = jnp.moveaxis(query_key_value, -3, 0)
+        x = jax.nn.dot_product_attention(query, key, value, is_causal=self.causal)
+        return self._dense(channels, "proj")(x.reshape(*leading, channels))
+
+    def _dense(self, features: int, name: str) -> nn.Dense:
+        return nn.Dense(features, kernel_init=self.kernel_init, dtype=self.dtype, param_dtype=self.param_dtype,
+                        name=name)

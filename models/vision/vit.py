@@ -1,0 +1,150 @@
+"""ViT, the vision transformer: an image as a sequence of patches."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.models.layers.attention import MultiHeadAttention
+from trainer.models.layers.conv_layers import ConvLayers
+from trainer.models.layers.head import classify
+from trainer.models.layers.image_model import ImageModel, pooled
+
+_INIT = nn.initializers.normal(0.02)
+
+
+class EncoderBlock(ConvLayers):
+    """Attention and a perceptron, each after a normalization and added to its inputs.
+
+    Attributes:
+      num_heads: of the attention.
+      mlp_width: channels between the two layers of the perceptron.
+      dropout_rate: the fraction of each part's outputs that is dropped in training, and of what is between the layers.
+    """
+
+    num_heads: int = 12
+    mlp_width: int = 3072
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
+        """Returns an array of the shape of `x`: `(rows, tokens, channels)`."""
+        y = self.layer_norm(x, name="norm1")
+        y = MultiHeadAttention(self.num_heads, kernel_init=_INIT, dtype=self.dtype, param_dtype=self.param_dtype,
+                               name="attn")(y)
+        x = x + self._dropped(y, training)
+        y = self.layer_norm(x, name="norm2")
+        y = nn.gelu(self.dense(y, self.mlp_width, name="mlp_fc1", kernel_init=_INIT), approximate=False)
+        y = self.dense(self._dropped(y, training), x.shape[-1], name="mlp_fc2", kernel_init=_INIT)
+        return x + self._dropped(y, training)
+
+    def _dropped(self, x: jax.Array, training: bool) -> jax.Array:
+        return nn.Dropout(self.dropout_rate, deterministic=not training)(x)
+
+
+class ViT(ImageModel):
+    """A vision transformer of any size, for images with values from -1 to 1 whose sides are multiples of a patch's.
+
+    Dosovitskiy et al., "An image is worth 16x16 words: Transformers for image recognition at scale",
+    https://arxiv.org/abs/2010.11929. Its sizes are subclasses, such as `ViTB16`. A module's path, joined by
+    underscores, is its name in timm with underscores for dots. Each position has an embedding of its own, so that a
+    model takes images of one size only: the one that it was made with.
+
+    Attributes:
+      patch_size: height and width of a patch in pixels.
+      width: how many channels a token has.
+      depth: how many blocks there are.
+      num_heads: of the attention in each.
+      mlp_width: channels between the two layers of the perceptron in each.
+      include_top: whether the classifier follows, a dense layer called "head" for the class token. Without it all
+        tokens come out, of shape `(rows, 1 + patches, width)`, the class token first.
+      pooling: without the classifier, "avg" or "max" gives the mean or maximum of the tokens of patches.
+      dropout_rate: the fraction that is dropped in training of the embeddings, and in each block of what is added to
+        the tokens and of the perceptron's inner channels.
+
+    Raises:
+      ValueError: the sides of images are no multiples of `patch_size`, or the weights are of another number of patches.
+    """
+
+    patch_size: int = 16
+    width: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    mlp_width: int = 3072
+    smallest_side: int = 1
+
+    def features(self, x: jax.Array, training: bool) -> jax.Array:
+        """Returns tokens of shape `(rows, 1 + patches, width)`, that of the class first."""
+        if any(side % self.patch_size for side in x.shape[1:3]):
+            raise ValueError(f"{type(self).__name__} expects images whose height and width are multiples of "
+                             f"{self.patch_size}. Received: shape {x.shape}. Resize or crop them.")
+        x = self.conv(x, self.width, self.patch_size, self.patch_size, name="patch_embed_proj", padding="VALID",
+                      use_bias=True)
+        rows, height, width, channels = x.shape
+        token = self.param("cls_token", nn.initializers.normal(1e-6), (1, 1, channels), self.param_dtype)
+        x, token, positions = nn.dtypes.promote_dtype(x, token, self._positions(1 + height * width), dtype=self.dtype)
+        x = jnp.concatenate([jnp.broadcast_to(token, (rows, 1, channels)), x.reshape(rows, -1, channels)], 1)
+        x = nn.Dropout(self.dropout_rate, deterministic=not training)(x + positions)
+        for block in range(self.depth):
+            x = EncoderBlock(num_heads=self.num_heads, mlp_width=self.mlp_width, dropout_rate=self.dropout_rate,
+                             name=f"blocks_{block}", **self.layer_options)(x, training)
+        return self.layer_norm(x, name="norm")
+
+    def _positions(self, tokens: int) -> jax.Array:
+        """Returns the embeddings of positions, of shape `(1, tokens, width)`."""
+        if self.has_variable("params", "pos_embed"):
+            found: int = self.get_variable("params", "pos_embed").shape[1]
+            if found != tokens:
+                raise ValueError(f"The weights of {type(self).__name__} are of images with {found - 1} patches. "
+                                 f"Received: images with {tokens - 1}. Resize them to the size that the model was made "
+                                 "with.")
+        return self.param("pos_embed", _INIT, (1, tokens, self.width), self.param_dtype)
+
+    def head(self, x: jax.Array, training: bool) -> jax.Array:
+        """Returns the classifier's outputs for tokens."""
+        logits = self.dense(x[:, 0], self.num_classes, name="head", kernel_init=_INIT)
+        return classify(logits, self.classifier_activation)
+
+    def headless(self, x: jax.Array) -> jax.Array:
+        """Returns the tokens, or what they are pooled to."""
+        return x if self.pooling is None else pooled(x[:, 1:, None], self.pooling)
+
+
+class ViTS16(ViT):
+    """ViT-S/16, with 22,050,664 parameters for 1000 classes and images of 224x224; see `ViT`.
+
+    The size is of Touvron et al., "Training data-efficient image transformers", https://arxiv.org/abs/2012.12877.
+    """
+
+    width: int = 384
+    num_heads: int = 6
+    mlp_width: int = 1536
+
+
+class ViTB16(ViT):
+    """ViT-B/16, with 86,567,656 parameters for 1000 classes and images of 224x224; see `ViT`.
+
+    Example:
+
+    >>> import jax, jax.numpy as jnp
+    >>> model = ViTB16(num_classes=10, width=16, depth=1, num_heads=2, mlp_width=32)
+    >>> images = jnp.zeros((2, 32, 32, 3))
+    >>> model.apply(model.init(jax.random.key(0), images), images).shape
+    (2, 10)
+    """
+
+
+class ViTB32(ViT):
+    """ViT-B/32, with 88,224,232 parameters for 1000 classes and images of 224x224; see `ViT`."""
+
+    patch_size: int = 32
+
+
+class ViTL16(ViT):
+    """ViT-L/16, with 304,326,632 parameters for 1000 classes and images of 224x224; see `ViT`."""
+
+    width: int = 1024
+    depth: int = 24
+    num_heads: int = 16
+    mlp_width: int = 4096
