@@ -173,7 +173,7 @@ def _check_numbers(module: Any, max_new_tokens: Any, temperature: Any, top_k: An
             continue
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"`{name}` must be a whole number. Received: {type(value).__name__}.")
-        if not least <= value <= most:
+        if not least <= int(value) <= most:
             raise ValueError(f"`{name}` must be at least {least}{'' if most == math.inf else f' and at most {most}'}. "
                              f"Received: {name}={value}.")
     if not 0 <= temperature < math.inf:

@@ -98,7 +98,8 @@ class TransformerLM(nn.Module):
           cache: from `empty_cache`, or from an earlier call.
           start: how many tokens the cache has seen.
         """
-        x, new_cache = self._embedded(tokens, start, training=False), []
+        x = self._embedded(tokens, start, training=False)
+        new_cache: list[Any] = []
         for block, kept in zip(self.blocks, cache, strict=True):
             x, seen = block(x, cache=kept, start=start)
             new_cache.append(seen)

@@ -12,7 +12,7 @@ PUBLIC = {
     "apply", "build", "built", "compile", "compile_ahead", "compute_loss", "compute_metrics", "compute_penalties",
     "count_params",
     "current_run", "evaluate", "export", "fit", "get_weights", "history", "load_weights", "make_rng", "metrics",
-    "name", "optimizer", "predict", "predict_iter", "predict_on_batch", "predict_step", "reset_metrics",
+    "module", "name", "optimizer", "predict", "predict_iter", "predict_on_batch", "predict_step", "reset_metrics",
     "run_eagerly", "sample_inputs", "save", "save_weights", "set_weights", "skip_non_finite", "state", "state_shapes",
     "stop_evaluating", "stop_predicting", "stop_training", "strategy", "summary", "test_on_batch", "test_step",
     "train_on_batch", "train_step", "trainable", "validate",
