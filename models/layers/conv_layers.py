@@ -69,9 +69,11 @@ class ConvLayers(nn.Module):
         return self.conv(x, x.shape[-1], kernel_size, strides, name=name, padding=padding, use_bias=use_bias,
                          groups=x.shape[-1], kernel_init=kernel_init)
 
-    def dense(self, x: jax.Array, features: int, *, name: str) -> jax.Array:
+    def dense(
+        self, x: jax.Array, features: int, *, name: str, kernel_init: nn.initializers.Initializer = _GLOROT,
+    ) -> jax.Array:
         """Returns a dense layer's outputs, with a bias."""
-        return nn.Dense(features, kernel_init=_GLOROT, dtype=self.dtype, param_dtype=self.param_dtype, name=name)(x)
+        return nn.Dense(features, kernel_init=kernel_init, dtype=self.dtype, param_dtype=self.param_dtype, name=name)(x)
 
     def batch_norm(self, x: jax.Array, training: bool, *, name: str, use_scale: bool = True) -> jax.Array:
         """Returns `x` normalized over the batch in training, and by the running averages otherwise."""
