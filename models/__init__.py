@@ -12,8 +12,20 @@ from trainer.models.text.transformer_lm import TransformerLM
 from trainer.models.vision.cnn import CNN
 from trainer.models.vision.convnext import ConvNeXtBase, ConvNeXtLarge, ConvNeXtSmall, ConvNeXtTiny
 from trainer.models.vision.densenet import DenseNet121, DenseNet169, DenseNet201
+from trainer.models.vision.efficientnet import (
+    EfficientNetB0,
+    EfficientNetB1,
+    EfficientNetB2,
+    EfficientNetB3,
+    EfficientNetB4,
+    EfficientNetB5,
+    EfficientNetB6,
+    EfficientNetB7,
+)
 from trainer.models.vision.inception_v3 import InceptionV3
+from trainer.models.vision.mobilenet import MobileNet
 from trainer.models.vision.mobilenet_v2 import MobileNetV2
+from trainer.models.vision.mobilenet_v3 import MobileNetV3Large, MobileNetV3Small
 from trainer.models.vision.resnet import ResNet101, ResNet152, ResNet18, ResNet34, ResNet50
 from trainer.models.vision.resnet_v2 import ResNet101V2, ResNet152V2, ResNet50V2
 from trainer.models.vision.unet import UNet
@@ -34,9 +46,20 @@ __all__ = [
     "DenseNet121",
     "DenseNet169",
     "DenseNet201",
+    "EfficientNetB0",
+    "EfficientNetB1",
+    "EfficientNetB2",
+    "EfficientNetB3",
+    "EfficientNetB4",
+    "EfficientNetB5",
+    "EfficientNetB6",
+    "EfficientNetB7",
     "InceptionV3",
     "MLP",
+    "MobileNet",
     "MobileNetV2",
+    "MobileNetV3Large",
+    "MobileNetV3Small",
     "ResNet101",
     "ResNet101V2",
     "ResNet152",
