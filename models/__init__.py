@@ -26,8 +26,8 @@ from trainer.models.vision.inception_v3 import InceptionV3
 from trainer.models.vision.mobilenet import MobileNet
 from trainer.models.vision.mobilenet_v2 import MobileNetV2
 from trainer.models.vision.mobilenet_v3 import MobileNetV3Large, MobileNetV3Small
-from trainer.models.vision.resnet import ResNet101, ResNet152, ResNet18, ResNet34, ResNet50
-from trainer.models.vision.resnet_v2 import ResNet101V2, ResNet152V2, ResNet50V2
+from trainer.models.vision.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
+from trainer.models.vision.resnet_v2 import ResNet50V2, ResNet101V2, ResNet152V2
 from trainer.models.vision.unet import UNet
 from trainer.models.vision.vgg import VGG16, VGG19
 from trainer.models.vision.vit import ViTB16, ViTB32, ViTL16, ViTS16
@@ -37,6 +37,10 @@ from trainer.models.weights.preprocessing import preprocess_input
 
 __all__ = [
     "CNN",
+    "MLP",
+    "VAE",
+    "VGG16",
+    "VGG19",
     "ConvNeXtBase",
     "ConvNeXtLarge",
     "ConvNeXtSmall",
@@ -55,25 +59,21 @@ __all__ = [
     "EfficientNetB6",
     "EfficientNetB7",
     "InceptionV3",
-    "MLP",
     "MobileNet",
     "MobileNetV2",
     "MobileNetV3Large",
     "MobileNetV3Small",
-    "ResNet101",
-    "ResNet101V2",
-    "ResNet152",
-    "ResNet152V2",
     "ResNet18",
     "ResNet34",
     "ResNet50",
     "ResNet50V2",
+    "ResNet101",
+    "ResNet101V2",
+    "ResNet152",
+    "ResNet152V2",
     "TransformerEncoder",
     "TransformerLM",
     "UNet",
-    "VAE",
-    "VGG16",
-    "VGG19",
     "ViTB16",
     "ViTB32",
     "ViTL16",

@@ -93,7 +93,8 @@ def load_keras_weights(
             own, in_file = ({name: layer for name, layer in found.items() if not _HEAD.fullmatch(name)}
                             for found in (own, in_file))
             outside = []
-        loaded, differ = {}, []
+        loaded: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        differ: list[str] = []
         for name in own.keys() & in_file.keys():
             matched = _matched(own[name], in_file[name])
             if matched is None:
