@@ -210,7 +210,8 @@ class CallbackList(Callback):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._call("on_train_end", logs)
-        if not any(isinstance(callback, TerminateOnNaN) for callback in self.callbacks):
+        kinds = {type(callback) for callback in self.callbacks}
+        if History in kinds and not any(issubclass(kind, TerminateOnNaN) for kind in kinds):  # logs have been read then
             warn_of_non_finite_logs(self.model, logs or {})
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
