@@ -210,9 +210,9 @@ class CallbackList(Callback):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._call("on_train_end", logs)
-        if not any(isinstance(callback, TerminateOnNaN) for callback in self.callbacks):
-            for history in (callback.history for callback in self.callbacks if isinstance(callback, History)):
-                warn_of_non_finite_logs(self.model, {name: values[-1] for name, values in history.items() if values})
+        kinds = {type(callback) for callback in self.callbacks}
+        if History in kinds and not any(issubclass(kind, TerminateOnNaN) for kind in kinds):  # logs have been read then
+            warn_of_non_finite_logs(self.model, logs or {})
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._call_numbered("on_epoch_begin", epoch, logs, self._called)

@@ -31,8 +31,7 @@ def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
     """
     skips = getattr(model, "skip_non_finite", False)
     non_finite = {name: f"{name}={value}" for name, value in logs.items()
-                  if isinstance(value, (int, float)) and not math.isfinite(value)
-                  and (name.startswith("val_") or not skips)}
+                  if _is_numeric(value) and not np.isfinite(value).all() and (name.startswith("val_") or not skips)}
     if not non_finite:
         return
     if any(name == "loss" or name.endswith("_loss") for name in non_finite if not name.startswith("val_")):
@@ -43,6 +42,10 @@ def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
         advice = "The loss that was trained on is finite: look at the data, and at what these logs compute."
     warnings.warn(f"The training has ended with {', '.join(non_finite.values())}. {advice}", RuntimeWarning,
                   stacklevel=user_stacklevel())
+
+
+def _is_numeric(value: Any) -> bool:
+    return np.issubdtype(np.asarray(value).dtype, np.number)
 
 
 def _for_other_loops(hook: Any) -> Any:

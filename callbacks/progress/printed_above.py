@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ class PrintedAbove:
 def _redirect_handlers(old: Any, new: Any) -> None:
     for handler in _stream_handlers():
         if handler.stream is old:
-            handler.setStream(new)
+            with contextlib.suppress(AttributeError):  # it chooses its stream by itself
+                handler.setStream(new)
 
 
 def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:

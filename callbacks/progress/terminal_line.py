@@ -54,6 +54,7 @@ class TerminalLine:
           timings: what follows that.
           final: whether this stays, with all timings, and the next is drawn below.
         """
+        from rich.cells import cell_len
         from rich.text import Text
 
         head = f"{title} ", f"{step}/{steps or '?'}"
@@ -62,11 +63,12 @@ class TerminalLine:
         timings = list(timings)
 
         def lines() -> list[str]:
-            return _wrapped("".join((head[0], *(mark for mark, _ in bar), head[1])), [*logs, *timings], width)
+            first = "".join((head[0], *(mark for mark, _ in bar), head[1]))
+            return _wrapped(first, [*logs, *timings], width, cell_len)
 
         while not final and timings and len(lines()) > 1:
             timings.pop()
-        if len(lines()) > 1 or len(lines()[0]) > width:
+        if len(lines()) > 1 or cell_len(lines()[0]) > width:
             bar = []
         first, *others = lines() if final else self._fitting(lines())
         rest = first.removeprefix("".join((head[0], *(mark for mark, _ in bar), head[1])))
@@ -100,12 +102,13 @@ class TerminalLine:
 
     def _fitting(self, lines: list[str]) -> list[str]:
         """Returns as many lines as the terminal has rows for: what has scrolled away cannot be drawn over."""
-        rows, kept = self._console.height - 1, lines[:1]
-        for line in lines[1:]:
-            if sum(map(self._height, [*kept, line])) > rows:
-                return [*kept[:-1], "  ..."] if len(kept) > 1 else kept
-            kept.append(line)
-        return kept
+        rows = self._console.height - 1
+        if sum(map(self._height, lines)) <= rows:
+            return lines
+        kept = lines[:-1]
+        while len(kept) > 1 and sum(map(self._height, kept)) + 1 > rows:
+            kept = kept[:-1]
+        return [*kept, "  ..."]
 
     def _height(self, line: str) -> int:
         from rich.cells import cell_len
@@ -128,8 +131,14 @@ class TerminalLine:
         return [(done_mark * done, "green"), (open_mark * (_BAR_WIDTH - done), "dim"), (" ", "")]
 
 
-def _wrapped(line: str, texts: Sequence[str], width: int) -> list[str]:
+def _wrapped(line: str, texts: Sequence[str], width: int, length: Callable[[str], int] = len) -> list[str]:
     """Returns a line and texts with dashes between, in as many lines as it takes to cut no text.
+
+    Args:
+      line: the first line.
+      texts: what follows.
+      width: how long a line may be.
+      length: of a text.
 
     >>> _wrapped("Epoch 1/3", ["loss: 0.5", "accuracy: 0.7"], 24)
     ['Epoch 1/3 - loss: 0.5', '  accuracy: 0.7']
@@ -137,7 +146,7 @@ def _wrapped(line: str, texts: Sequence[str], width: int) -> list[str]:
     lines = [line]
     for text in texts:
         longer = f"{lines[-1]} - {text}"
-        if len(longer) <= width:
+        if length(longer) <= width:
             lines[-1] = longer
         else:
             lines.append(f"  {text}")

@@ -475,3 +475,16 @@ def test_a_validation_or_a_metric_that_is_not_finite_is_named_too(options, bad_v
         compiled_mlp(**options).fit(*data_with(0.0), batch_size=8, epochs=2, verbose=0,
                                     validation_data=data_with(np.nan if bad_validation else 0.0, 1))
     assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_logs_of_epochs_before_the_last_are_not_named():
+    compiled_mlp().fit(*data_with(0.0), batch_size=8, epochs=2, verbose=0, validation_data=data_with(np.nan, 1),
+                       validation_freq=[1])
+
+
+def test_a_metric_of_several_values_is_named():
+    def spoil(epoch, logs):
+        logs["by_class"] = np.array([1.0, np.inf])
+
+    with pytest.warns(RuntimeWarning, match=r"with by_class=\[ 1\. inf\]"):
+        fit(compiled_mlp(), *data_with(0.0), LambdaCallback(on_epoch_end=spoil))

@@ -1,88 +1,15 @@
 """ProgressBar: what is printed in a pipe and in a terminal, and how seldom logs are read."""
 
 import io
-import logging
-import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from flax import linen as nn
 from rich.console import Console
 
-from tests.support.clock import StandingClock
-from trainer import Model
-from trainer.callbacks import CallbackList, LambdaCallback, LazyLogs, ProgressBar
-from trainer.callbacks.progress import pace, progress_bar
-
-LOGS = {"accuracy": 0.9, "loss": 0.1, "val_loss": 0.00012}
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = StandingClock()
-    monkeypatch.setattr(pace, "time", clock)
-    monkeypatch.setattr(progress_bar, "time", clock)
-    return clock
-
-
-@pytest.fixture
-def screen(monkeypatch):
-    """A terminal 120 columns wide."""
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    screen = io.StringIO()
-    screen.console = Console(file=screen, force_terminal=True, color_system=None, width=120)
-    return screen
-
-
-def shown(screen):
-    """Returns the lines that a terminal ends up showing, and forgets them."""
-    text = screen.getvalue()
-    screen.seek(0)
-    screen.truncate()
-    return [line for line in rows(text) if line]
-
-
-def rows(text, width=500):
-    """Returns the rows of a terminal on which a text was written."""
-    rows, row = [""], 0
-    for part in re.findall(r"\r|\n|\x1b\[2K|\x1b\[1A|[^\r\n\x1b]+", text):
-        if part == "\n":
-            row += 1
-            rows += [""] * (row == len(rows))
-        elif part == "\x1b[2K":
-            rows[row] = ""
-        elif part == "\x1b[1A":
-            row -= 1
-        elif part != "\r":
-            rows[row] += part
-            while len(rows[row]) > width:
-                rows[row], rest = rows[row][:width], rows[row][width:]
-                row += 1
-                rows[row:] = [rest]
-    return rows
-
-
-def callback_list(bar=None, verbose=1, epochs=1, steps=10):
-    return CallbackList([bar or ProgressBar()], verbose=verbose, epochs=epochs, steps=steps)
-
-
-def fit(callbacks, clock, epochs=2, steps=10, fused=5, secs_per_execution=0.5):
-    """Calls the hooks that a fit calls."""
-    callbacks.on_train_begin()
-    for epoch in range(epochs):
-        callbacks.on_epoch_begin(epoch)
-        for batch in range(fused - 1, steps, fused):
-            clock.now += secs_per_execution
-            callbacks.on_execution_end("train", batch, {"loss": 0.5})
-        callbacks.on_test_begin()
-        callbacks.on_execution_end("test", 2, {"loss": 7.0})
-        callbacks.on_test_end({"loss": 7.0})
-        callbacks.on_epoch_end(epoch, dict(LOGS))
-    callbacks.on_train_end(dict(LOGS))
+from tests.support.screen import callback_list, fit, rows, shown
+from trainer.callbacks import LazyLogs, ProgressBar
 
 
 @pytest.mark.parametrize("steps", [10, None])
@@ -245,105 +172,6 @@ def test_more_logs_than_the_terminal_has_rows_are_cut_until_the_epochs_end(clock
     assert drawn == ["Epoch 1/1 6/10", "  log_0: 0.0000e+00", "  log_1: 1.0000", "  log_2: 2.0000", "  ..."]
     callbacks.on_epoch_end(0, logs)
     assert [row for row in shown(screen) if "log_" in row][-1].startswith("  log_8: 8.0000")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def as_terminal(screen, monkeypatch):
-    """Returns a function that gives the terminal that `sys.stdout` and `sys.stderr` are from then on."""
-    def made():  # pytest sets them when a test begins
-        terminal = Terminal()
-        monkeypatch.setenv("COLUMNS", "80")
-        monkeypatch.setattr(sys, "stdout", terminal)
-        monkeypatch.setattr(sys, "stderr", terminal)
-        return terminal
-
-    return made
-
-
-def text_rows(terminal):
-    return [row for row in rows(re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())) if row]
-
-
-def test_prints_go_above_the_bar(clock, as_terminal):
-    terminal = as_terminal()
-    callbacks = callback_list(steps=4)
-    callbacks.on_train_begin()
-    callbacks.on_epoch_begin(0)
-    print("one", "two")
-    callbacks.on_execution_end("train", 0, {"loss": 0.5})
-    print("par", end="")
-    callbacks.on_execution_end("train", 1, {"loss": 0.5})
-    print("tial\nthree")
-    print("a warning", file=sys.stderr)
-    assert text_rows(terminal)[:4] == ["one two", "partial", "three", "a warning"]
-    assert text_rows(terminal)[4].startswith(f"Epoch 1/1 {'━' * 20} 2/4")
-    callbacks.on_epoch_end(0, {"loss": 0.5})
-    assert sys.stdout is sys.stderr is terminal
-    print("between")
-    callbacks.on_train_end()
-    assert text_rows(terminal)[4].endswith("4 - loss: 0.5000 - 0s - 0us/step")
-    assert text_rows(terminal)[5] == "between"
-
-
-def test_a_run_that_fails_gives_the_streams_back(as_terminal):
-    terminal = as_terminal()
-    model = Model(nn.Dense(1))
-    model.compile("sgd", "mse")
-    x = np.zeros((4, 1), np.float32)
-
-    def fail(*_, **__):
-        print("unfinished", end="")
-        raise OverflowError
-
-    for name, run in {"on_train_batch_end": model.fit, "on_test_batch_end": model.evaluate}.items():
-        with pytest.raises(OverflowError):
-            run(x, x, callbacks=[LambdaCallback(**{name: fail})])
-        assert sys.stdout is sys.stderr is terminal
-        assert terminal.getvalue().endswith("unfinished")
-
-
-def test_log_records_of_handlers_that_were_there_before_go_above_the_bar(clock, as_terminal):
-    terminal = as_terminal()
-    handler = logging.StreamHandler()
-    logger = logging.getLogger("tests.of_a_user")
-    logger.addHandler(handler)
-    try:
-        callbacks = callback_list(steps=4)
-        callbacks.on_train_begin()
-        callbacks.on_epoch_begin(0)
-        logger.warning("of before")
-        callbacks.on_execution_end("train", 0, {"loss": 0.5})
-        assert text_rows(terminal)[0] == "of before" and text_rows(terminal)[1].startswith("Epoch 1/1")
-        callbacks.on_epoch_end(0, {"loss": 0.5})
-        assert handler.stream is terminal
-    finally:
-        logger.removeHandler(handler)
-
-
-def test_what_follows_an_exception_begins_a_new_line(clock, as_terminal):
-    terminal = as_terminal()
-    callbacks = callback_list()
-    callbacks.on_train_begin()
-    callbacks.on_epoch_begin(0)
-    callbacks.on_execution_end("train", 4, {"loss": 0.5})
-    callbacks.release()
-    print("Traceback")
-    assert text_rows(terminal)[0].startswith("Epoch 1/1") and text_rows(terminal)[1] == "Traceback"
-
-
-def test_a_bar_of_other_code_is_passed_through(clock, as_terminal):
-    terminal = as_terminal()
-    callbacks = callback_list()
-    callbacks.on_train_begin()
-    callbacks.on_epoch_begin(0)
-    print("\r 50%", end="", file=sys.stderr)
-    assert terminal.getvalue().endswith("\r 50%")
-    callbacks.release()
 
 
 def test_a_long_epoch_leaves_lines_in_a_pipe(capsys, clock):

@@ -236,14 +236,10 @@ def test_small_arrays_of_many_lengths_need_few_programs():
     assert not compiled
 
 
-def test_large_arrays_of_similar_lengths_are_placed_with_little_padding(monkeypatch):
+def test_large_arrays_are_placed_without_padding(monkeypatch):
     monkeypatch.setattr(placement, "SMALL_BYTES", 1000)
-
-    def length(rows):
-        return mirrored(2).place_arrays(HostArrays(np.ones((rows, 6), np.float32))).shape[0]
-
-    assert [length(rows) for rows in (899, 900, 929)] == [928, 928, 960]
-    assert max(length(rows) / rows for rows in range(50, 900, 7)) < 17 / 16
+    x = np.ones((ROWS, 6), np.float32)
+    assert mirrored(2).place_arrays(HostArrays(x)).shape == x.shape
 
 
 @pytest.mark.slow

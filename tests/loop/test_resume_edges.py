@@ -254,16 +254,56 @@ def subclass(base, factor):
     return make
 
 
+def same_signs(y, outputs):
+    return jnp.square(y - outputs)
+
+
+@jax.custom_vjp
+def other_signs(y, outputs):
+    return jnp.square(y - outputs)
+
+
+other_signs.defvjp(lambda y, outputs: (other_signs(y, outputs), y - outputs), lambda kept, g: (g * kept, g * kept))
+other_signs.__name__ = "same_signs"
+
+
 @pytest.mark.parametrize(("then", "now", "what"), [
     (same_loss(), same_loss(loss=squared(2.0)), "the loss"),
+    (same_loss(loss=same_signs), same_loss(loss=other_signs), "the loss"),
+    (same_loss(), same_loss(optimizer=trainer.optimizers.Adam(0.01)), "the optimizer"),
+    (same_loss(), same_loss(optimizer=trainer.optimizers.Adam(0.02, beta_1=0.8)), "the optimizer"),
     (subclass(Weighed, 1.0), subclass(Weighed, 3.0), "the loss"),
-    (subclass(Stepping, 1.0), subclass(Stepping, 3.0), "`train_step`"),
+    (subclass(Stepping, 1.0), subclass(Stepping, 3.0), "`train_step`, with the module,"),
 ])
-def test_what_has_the_same_name_and_computes_otherwise_is_refused(tmp_path, then, now, what):
+def test_what_has_the_same_name_and_computes_otherwise_is_warned_of(tmp_path, then, now, what):
     small_fit(tmp_path, then())
     small_fit(tmp_path, then(), epochs=2)
-    with pytest.raises(ValueError, match=f"differs in what {what} computes: another function, or other arguments"):
-        small_fit(tmp_path, now(), epochs=3)
+    with pytest.warns(UserWarning, match=f"What {what} computes is not what it was in the run .*another folder"):
+        assert small_fit(tmp_path, now(), epochs=3).epoch == [0, 1, 2]
+
+
+class LooksAtValues(Stepping):
+    def train_step(self, state, batch):
+        logs, state = super().train_step(state, batch)
+        assert float(logs["loss"]) >= 0
+        return logs, state
+
+
+class OwnUpdate(Stepping):
+    def train_step(self, state, batch):
+        grads = jax.tree.map(jnp.ones_like, state.params)
+        return {"loss": jnp.zeros(())}, state.replace(
+            params=jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, state.params, grads), step=state.step + 1)
+
+
+@pytest.mark.parametrize(("base", "compiled"), [
+    (LooksAtValues, {"optimizer": "sgd", "run_eagerly": True}), (OwnUpdate, {"optimizer": None}),
+])
+def test_what_cannot_be_traced_is_saved_and_resumed_as_well(tmp_path, base, compiled):
+    for epochs in (1, 2):
+        model = base(nn.Dense(1), seed=3)
+        model.compile(loss="mse", **compiled)
+        assert small_fit(tmp_path, model, epochs=epochs).epoch == list(range(epochs))
 
 
 def test_what_computes_is_not_compared_across_versions_of_packages(tmp_path, monkeypatch):
@@ -287,7 +327,7 @@ def test_data_of_another_type_are_refused(tmp_path, as_generator):
 ])
 def test_other_hyperparameters_of_the_optimizer_are_accepted_with_a_warning(tmp_path, then, now):
     small_fit(tmp_path, small_model(then))
-    with pytest.warns(UserWarning, match="The optimizer has other arguments .* a constant learning rate is that of"):
+    with pytest.warns(UserWarning, match="What the optimizer computes .* a constant learning rate is that of"):
         assert small_fit(tmp_path, small_model(now), epochs=2).epoch == [0, 1]
 
 

@@ -115,7 +115,7 @@ class Reader:
 
     @property
     def capacity(self) -> int:
-        """How many batches the stack of a group has capacity for: the same for all groups of a run.
+        """How many batches the stack of a group of a pipeline has capacity for: the same for all groups of a run.
 
         A power of two, so that data of many lengths have stacks of few shapes, unless it is `group_size`.
         """

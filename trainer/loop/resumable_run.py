@@ -23,7 +23,7 @@ from trainer.data import Reader
 from trainer.data.sources.batches import ResumeToken
 from trainer.loop import begun_run
 from trainer.loop.run_limits import RunLimits
-from trainer.loop.trainable_model import OPTIMIZER, TrainableModel
+from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
 _KIND = "run"
@@ -248,8 +248,8 @@ class TrainingRun:
         now = {"state": self._model.state.current, "logs": self._empty_logs}
         with self._timing.measure("checkpoint"):
             restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
-        if has_same_data:  # and the same arrays: with others, each program differs
-            self._check_programs(path, document["settings"].get(_PROGRAMS, {}))
+        if has_same_data:  # and arrays of the same shapes, without which each program differs
+            self._compare_programs(path, document["settings"].get(_PROGRAMS, {}))
         self._is_restored = True
         if document["batch"] > 0:
             # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
@@ -337,17 +337,16 @@ class TrainingRun:
             raise ValueError(f"The run that {path!r} is from has {saved['epoch']} epochs behind it. Received: "
                              f"epochs={self._epochs[1]}. Give at least as many, or start in another folder.")
 
-    def _check_programs(self, path: str, then: Mapping[str, str]) -> None:
+    def _compare_programs(self, path: str, then: Mapping[str, str]) -> None:
+        """Warns of what has the names of the run that is resumed, and is traced to another program."""
         if any(then.get(name) != version for name, version in package_versions().items()):
             return  # which trace the same functions otherwise
         differ = [name for name, digest in self._digests.items() if then.get(name, digest) != digest]
-        if OPTIMIZER in differ:
-            differ.remove(OPTIMIZER)
-            warnings.warn(f"The optimizer has other arguments than in the run that {path!r} is from. The run goes on "
-                          "with them, but a constant learning rate is that of the checkpoint.", stacklevel=2)
         if differ:
-            raise ValueError(f"The run that {path!r} is from differs in what {' and '.join(differ)} computes: another "
-                             "function, or other arguments. Do as then, or start in another folder.")
+            # No error: a trace may also differ for a way to compute the same, or for the order of a set.
+            warnings.warn(f"What {' and '.join(differ)} computes is not what it was in the run that {path!r} is from: "
+                          "another function, or other arguments. The run goes on with it, but a constant learning rate "
+                          "is that of the checkpoint. Start in another folder to begin again.", stacklevel=2)
 
     def _restored(self, checkpoint: Checkpoint, targets: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -10,8 +10,6 @@ from trainer.distribute import Strategy
 from trainer.loop.run_context import RunContext
 from trainer.step.compiled_phase import CompiledPhase
 
-OPTIMIZER = "the optimizer"  # a key of `program_digests`
-
 
 class TrainableState(Protocol):
     """The training state of a model, which steps replace."""
@@ -71,8 +69,8 @@ class TrainableModel(Protocol):
     def program_digests(self, batch: Batch) -> dict[str, str]:
         """Returns short texts that differ if what a step is made of computes otherwise, by what that is.
 
-        They tell apart what has one name in `run_settings`: two functions, or the hyperparameters of an optimizer,
-        whose name here is `OPTIMIZER`.
+        They tell apart what has one name in `run_settings`: two functions, or hyperparameters. What cannot be traced
+        has none.
 
         Args:
           batch: the first batch, of which the shapes and the dtypes count.

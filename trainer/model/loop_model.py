@@ -24,7 +24,6 @@ from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
-from trainer.loop.trainable_model import OPTIMIZER
 from trainer.model.forward import check_is_outside_of_steps
 from trainer.model.overridable_steps import OverridableSteps, logs_without_update
 from trainer.model.state_holder import first_rows
@@ -148,6 +147,8 @@ class LoopModel:
                 **{name: getattr(options, name) for name in names}}
 
     def program_digests(self, batch: Batch) -> dict[str, str]:
+        if self._configuration.options.eager:
+            return {}  # such steps may look at values
         model, state = self._model, self.state.shapes()
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
 
@@ -156,12 +157,26 @@ class LoopModel:
             grads, loss = state.params, jnp.zeros(())
             return state.opt_state, state.apply_gradients(grads, value=loss, value_fn=lambda params: loss)
 
-        digests = {OPTIMIZER: program_digest(update, state)}
+        def loss_and_gradient(outputs: Any) -> Any:
+            return jax.value_and_grad(
+                lambda outputs: model.compute_loss(x, y, outputs, sample_weight), allow_int=True)(outputs)
+
+        def digest_of_loss() -> str:
+            return program_digest(loss_and_gradient, jax.eval_shape(
+                functools.partial(self._outputs, True), state, batch))
+
+        computing: dict[str, Callable[[], str]] = {"the optimizer": lambda: program_digest(update, state)}
+        if self._overrides("train_step"):
+            computing["`train_step`, with the module,"] = lambda: program_digest(model.train_step, state, batch)
+        else:
+            computing["the loss"] = digest_of_loss
+        digests = {}
         with replica_context.enter(replica_context.context_outside(batch)):
-            if self._overrides("train_step"):
-                return {**digests, "`train_step`": program_digest(model.train_step, state, batch)}
-            outputs = jax.eval_shape(functools.partial(self._outputs, True), state, batch)
-            return {**digests, "the loss": program_digest(model.compute_loss, x, y, outputs, sample_weight)}
+            for name, compute in computing.items():
+                # An optimizer may be used by the step alone, in a way that is not known here; or there is none.
+                with contextlib.suppress(Exception):
+                    digests[name] = compute()
+        return digests
 
     def check_labels(self, batch: Batch) -> None:
         output_checks.check_labels(self._configuration.loss, unpack_x_y_sample_weight(batch)[1])

@@ -188,16 +188,16 @@ def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
     return f"{text}."
 
 
-def _different_epochs(still: Mapping[int, Seen]) -> str | None:
+def _different_epochs(seen: Mapping[int, Seen]) -> str | None:
     """Returns the diagnosis of epochs that have ended in some processes, while others have begun further steps."""
-    if any(process.report.phase not in MAYBE_WAITING for process in still.values()):
+    if any(process.report.phase not in MAYBE_WAITING for process in seen.values()):
         return None
-    step, worker = min((process.report.step, worker) for worker, process in still.items())
-    ahead = [other for other, process in still.items() if process.report.step > step]
-    if still[worker].report.phase != AGREEMENT or not ahead:
+    step, worker = min((process.report.step, worker) for worker, process in seen.items())
+    ahead = [other for other, process in seen.items() if process.report.step > step]
+    if seen[worker].report.phase != AGREEMENT or not ahead:
         return None
     return (f"an epoch has ended in {process_name(worker)} after step {step}, while {process_name(ahead[0])} has begun "
-            f"step {still[ahead[0]].report.step} of it with further batches: the data of {process_name(worker)} have "
+            f"step {seen[ahead[0]].report.step} of it with further batches: the data of {process_name(worker)} have "
             f"ended early, or a callback has stopped it alone. {_DIFFERENT_EPOCHS}")
 
 

@@ -17,7 +17,7 @@ from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_align
 from trainer.data.sources.batches import ResumeToken
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
-SMALL_BYTES = 16 * 2**20  # of arrays that may be twice as long on the devices
+SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too
 _LEAST_BYTES = 2**20  # that small arrays have there
 REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
 
@@ -181,8 +181,8 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
     Args:
       arrays: the arrays.
       sharding: where each goes.
-      multiple: what their rows are padded to a multiple of. If it is 1, they are padded to a length that arrays of many
-        lengths share. Padding is never read.
+      multiple: what their rows are padded to a multiple of. If it is 1, small arrays are padded to a length that others
+        share. Padding is never read.
 
     Raises:
       DataError: a finite number would become infinite.
@@ -206,15 +206,12 @@ def place_arrays(arrays: HostArrays, sharding: Sharding, multiple: int = 1) -> A
 
 
 def _shared_length(rows: int, size: int) -> int:
-    """Returns a length for arrays of so many rows and bytes, so that many lengths need few programs.
+    """Returns a length for arrays of so many rows and bytes, so that small ones of many lengths need few programs.
 
-    That is for a replay buffer that grows, or the folds of a cross-validation.
-
-    >>> [_shared_length(rows, 1024 * rows) for rows in (3, 1000, 1025, 53_999, 54_000)]
-    [1024, 1024, 2048, 55296, 55296]
+    >>> [_shared_length(rows, 1024 * rows) for rows in (3, 1000, 1025, 53_999)]
+    [1024, 1024, 2048, 53999]
     """
     if size > SMALL_BYTES:
-        step = 2 ** max(rows.bit_length() - 5, 0)  # at most a sixteenth of them more
-        return -(-rows // step) * step
+        return rows  # a longer copy would take as much memory of the host again
     least = _LEAST_BYTES * rows // max(size, 1)
     return max(2 ** (rows - 1).bit_length(), 2 ** (least.bit_length() - 1))
