@@ -102,9 +102,12 @@ def load_keras_weights(
                               f"{_shapes(weight.shape for weight in _in_order(own[name]))})")
             else:
                 loaded |= matched
-        problems = {"are not in the file": [*outside, *(name for name in own if name not in in_file)],
-                    "of the file are not in the model": [name for name in in_file if name not in own],
-                    "have other shapes": [] if skip_mismatch else sorted(differ)}
+        problems = {
+            ("layer is not in the file", "layers are not in the file"):
+                [*outside, *(name for name in own if name not in in_file)],
+            ("layer of the file is not in the model", "layers of the file are not in the model"):
+                [name for name in in_file if name not in own],
+            ("layer has another shape", "layers have other shapes"): [] if skip_mismatch else sorted(differ)}
         if any(problems.values()):
             raise ValueError(_message(path, problems, skip_head))
         weights = model.get_weights()
@@ -179,8 +182,9 @@ def _in_order(weights: Mapping[str, _Weight]) -> list[_Weight]:
     return [weights[name] for name in sorted(weights, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)]
 
 
-def _message(path: str, problems: Mapping[str, list[str]], skip_head: bool) -> str:
-    found = "; ".join(f"{len(names)} layers {what}: {_listed(names)}" for what, names in problems.items() if names)
+def _message(path: str, problems: Mapping[tuple[str, str], list[str]], skip_head: bool) -> str:
+    found = "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {_listed(names)}"
+                      for (one, several), names in problems.items() if names)
     is_head = all(_HEAD.fullmatch(name.partition(" ")[0]) for names in problems.values() for name in names)
     advice = ("Pass `skip_head=True` to leave the classifier as it is." if is_head and not skip_head else
               "Make the model with the arguments of the one that was saved (`alpha`, `include_top`, `num_classes`); "

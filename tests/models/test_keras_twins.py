@@ -36,7 +36,7 @@ class Twin:
 
 
 TWINS = [
-    Twin("EfficientNetB0", sizes=(64, (64, 75)), takes_pixels=True),
+    Twin("EfficientNetB0", sizes=(75, (64, 75)), takes_pixels=True),
     Twin("MobileNet", {"alpha": 0.25}, sizes=(64, (64, 75))),
     Twin("MobileNetV2", {"alpha": 0.35}),
     Twin("MobileNetV2", {"alpha": 1.4}, sizes=(32,)),

@@ -43,7 +43,8 @@ def settled(keras, model, data: np.ndarray, seed: int = 0):
     """Gives a Keras model statistics of data, perturbed weights, and answers that differ between images; returns it."""
     rng = np.random.default_rng(seed)
     for layer in model.layers:
-        if isinstance(layer, keras.layers.Normalization):  # before all that depends on it is measured
+        # Before all that depends on it is measured; without weights it has constants, as ConvNeXt's.
+        if isinstance(layer, keras.layers.Normalization) and layer.get_weights():
             mean, variance, *count = layer.get_weights()
             layer.set_weights([rng.uniform(0.4, 0.5, mean.shape), rng.uniform(0.1, 0.3, variance.shape), *count])
             layer.finalize_state()  # it computes with copies
