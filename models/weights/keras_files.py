@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _GENERATORS = "seed_generator"  # of dropout: state that is no weight
+_OPTIMIZER = "optimizer"  # of a compiled model, beside its layers
 _MEMBER = "model.weights.h5"  # of a `.keras` archive
 
 
@@ -25,7 +26,7 @@ class KerasLayer:
     """A layer of a file that has arrays.
 
     Attributes:
-      name: its name; of a file that keeps none, the name of its class with a number.
+      name: its name.
       arrays: the arrays in the file, in Keras's order; `read` reads one.
     """
 
@@ -104,7 +105,7 @@ def _legacy_layers(file: Any) -> list[KerasLayer]:
         for weight in _names(group, "weight_names"):
             parts.setdefault(weight.rpartition("/")[0], []).append(_member(group, weight))
         if len(parts) == 1:  # its weights may have names of another layer
-            layers.append(KerasLayer(name, *parts.values()))
+            layers.append(KerasLayer(name.replace("/", "_"), *parts.values()))  # as Keras 3 has renamed them
         else:  # a model of its own, such as a `Sequential`
             layers += [KerasLayer(part.rpartition("/")[2], arrays) for part, arrays in parts.items()]
     return layers
@@ -119,11 +120,16 @@ def _names(group: Any, attribute: str) -> list[str]:
 def _walk(group: Any, group_name: str) -> Iterator[KerasLayer]:
     """Yields the layers of the format of Keras 3: a group "vars" for each, in groups that have the names of classes."""
     for name in group:
+        if name == _OPTIMIZER and "layers" in group:
+            continue
         child = _member(group, name)
         if name == "vars" and hasattr(child, "keys"):
             arrays = [_member(child, number) for number in sorted(child, key=int)]
             if arrays and group_name != _GENERATORS:
-                yield KerasLayer(str(child.attrs.get("name", group_name)), arrays)
+                if "name" not in child.attrs:
+                    raise ValueError("The file keeps no names of layers, as files of older versions of Keras. Load it "
+                                     "in Keras 3, into the model that it was saved from, and save it again.")
+                yield KerasLayer(str(child.attrs["name"]), arrays)
         elif hasattr(child, "keys"):
             yield from _walk(child, name)
 

@@ -22,6 +22,9 @@ from trainer.models.weights.keras_files import KerasLayer, keras_layers, read
 _ORDER = ("depthwise_kernel", "pointwise_kernel", "kernel", "scale", "gamma", "bias", "mean", "var")
 _AUTOMATIC = re.compile(r"(conv2d|batch_normalization|dense|separable_conv2d|depthwise_conv2d|normalization|"
                         r"layer_normalization)(?:_(\d+))?")
+_OF_KERAS_1 = re.compile(r"(convolution2d|batchnormalization|separableconvolution2d)(?=_\d+$)")
+_RENAMED = {"convolution2d": "conv2d", "batchnormalization": "batch_normalization",
+            "separableconvolution2d": "separable_conv2d"}
 _HEAD = re.compile(r"(.*_)?(predictions|logits|conv_preds|fc1|fc2|head_dense|head_layernorm)|conv_2|classifier")
 _SHOWN = 5
 
@@ -132,7 +135,7 @@ def _layers_of(params: Any, model_state: Any) -> _Layers:
 
 def _by_name(layers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Returns layers by name, where names that Keras made up by counting count from 0."""
-    found = list(layers)
+    found = [(_OF_KERAS_1.sub(lambda match: _RENAMED[match[1]], name), layer) for name, layer in layers]
     counted: dict[str, list[int]] = collections.defaultdict(list)
     for name, _ in found:
         if automatic := _AUTOMATIC.fullmatch(name):

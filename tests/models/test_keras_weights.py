@@ -30,20 +30,20 @@ def theirs(keras):
     return keras.applications.MobileNetV2(weights=None, input_shape=(SIZE, SIZE, 3), alpha=0.35, classes=7)
 
 
-def built(module=None):
+def built(module=None, shape=(1, SIZE, SIZE, 3)):
     module = module or models.MobileNetV2(num_classes=7, alpha=0.35)
     model = module if isinstance(module, trainer.Model) else trainer.Model(module, seed=5)
-    model.build(np.zeros((1, SIZE, SIZE, 3), np.float32))
+    model.build(np.zeros(shape, np.float32))
     return model
 
 
-def published(theirs, path):
+def published(theirs, path, renamed=lambda name: name):
     """Writes a file as `keras.applications` publishes them: the format of Keras 2, at the top level."""
     with h5py.File(path, "w") as file:
-        file.attrs["layer_names"] = [layer.name.encode() for layer in theirs.layers]
+        file.attrs["layer_names"] = [renamed(layer.name).encode() for layer in theirs.layers]
         for layer in theirs.layers:
-            group = file.create_group(layer.name)
-            names = [f"{layer.name}/{weight.name}:0" for weight in layer.weights]
+            group = file.create_group(renamed(layer.name))
+            names = [f"{renamed(layer.name)}/{weight.name}:0" for weight in layer.weights]
             group.attrs["weight_names"] = [name.encode() for name in names]
             for name, weight in zip(names, layer.get_weights(), strict=True):
                 group[name] = weight
@@ -71,6 +71,50 @@ def test_every_format_gives_the_predictions_of_keras(theirs, tmp_path, suffix):
     model = built()
     models.load_keras_weights(model, path)
     assert keras_twins.difference(theirs, model, keras_twins.images(SIZE)) < 1e-5
+
+
+def test_published_files_with_names_of_older_versions_are_read(keras, tmp_path):
+    theirs = keras.Sequential([
+        keras.layers.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="block_conv"),
+        keras.layers.Conv2D(5, 3, name="conv2d_3"), keras.layers.Conv2D(5, 3, name="conv2d_4"),
+        keras.layers.BatchNormalization(name="batch_normalization_2")])
+    older = {"block_conv": "block/conv", "conv2d_3": "convolution2d_9", "conv2d_4": "convolution2d_10",
+             "batch_normalization_2": "batchnormalization_4"}
+
+    class Ours(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Conv(4, (3, 3), padding="VALID", name="block_conv")(x)
+            x = nn.Conv(5, (3, 3), padding="VALID", name="conv2d")(x)
+            x = nn.Conv(5, (3, 3), padding="VALID", name="conv2d_1")(x)
+            return nn.BatchNorm(use_running_average=True, epsilon=1e-3, name="batch_normalization")(x)
+
+    published(theirs, tmp_path / "theirs.h5", older.get)
+    model = built(Ours(), (1, 8, 8, 3))
+    models.load_keras_weights(model, tmp_path / "theirs.h5")
+    images = keras_twins.images(8)
+    np.testing.assert_allclose(model.predict(images, verbose=0), theirs(images), atol=1e-5)
+
+
+def test_what_a_compiled_model_keeps_beside_its_layers_is_left_out(keras, tmp_path):
+    theirs = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, name="layers_0")])
+    theirs.compile("adam", "mse", metrics=["mae"])
+    theirs.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    model = built(trainer.Sequential([nn.Dense(2)]), (1, 3))
+    for suffix in ("weights.h5", "keras", "h5"):
+        path = tmp_path / f"theirs.{suffix}"
+        (theirs.save_weights if suffix == "weights.h5" else theirs.save)(path)
+        model.set_weights([np.zeros_like(array) for array in model.get_weights()])
+        models.load_keras_weights(model, path)
+        np.testing.assert_array_equal(model.get_weights()[1], theirs.get_weights()[0])
+
+
+def test_a_file_without_names_of_layers_is_refused_with_the_fix(path):
+    with h5py.File(path, "r+") as file:
+        for group in file["layers"].values():
+            del group["vars"].attrs["name"]
+    with pytest.raises(ValueError, match=r"keeps no names of layers.*save it again"):
+        models.load_keras_weights(built(), path)
 
 
 def test_an_architecture_in_a_larger_model_is_found_by_its_layers(keras, theirs, path):

@@ -1,0 +1,127 @@
+"""How far our models are from those of `keras.applications` with the same weights.
+
+    PYTHONPATH=. python benchmarks/keras_differences.py [--only ResNet50 ...] [--families]
+
+Of each model: the largest difference of a probability, over images of two sizes; of BatchNorm's statistics after 12
+steps at learning rate 0, as a part of the largest one of a layer; and, where nothing is drawn at random, how far the
+weights are from Keras's after a step of SGD, as a part of the way that they went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import tempfile
+import warnings
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import jax
+import keras
+import numpy as np
+import optax
+from measuring import table, write_section
+
+import trainer
+from tests.support import keras_twin_cases, keras_twins
+
+STEPS, ROWS, RATE = 12, 8, 1e-4
+RANDOM = ("MobileNet", "MobileNetV3Small", "MobileNetV3Large", "EfficientNetB0", "EfficientNetB1")  # they drop inputs
+
+
+def prediction(twin: keras_twin_cases.Twin, path: pathlib.Path) -> list[float]:
+    """Returns the largest differences of probabilities at each size."""
+    theirs, first = twin.theirs(keras, twin.sizes[0]), twin.images(twin.sizes[0])
+    keras_twins.scaled_head(keras, keras_twins.settled(keras, theirs, first), first)
+    ours = keras_twins.twin(theirs, twin.ours(), twin.sizes[0], path)
+    differences = []
+    for size in twin.sizes:
+        theirs = twin.theirs(keras, size)
+        theirs.load_weights(path)
+        differences.append(keras_twins.difference(theirs, ours, twin.images(size)))
+    return differences
+
+
+def loaded(twin: keras_twin_cases.Twin, path: pathlib.Path) -> tuple[keras.Model, trainer.Model]:
+    """Returns both models with the weights of a file."""
+    theirs = twin.theirs(keras, twin.sizes[0])
+    theirs.load_weights(path)
+    return theirs, keras_twins.twin(theirs, twin.ours(), twin.sizes[0], path)
+
+
+def statistics(twin: keras_twin_cases.Twin, path: pathlib.Path) -> float | None:
+    """Returns the largest difference of running averages after steps at learning rate 0; None without BatchNorm."""
+    theirs, ours = loaded(twin, path)
+    layers = [layer for layer in theirs.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    if not layers:
+        return None
+    images = np.concatenate([twin.images(twin.sizes[0], ROWS, seed) for seed in range(STEPS)])
+    labels = np.zeros(len(images), np.int32)
+    theirs.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy")
+    theirs.fit(images, labels, batch_size=ROWS, shuffle=False, verbose=0)
+    ours.compile(optax.sgd(0.0), "sparse_categorical_crossentropy")
+    ours.fit(images, labels, batch_size=ROWS, shuffle=False, verbose=0)
+    received = {"_".join(key.key for key in at): np.asarray(leaf) for at, leaf
+                in jax.tree_util.tree_leaves_with_path(ours.state.model_state["batch_stats"])}
+    differences = []
+    for layer in layers:
+        mean, variance = np.asarray(layer.moving_mean), np.asarray(layer.moving_variance)
+        differences.append(abs(received[f"{layer.name}_mean"] - mean).max() / np.sqrt(variance.max()))
+        differences.append(abs(received[f"{layer.name}_var"] - variance).max() / variance.max())
+    return float(max(differences))
+
+
+def step(twin: keras_twin_cases.Twin, path: pathlib.Path) -> float | None:
+    """Returns how far the parameters are apart after a step, as a part of its length; None where chance is in it."""
+    if twin.name in RANDOM:
+        return None
+    theirs, ours = loaded(twin, path)
+    images, labels = twin.images(twin.sizes[0], ROWS), np.arange(ROWS) % 10
+    begin = ours.state.params
+    theirs.compile(keras.optimizers.SGD(RATE), "sparse_categorical_crossentropy")
+    theirs.train_on_batch(images, labels)
+    theirs.save_weights(path.with_name("after.weights.h5"))
+    ours.compile(optax.sgd(RATE), "sparse_categorical_crossentropy")
+    ours.train_on_batch(images, labels)
+    received = ours.state.params
+    trainer.models.load_keras_weights(ours, path.with_name("after.weights.h5"))
+    expected = ours.state.params
+
+    def length(one, other) -> float:
+        return float(optax.tree.norm(jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, one, other)))
+
+    return length(received, expected) / length(expected, begin)
+
+
+def number(value: float | None) -> str:
+    """Returns a number with two digits, and a dash for none."""
+    return "-" if value is None else f"{value:.1e}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names of models")
+    parser.add_argument("--families", action="store_true", help="one model of each family")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "__array__ implementation")
+    rows = []
+    for twin in keras_twin_cases.FAMILIES + ([] if options.families else keras_twin_cases.OTHERS):
+        if options.only and twin.name not in options.only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "theirs.weights.h5"
+            differences = prediction(twin, path)
+            arguments = ", ".join(f"{name}={value}" for name, value in twin.options.items())
+            sizes = ", ".join("x".join(map(str, keras_twins.sides(size))) for size in twin.sizes)
+            rows.append([twin.name, arguments, sizes, number(max(differences)), number(statistics(twin, path)),
+                         number(step(twin, path))])
+            print(*rows[-1], flush=True)
+        keras.backend.clear_session()
+        jax.clear_caches()
+    body = table(["Model", "Arguments", "Images", "Probabilities", "Statistics", "Step"], rows)
+    write_section("Differences from Keras", f"{__doc__.strip()}\n\n{body}")
+
+
+if __name__ == "__main__":
+    main()
