@@ -139,7 +139,7 @@ class EfficientNetB0(EfficientNet):
     Example:
 
     >>> import jax, jax.numpy as jnp
-    >>> model = EfficientNetB0(num_classes=10, width_coefficient=0.25)
+    >>> model = EfficientNetB0(num_classes=10, width_coefficient=0.25, depth_coefficient=0.1)
     >>> images = jnp.zeros((2, 32, 32, 3))
     >>> model.apply(model.init(jax.random.key(0), images), images).shape
     (2, 10)

@@ -19,7 +19,8 @@ COUNTS = {
     "MobileNetV3Large": 5_507_432, "MobileNetV3Small": 2_554_968,
 }
 SMALL = [
-    models.EfficientNetB0(num_classes=3, width_coefficient=0.25), models.MobileNet(num_classes=3, alpha=0.25),
+    models.EfficientNetB0(num_classes=3, width_coefficient=0.25, depth_coefficient=0.1),
+    models.MobileNet(num_classes=3, alpha=0.25),
     models.MobileNetV3Small(num_classes=3, alpha=0.35),
     models.MobileNetV3Small(num_classes=3, alpha=0.35, minimalistic=True),
 ]
@@ -86,7 +87,8 @@ def test_without_a_classifier_features_come_out(model):
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    ("EfficientNetB0", {}), ("MobileNet", {"alpha": 0.25}), ("MobileNetV3Small", {"minimalistic": True}),
+    pytest.param("EfficientNetB0", {}, marks=pytest.mark.slow), ("MobileNet", {"alpha": 0.25}),
+    ("MobileNetV3Small", {"minimalistic": True}),
 ])
 def test_weights_without_a_classifier_load(keras, name, options, tmp_path):
     theirs = getattr(keras.applications, name)(
@@ -132,7 +134,7 @@ def test_published_weights_of_an_efficientnet_see_images_divided_by_the_standard
 
 
 def test_an_image_loses_whole_blocks_of_an_efficientnet_in_training():
-    model = SMALL[0].clone(drop_connect_rate=0.999, dropout_rate=0.0, include_top=False)
+    model = SMALL[0].clone(depth_coefficient=0.5, drop_connect_rate=0.999, dropout_rate=0.0, include_top=False)
     images = np.repeat(pixels(1), 8, 0)
     variables = model.init(jax.random.key(0), images)
 
