@@ -57,7 +57,8 @@ def moved(module, side, strategy, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "side", "strategy", "options"), CASES, ids=[type(module).__name__ for module, *_ in CASES])
+@pytest.mark.parametrize(("module", "side", "strategy", "options"), CASES,
+                         ids=[type(module).__name__ for module, *_ in CASES])
 def test_a_step_has_the_numbers_of_one_device(module, side, strategy, options):
     before, expected = moved(module, side, mirrored(1), {})
     begin, received = moved(module, side, strategy(4), options)
