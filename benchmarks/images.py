@@ -1,0 +1,203 @@
+"""Training MobileNetV2 on a folder of JPEGs: `python benchmarks/images.py [--rounds N] [fit] [workers]`.
+
+`fit` compares it with a bare loop over the same batches and a step of the same model, `workers` one process with two,
+each on one core, as `examples/cats_and_dogs.py` trains them. Each writes its section of `RESULTS.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import pathlib
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+import optax
+from measuring import Ratio, alternate, table, write_section
+from PIL import Image
+
+import trainer
+from trainer import models
+from trainer.launch.job import free_ports
+
+EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "cats_and_dogs.py"
+IMAGES, SIDES = 2000, (240, 320)
+BATCH, SIDE, ALPHA = 40, 32, 0.35
+BAR = 1.05
+AHEAD = 4  # batches that the thread of the bare loop reads ahead
+
+
+def make_photos(folder: pathlib.Path, count: int = IMAGES) -> None:
+    """Writes smooth JPEGs of two classes, half each."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        pixels = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+        path = folder / ("cats", "dogs")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        pixels.resize(SIDES[::-1], Image.Resampling.BICUBIC).save(path, quality=90)
+
+
+# --- against a bare loop ----------------------------------------------------------------------------------------------
+
+
+def batches(photos: pathlib.Path) -> trainer.data.RowDataset:
+    """Returns the images as they are trained on: flipped at random, with values from -1 to 1."""
+    images = trainer.data.image_dataset_from_directory(
+        photos, image_size=SIDE, batch_size=None, seed=1, verbose=False)
+    images = images.random_map(trainer.data.augmentation.RandomFlip("horizontal"))
+    return images.map(lambda images, labels: (images / np.float32(127.5) - 1, labels)).batch(BATCH)
+
+
+class BareLoop:
+    """What a careful user of JAX writes: a thread that reads, and a jitted step that takes the old state's buffers."""
+
+    def __init__(self, dataset: trainer.data.RowDataset):
+        self._dataset, self._tx = dataset, optax.adam(1e-3)
+        module = models.MobileNetV2(num_classes=2, alpha=ALPHA)
+
+        def step(variables, opt_state, images, labels):
+            def loss(params):
+                probabilities, changed = module.apply({**variables, "params": params}, images, training=True,
+                                                      mutable=["batch_stats"])
+                losses = -jax.numpy.log(probabilities[jax.numpy.arange(len(labels)), labels])
+                return losses.mean(), ((probabilities.argmax(-1) == labels).mean(), changed)
+
+            (value, (accuracy, changed)), grads = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+            updates, opt_state = self._tx.update(grads, opt_state)
+            params = optax.apply_updates(variables["params"], updates)
+            return {"params": params, **changed}, opt_state, (value, accuracy)
+
+        self._step = jax.jit(step, donate_argnums=(0, 1))
+        self._variables = dict(jax.jit(module.init)(jax.random.key(0), np.zeros((1, SIDE, SIDE, 3), np.float32)))
+        self._opt_state = self._tx.init(self._variables["params"])
+
+    def train(self, images: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        """Takes a step; returns its loss and accuracy."""
+        self._variables, self._opt_state, logs = self._step(self._variables, self._opt_state, images, labels)
+        return logs
+
+    def epoch(self, number: int) -> None:
+        """Trains on all images."""
+        read: queue.Queue = queue.Queue(AHEAD)
+
+        def reader() -> None:
+            for batch in self._dataset.read_ahead(self._dataset.of_pass(number)):
+                read.put(jax.device_put(batch))
+            read.put(None)
+
+        threading.Thread(target=reader, daemon=True).start()
+        logs = []
+        while (batch := read.get()) is not None:
+            logs.append(self.train(*batch))
+        jax.device_get(logs)
+
+
+def measure_fit(rounds: int) -> str:
+    """Measures the pipeline, the step, the loop over both, and `fit`; returns the section."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_photos(pathlib.Path(folder))
+        dataset = batches(pathlib.Path(folder))
+        bare = BareLoop(dataset)
+        batch = jax.device_put(next(iter(dataset)))
+        with trainer.distribute.OneDeviceStrategy().scope():
+            model = trainer.Model(models.MobileNetV2(num_classes=2, alpha=ALPHA))
+            model.compile(optax.adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        timings = alternate({
+            "the pipeline alone": lambda number: [None for _ in dataset.read_ahead(dataset.of_pass(number))],
+            "the steps alone": lambda number: jax.device_get([bare.train(*batch) for _ in range(len(dataset))]),
+            "a bare loop over both": bare.epoch,
+            "`fit`": lambda number: model.fit(dataset, initial_epoch=number, epochs=number + 1, verbose=0),
+        }, rounds)
+    seconds = {name: timing.seconds for name, timing in timings.items()}
+    loop = seconds["a bare loop over both"]
+    rows = [[name, f"{IMAGES / statistics.median(taken):.0f}", Ratio.of(taken, loop)]
+            for name, taken in seconds.items()]
+    ratio = Ratio.of(seconds["`fit`"], loop)
+    return f"""
+An epoch of {IMAGES} JPEGs of {SIDES[0]}x{SIDES[1]} pixels, resized to {SIDE}x{SIDE} and flipped at random; MobileNetV2
+with alpha={ALPHA}, Adam, batches of {BATCH}; {rounds} rounds in turn after one that warms up:
+`python benchmarks/images.py fit`. Pipeline and steps share the cores, so that neither alone is a bar. The bare loop has
+a thread that reads the same batches and a jitted step. `fit` is to take at most {BAR} times as long as that loop; it
+took {ratio}.
+
+{table(["", "images/s, median", "time to that of the bare loop"], rows)}"""
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def started(photos: str, core: int, batch: int, cluster: list[str], index: int) -> subprocess.Popen[str]:
+    """Starts the example on one core, as a worker of a cluster or alone."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "XLA_FLAGS")}
+    if cluster:
+        task = {"type": "worker", "index": index}
+        environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": cluster}, "task": task})
+    command = [sys.executable, str(EXAMPLE), photos, "--image-size", str(SIDE), "--alpha", str(ALPHA), "--batch-size",
+               str(batch), "--epochs", "2"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True,
+                            preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+
+
+def images_per_sec(processes: list[subprocess.Popen[str]]) -> float:
+    """Waits for processes; returns the sum of the rates that they print."""
+    total = 0.0
+    for process in processes:
+        printed = process.communicate()[0].splitlines()
+        if process.returncode:
+            sys.exit(f"The example ended with exit code {process.returncode}.")
+        total += ast.literal_eval(printed[-1])["images_per_sec"] if printed and printed[-1].startswith("{") else 0.0
+    return total
+
+
+def measure_workers(rounds: int) -> str:
+    """Measures one worker, two independent ones and two of a job; returns the section."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        sys.exit("Two workers need two cores, and this process may use one.")
+    # name -> batch, and how many processes in a job of their own
+    turns = {"one worker": (BATCH, 1, 1), "two independent workers": (BATCH, 1, 2),
+             "two workers, same global batch": (BATCH, 2, 2), "two workers, doubled global batch": (2 * BATCH, 2, 2)}
+    rates: dict[str, list[float]] = {name: [] for name in turns}
+    with tempfile.TemporaryDirectory() as folder:
+        make_photos(pathlib.Path(folder))
+        for _ in range(rounds):
+            for name, (batch, workers, processes) in turns.items():
+                cluster = [f"127.0.0.1:{port}" for port in free_ports(2)] if workers == 2 else []
+                rates[name].append(images_per_sec([
+                    started(folder, core, batch, cluster, index) for index, core in enumerate(cores[:processes])]))
+    one, limit, *_ = turns
+    rows = [[name, f"{statistics.median(found):.1f}", Ratio.of(found, rates[one]), Ratio.of(found, rates[limit])]
+            for name, found in rates.items()]
+    return f"""
+`examples/cats_and_dogs.py` on {IMAGES} JPEGs of {SIDES[0]}x{SIDES[1]} pixels at {SIDE}x{SIDE}; MobileNetV2 with
+alpha={ALPHA}, each process on one core; the second of two epochs, {rounds} rounds in turn: `python benchmarks/images.py workers`.
+Two independent workers are what the machine can give at most. BatchNorm is that of the global batch, and costs a
+message for each of its 52 layers.
+
+{table(["", "images/s, median", "to one worker", "to two independent workers"], rows)}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["fit", "workers", []], default=["fit", "workers"])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    for part in options.parts:
+        if part == "fit":
+            write_section("A folder of images: fit and a bare loop", measure_fit(options.rounds))
+        else:
+            write_section("A folder of images: one worker and two", measure_workers(options.rounds))
+
+
+if __name__ == "__main__":
+    main()
