@@ -59,6 +59,22 @@ def grain_batches():
     return rows.batch(BATCH_SIZE).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
 
+def image_batches():
+    from PIL import Image
+
+    folder = pathlib.Path("photos")
+    for row, label in enumerate(y):
+        path = folder / f"class {label}" / f"{row}.jpg"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.random.default_rng(row).integers(0, 256, (8, 12, 3), np.uint8)).save(path)
+    images = trainer.data.image_dataset_from_directory(
+        folder, image_size=(1, 2), batch_size=None, seed=3, verbose=False)
+    for augmentation in (trainer.data.augmentation.RandomFlip(), trainer.data.augmentation.RandomContrast(0.3)):
+        images = images.random_map(augmentation)
+    return images.map(lambda images, labels: (images.reshape(6) / np.float32(255), labels)).batch(BATCH_SIZE)
+
+
 def generated_batches():
     for epoch in range(EPOCHS):
         order = np.random.default_rng(epoch).permutation(ROWS)
@@ -69,6 +85,7 @@ def generated_batches():
 
 data = {"arrays": lambda: {"x": x, "y": y, "batch_size": BATCH_SIZE},
         "grain": lambda: {"x": grain_batches()},
+        "images": lambda: {"x": image_batches()},
         "generator": lambda: {"x": generated_batches(), "steps_per_epoch": -(-ROWS // BATCH_SIZE)}}[data_kind]()
 strategy = (trainer.distribute.MultiWorkerMirroredStrategy() if processes else
             trainer.distribute.MirroredStrategy() if int(devices) > 1 else trainer.distribute.OneDeviceStrategy())
