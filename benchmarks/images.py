@@ -181,8 +181,8 @@ def measure_workers(rounds: int) -> str:
     return f"""
 `examples/cats_and_dogs.py` on {IMAGES} JPEGs of {SIDES[0]}x{SIDES[1]} pixels at {SIDE}x{SIDE}; MobileNetV2 with
 alpha={ALPHA}, each process on one core; the second of two epochs, {rounds} rounds in turn:
-`python benchmarks/images.py workers`. Two independent workers are what the machine can give at most. BatchNorm is that of the global batch, and costs a
-message for each of its 52 layers.
+`python benchmarks/images.py workers`. Two independent workers are what the machine can give at
+most. BatchNorm is that of the global batch, and costs a message for each of its 52 layers.
 
 {table(["", "images/s, median", "to one worker", "to two independent workers"], rows)}"""
 

@@ -34,6 +34,7 @@ from trainer.models.vision.vit import ViTB16, ViTB32, ViTL16, ViTS16
 from trainer.models.vision.xception import Xception
 from trainer.models.weights.keras_weights import load_keras_weights
 from trainer.models.weights.preprocessing import preprocess_input
+from trainer.models.weights.torch_weights import load_torch_weights
 
 __all__ = [
     "CNN",
@@ -81,5 +82,6 @@ __all__ = [
     "Xception",
     "generate",
     "load_keras_weights",
+    "load_torch_weights",
     "preprocess_input",
 ]

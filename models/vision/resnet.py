@@ -8,6 +8,8 @@ from flax import linen as nn
 from trainer.models.layers.conv_layers import ConvLayers, max_pool
 from trainer.models.layers.image_model import ImageModel
 
+_STYLES = ("keras", "torchvision")
+
 
 class ResidualBlock(ConvLayers):
     """Convolutions whose outputs are added to the inputs, then a ReLU.
@@ -16,13 +18,13 @@ class ResidualBlock(ConvLayers):
       features: how many channels the convolution of size 3 has.
       strides: of the first convolution.
       bottleneck: convolutions of sizes 1, 3 and 1 with four times as many channels in the end; otherwise of 3 and 3.
-      use_bias: whether convolutions have biases.
+      style: of whom; see `ResNet`.
     """
 
     features: int = 0
     strides: int = 1
     bottleneck: bool = True
-    use_bias: bool = True
+    style: str = "keras"
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
@@ -33,11 +35,11 @@ class ResidualBlock(ConvLayers):
         else:
             layers = [(3, self.features), (3, self.features)]
         *inner, (last_size, outputs) = layers
-        strides = self.strides
+        striding = 2 if self.bottleneck and self.style == "torchvision" else 1
         for number, (size, features) in enumerate(inner, 1):
+            strides = self.strides if number == striding else 1
             x = self._padded_conv(x, features, size, strides, name=f"{number}_conv")
             x = nn.relu(self.batch_norm(x, training, name=f"{number}_bn"))
-            strides = 1
         # As Keras orders the layers: files without names are matched by order.
         projects = self.strides > 1 or inputs.shape[-1] != outputs
         if projects:
@@ -49,7 +51,7 @@ class ResidualBlock(ConvLayers):
 
     def _padded_conv(self, x: jax.Array, features: int, size: int, strides: int, name: str) -> jax.Array:
         return self.conv(x, features, size, strides, name=name, padding=[(size // 2, size // 2)] * 2,
-                         use_bias=self.use_bias)
+                         use_bias=self.style == "keras")
 
 
 class ResNet(ImageModel):
@@ -61,7 +63,11 @@ class ResNet(ImageModel):
     Attributes:
       blocks: how many blocks each stage has; the first has 64 channels, and each next one twice as many.
       bottleneck: blocks of three convolutions instead of two.
-      use_bias: whether convolutions have biases.
+      style: "keras", or "torchvision", whose convolutions have no biases, and whose blocks of three have the strides in
+        the second: for `load_torch_weights`, and images normalized by the means and deviations of ImageNet.
+
+    Raises:
+      ValueError: `style` is neither.
 
     Example:
 
@@ -74,19 +80,21 @@ class ResNet(ImageModel):
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     bottleneck: bool = True
-    use_bias: bool = True
+    style: str = "keras"
     norm_epsilon: float = 1.001e-5
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
         """Returns a feature map with a thirty-second of the height and width."""
-        x = self.conv(x, 64, 7, 2, name="conv1_conv", padding=[(3, 3), (3, 3)], use_bias=self.use_bias)
+        if self.style not in _STYLES:
+            raise ValueError(f"`style` must be \"keras\" or \"torchvision\". Received: {self.style!r}.")
+        x = self.conv(x, 64, 7, 2, name="conv1_conv", padding=[(3, 3), (3, 3)], use_bias=self.style == "keras")
         x = nn.relu(self.batch_norm(x, training, name="conv1_bn"))
         x = max_pool(x, 3, 2, padding=[(1, 1), (1, 1)])
         for stage, blocks in enumerate(self.blocks):
             for block in range(blocks):
                 x = ResidualBlock(
                     features=64 * 2**stage, strides=2 if stage and not block else 1, bottleneck=self.bottleneck,
-                    use_bias=self.use_bias, name=f"conv{stage + 2}_block{block + 1}",
+                    style=self.style, name=f"conv{stage + 2}_block{block + 1}",
                     **self.layer_options)(x, training)
         return x
 
@@ -99,7 +107,7 @@ class ResNet18(ResNet):
 
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     bottleneck: bool = False
-    use_bias: bool = False
+    style: str = "torchvision"
     norm_momentum: float = 0.9
     norm_epsilon: float = 1e-5
 

@@ -6,17 +6,24 @@ Owns the correspondence of names and layouts. The formats of files are in `keras
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import jax
 import numpy as np
 
 from trainer.models.weights.keras_files import KerasLayer, keras_layers, read
+from trainer.models.weights.model_layers import (
+    HasWeights,
+    Weight,
+    architecture_in,
+    layers_of,
+    listed,
+    problems_of,
+    shapes_of,
+)
 
 # The arrays of a layer in the order in which Keras lists them.
 _ORDER = ("depthwise_kernel", "pointwise_kernel", "kernel", "scale", "gamma", "bias", "mean", "var")
@@ -26,31 +33,6 @@ _OF_KERAS_1 = re.compile(r"(convolution2d|batchnormalization|separableconvolutio
 _RENAMED = {"convolution2d": "conv2d", "batchnormalization": "batch_normalization",
             "separableconvolution2d": "separable_conv2d"}
 _HEAD = re.compile(r"(.*_)?(predictions|logits|conv_preds|fc1|fc2|head_dense|head_layernorm)|conv_2|classifier")
-_SHOWN = 5
-
-
-class HasWeights(Protocol):
-    """A model: a `trainer.Model`, or what has its methods."""
-
-    def state_shapes(self) -> Any:
-        """Returns what has `params` and `model_state`, trees of shapes."""
-
-    def get_weights(self) -> list[np.ndarray]:
-        """Returns the arrays of `params` and `model_state`."""
-
-    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Replaces them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weight:
-    """An array of the model: its number among all of them, and its shape."""
-
-    number: int
-    shape: tuple[int, ...]
-
-
-_Layers = dict[tuple[str, ...], dict[str, _Weight]]
 
 
 def load_keras_weights(
@@ -84,11 +66,11 @@ def load_keras_weights(
     """
     path = os.fspath(path)
     state = model.state_shapes()
-    layers = _layers_of(state.params, state.model_state)
+    layers = layers_of(state.params, state.model_state)
     size = sum(4 * int(np.prod(weight.shape)) for layer in layers.values() for weight in layer.values())
     with keras_layers(path, most_bytes=4 * size + 2**26) as saved:
         in_file = _by_name((layer.name, layer) for layer in saved)
-        prefix = _prefix(layers, set(in_file))
+        prefix = architecture_in(layers, set(in_file))
         own = _by_name(("_".join(layer[len(prefix):]), weights) for layer, weights in layers.items()
                        if layer[:len(prefix)] == prefix)
         outside = ["/".join(layer) for layer in layers if layer[:len(prefix)] != prefix]
@@ -101,36 +83,23 @@ def load_keras_weights(
         for name in own.keys() & in_file.keys():
             matched = _matched(own[name], in_file[name])
             if matched is None:
-                differ.append(f"{name} (file: {_shapes(array.shape for array in _arrays(in_file[name]))}, model: "
-                              f"{_shapes(weight.shape for weight in _in_order(own[name]))})")
+                differ.append(f"{name} (file: {shapes_of(array.shape for array in _arrays(in_file[name]))}, model: "
+                              f"{shapes_of(weight.shape for weight in _in_order(own[name]))})")
             else:
                 loaded |= matched
-        problems = {
-            ("layer is not in the file", "layers are not in the file"):
-                [*outside, *(name for name in own if name not in in_file)],
-            ("layer of the file is not in the model", "layers of the file are not in the model"):
-                [name for name in in_file if name not in own],
-            ("layer has another shape", "layers have other shapes"): [] if skip_mismatch else sorted(differ)}
-        if any(problems.values()):
-            raise ValueError(_message(path, problems, skip_head))
+        missing = [*outside, *(name for name in own if name not in in_file)]
+        unused = [name for name in in_file if name not in own]
+        refused = [] if skip_mismatch else sorted(differ)
+        if found := problems_of(missing, unused, refused):
+            advice = _advice([*missing, *unused, *refused], skip_head)
+            raise ValueError(f"{path!r} does not fit the model: {found}. {advice}")
         weights = model.get_weights()
         for number, (array, axes) in loaded.items():
             weights[number] = read(array).transpose(axes)
     if differ:
-        warnings.warn(f"Layers of other shapes than in {path!r} stay as they are: {_listed(sorted(differ))}.",
+        warnings.warn(f"Layers of other shapes than in {path!r} stay as they are: {listed(sorted(differ))}.",
                       stacklevel=2)
     model.set_weights(weights)
-
-
-def _layers_of(params: Any, model_state: Any) -> _Layers:
-    layers: _Layers = collections.defaultdict(dict)
-    leaves = jax.tree_util.tree_leaves_with_path((params, model_state))
-    for number, (path, leaf) in enumerate(leaves):
-        part, *names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        if part == "1":
-            names = names[1:]  # without the collection
-        layers[tuple(names[:-1])][names[-1]] = _Weight(number, tuple(leaf.shape))
-    return dict(layers)
 
 
 def _by_name(layers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -149,17 +118,7 @@ def _by_name(layers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return named
 
 
-def _prefix(layers: _Layers, names: set[str]) -> tuple[str, ...]:
-    """Returns the path of the part of the model whose layers have most of the names; the shortest of several."""
-    prefixes = sorted({path[:length] for path in layers for length in range(len(path))}, key=len)
-
-    def matches(prefix: tuple[str, ...]) -> int:
-        return sum("_".join(path[len(prefix):]) in names for path in layers if path[:len(prefix)] == prefix)
-
-    return max(prefixes, key=matches, default=())
-
-
-def _matched(weights: Mapping[str, _Weight], layer: KerasLayer) -> dict[int, tuple[Any, tuple[int, ...]]] | None:
+def _matched(weights: Mapping[str, Weight], layer: KerasLayer) -> dict[int, tuple[Any, tuple[int, ...]]] | None:
     """Returns the file's array for each array of a layer, and how to transpose it; None if shapes differ."""
     arrays, expected = _arrays(layer), _in_order(weights)
     if len(arrays) != len(expected):
@@ -181,24 +140,12 @@ def _arrays(layer: KerasLayer) -> list[Any]:
     return layer.arrays[:2] if has_count else layer.arrays
 
 
-def _in_order(weights: Mapping[str, _Weight]) -> list[_Weight]:
+def _in_order(weights: Mapping[str, Weight]) -> list[Weight]:
     return [weights[name] for name in sorted(weights, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)]
 
 
-def _message(path: str, problems: Mapping[tuple[str, str], list[str]], skip_head: bool) -> str:
-    found = "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {_listed(names)}"
-                      for (one, several), names in problems.items() if names)
-    is_head = all(_HEAD.fullmatch(name.partition(" ")[0]) for names in problems.values() for name in names)
-    advice = ("Pass `skip_head=True` to leave the classifier as it is." if is_head and not skip_head else
-              "Make the model with the arguments of the one that was saved (`alpha`, `include_top`, `num_classes`); "
-              "`skip_head=True` leaves the classifier as it is, and `skip_mismatch=True` layers of other shapes.")
-    return f"{path!r} does not fit the model: {found}. {advice}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:
-    return ", ".join(str(tuple(shape)) for shape in shapes)
+def _advice(names: Sequence[str], skip_head: bool) -> str:
+    if not skip_head and all(_HEAD.fullmatch(name.partition(" ")[0]) for name in names):
+        return "Pass `skip_head=True` to leave the classifier as it is."
+    return ("Make the model with the arguments of the one that was saved (`alpha`, `include_top`, `num_classes`); "
+            "`skip_head=True` leaves the classifier as it is, and `skip_mismatch=True` layers of other shapes.")

@@ -31,7 +31,7 @@ CASES = [
     (models.EfficientNetB0(num_classes=3, width_coefficient=0.25, depth_coefficient=0.5, dropout_rate=0.0,
                            drop_connect_rate=0.0), 32, sharded, {"remat": True}),
     (ResNet(num_classes=3, blocks=(1, 1)), 32, sharded, {"remat": True}),
-    (ResNet(num_classes=3, blocks=(1, 1), bottleneck=False, use_bias=False), 32, mirrored, {}),
+    (ResNet(num_classes=3, blocks=(1, 1), bottleneck=False, style="torchvision"), 32, mirrored, {}),
     (ResNetV2(num_classes=3, blocks=(1, 1)), 32, mirrored, {"remat": True}),
     (DenseNet(num_classes=3, blocks=(2, 2), growth_rate=8), 32, sharded, {}),
     (VGG(num_classes=3, convolutions=(1, 1, 1, 1, 1)), 32, sharded, {}),

@@ -26,7 +26,7 @@ SIZES = {
 }
 LARGE = ("ResNet101", "ResNet152", "ResNet101V2", "ResNet152V2", "DenseNet169", "DenseNet201", "VGG19")
 SMALL = [
-    ResNet(num_classes=5, blocks=(1, 2)), ResNet(num_classes=5, blocks=(1, 2), bottleneck=False, use_bias=False),
+    ResNet(num_classes=5, blocks=(1, 2)), ResNet(num_classes=5, blocks=(1, 2), bottleneck=False, style="torchvision"),
     ResNetV2(num_classes=5, blocks=(1, 2)), DenseNet(num_classes=5, blocks=(2, 2), growth_rate=8),
     VGG(num_classes=5, convolutions=(1, 1, 1, 1, 1)),
 ]

@@ -31,7 +31,7 @@ ROOMS = ("core", "compile", "modules/calling", "modules", "losses", "metrics", "
 FACADE = "trainer"  # re-exports from every room, each name when it is first used
 # What a room may import of the trainer, where that is less than all rooms before it.
 NARROW = {"callbacks": ("core", "callbacks"), "models": ("models",), "launch": ("launch",), "core": ("core",)}
-MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py"}
+MODELS_MAY_IMPORT = {"flax", "jax", "numpy", "h5py", "safetensors"}
 # Rooms that others use through what their package exports, and not by its modules.
 CLOSED = ("cluster",)
 # `tf.distribute` has this name in this place; it is imported when it is first used.
@@ -327,7 +327,7 @@ def test_the_packages_listing_explains_itself():
     assert len(entries) <= 20, sorted(entries)
 
 
-def test_models_import_only_flax_jax_numpy_and_h5py():
+def test_models_import_only_flax_jax_numpy_and_what_reads_files():
     assert offenders(lambda source: third_party_imports(source) - MODELS_MAY_IMPORT,
                      {module for module in SOURCES if room_of(module, PACKAGES).partition("/")[0] != "models"}) == {}
 

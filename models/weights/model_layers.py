@@ -1,0 +1,84 @@
+"""The layers of a model by their paths, whose arrays are replaced by those of a file, and what to say if they differ.
+
+Owns how a model is seen by the loaders of weights.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+_SHOWN = 5  # names in a message
+
+
+class HasWeights(Protocol):
+    """A model: a `trainer.Model`, or what has its methods."""
+
+    def state_shapes(self) -> Any:
+        """Returns what has `params` and `model_state`, trees of shapes."""
+
+    def get_weights(self) -> list[np.ndarray]:
+        """Returns the arrays of `params` and `model_state`."""
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Replaces them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """An array of the model: its number among all of them, and its shape."""
+
+    number: int
+    shape: tuple[int, ...]
+
+
+Layers = dict[tuple[str, ...], dict[str, Weight]]
+
+
+def layers_of(params: Any, model_state: Any) -> Layers:
+    """Returns the layers of a model, given the trees of its parameters and of its state."""
+    layers: Layers = collections.defaultdict(dict)
+    leaves = jax.tree_util.tree_leaves_with_path((params, model_state))
+    for number, (path, leaf) in enumerate(leaves):
+        part, *names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        if part == "1":
+            names = names[1:]  # without the collection
+        layers[tuple(names[:-1])][names[-1]] = Weight(number, tuple(leaf.shape))
+    return dict(layers)
+
+
+def architecture_in(layers: Layers, names: set[str]) -> tuple[str, ...]:
+    """Returns the path of the part of the model whose layers have most of the names; the shortest of several."""
+    prefixes = sorted({path[:length] for path in layers for length in range(len(path))}, key=len)
+
+    def matches(prefix: tuple[str, ...]) -> int:
+        return sum("_".join(path[len(prefix):]) in names for path in layers if path[:len(prefix)] == prefix)
+
+    return max(prefixes, key=matches, default=())
+
+
+def problems_of(
+    missing: Sequence[str], unused: Sequence[str], differing: Sequence[str], what: str = "layer"
+) -> str:
+    """Returns a sentence on the names that a file lacks, those it has too much, and those of other shapes."""
+    problems = {(f"{what} is not in the file", f"{what}s are not in the file"): missing,
+                (f"{what} of the file is not in the model", f"{what}s of the file are not in the model"): unused,
+                (f"{what} has another shape", f"{what}s have other shapes"): differing}
+    return "; ".join(f"{len(names)} {one if len(names) == 1 else several}: {listed(names)}"
+                     for (one, several), names in problems.items() if names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns the first names, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def shapes_of(shapes: Iterable[Sequence[int]]) -> str:
+    """Returns shapes as text."""
+    return ", ".join(str(tuple(shape)) for shape in shapes)

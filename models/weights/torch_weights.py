@@ -1,0 +1,117 @@
+"""Loading the weights of torchvision's ResNets and of timm's ResNets and ViTs, from safetensors files."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from trainer.models.weights.model_layers import HasWeights, Weight, architecture_in, layers_of, problems_of, shapes_of
+
+# A layer's name in a file, and the same layer in ours; the first number of a ResNet's is its stage, from 1.
+_RENAMED = (
+    (re.compile(r"layer(\d+)\.(\d+)\.(conv|bn)(\d)"), lambda m: f"{_block(m)}_{m[4]}_{m[3]}"),
+    (re.compile(r"layer(\d+)\.(\d+)\.downsample\.([01])"), lambda m: f"{_block(m)}_0_{('conv', 'bn')[int(m[3])]}"),
+    (re.compile(r"(conv|bn)1"), lambda m: f"conv1_{m[1]}"),
+    (re.compile(r"fc"), lambda m: "predictions"),
+    (re.compile(r".*"), lambda m: m[0].replace(".", "_")),  # timm's ViTs
+)
+_ARRAYS = {"bias": ("bias",), "running_mean": ("mean",), "running_var": ("var",), "weight": ("kernel", "scale")}
+_HEADS = ("predictions", "head")
+_COUNTER = "num_batches_tracked"
+_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # of kernels there, in our order
+
+
+def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_head: bool = False) -> None:
+    """Loads a safetensors file of torchvision's or timm's weights into a model of the same architecture.
+
+    These are `resnet18`, `resnet34` and the larger ones of both for `ResNet18`, `ResNet34` and `ResNet50(
+    style="torchvision")`, and timm's `vit_*` for `ViTS16` and its like. The architecture may be a part of the model,
+    such as the first layer of a `trainer.Sequential`. Nothing is changed if anything does not fit.
+
+    Args:
+      model: a built `trainer.Model`.
+      path: the file, such as `model.safetensors` of timm's repositories.
+      skip_head: leave the classifier as it is, and what else of the model lies outside of the architecture.
+
+    Raises:
+      ValueError: an array of the model is not in the file, one of the file not in the model, or shapes differ; all are
+        named. Or the file is damaged.
+      ImportError: safetensors is not installed.
+      OSError: the file cannot be read.
+
+    Example:
+
+    >>> model = trainer.Model(models.ViTB16(num_classes=2))  # doctest: +SKIP
+    >>> model.build(np.zeros((1, 224, 224, 3), np.float32))  # doctest: +SKIP
+    >>> models.load_torch_weights(model, "model.safetensors", skip_head=True)  # doctest: +SKIP
+    """
+    path = os.fspath(path)
+    arrays = _read(path)
+    state = model.state_shapes()
+    layers = layers_of(state.params, state.model_state)
+    prefix = architecture_in(layers, {_layer(name) for name in arrays})
+    own: dict[str, Weight] = {}
+    outside = []
+    for layer, weights in layers.items():
+        for name, weight in weights.items():
+            if layer[:len(prefix)] == prefix:
+                own["/".join((*(["_".join(layer[len(prefix):])] if layer != prefix else []), name))] = weight
+            else:
+                outside.append("/".join((*layer, name)))
+    in_file = {_name(name, own): array for name, array in arrays.items()}
+    if skip_head:
+        own, in_file = ({name: found for name, found in some.items() if name.split("/")[0] not in _HEADS}
+                        for some in (own, in_file))
+        outside = []
+    loaded = {name: _in_our_order(name, array) for name, array in in_file.items()}
+    differing = [f"{name} (file: {shapes_of([loaded[name].shape])}, model: {shapes_of([weight.shape])})"
+                 for name, weight in own.items() if name in loaded and loaded[name].shape != weight.shape]
+    missing = [*outside, *(name for name in own if name not in loaded)]
+    if found := problems_of(missing, [name for name in loaded if name not in own], differing, "array"):
+        raise ValueError(f"{path!r} does not fit the model: {found}. Make the model with the arguments of the one that "
+                         "was saved (`num_classes`, and `style=\"torchvision\"` of larger ResNets); `skip_head=True` "
+                         "leaves the classifier as it is.")
+    received = model.get_weights()
+    for name, weight in own.items():
+        received[weight.number] = loaded[name]
+    model.set_weights(received)
+
+
+def _read(path: str) -> dict[str, np.ndarray]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError("These weights need safetensors. Install it: pip install 'trainer-jax[images]'.") from error
+    with open(path, "rb"):  # for an error that says what is wrong with the path
+        pass
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys() if not name.endswith(_COUNTER)}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path!r} is no safetensors file, or is damaged: {error}. Download or copy it again.") from error
+
+
+def _block(match: re.Match[str]) -> str:
+    return f"conv{int(match[1]) + 1}_block{int(match[2]) + 1}"
+
+
+def _layer(name: str) -> str:
+    layer = name.rpartition(".")[0]
+    return next(rename(match) for pattern, rename in _RENAMED if (match := pattern.fullmatch(layer)))
+
+
+def _name(name: str, own: dict[str, Any]) -> str:
+    """Returns what an array of the file is called in the model."""
+    last = name.rpartition(".")[2]
+    if last not in _ARRAYS:
+        return name.replace(".", "_")  # an array in no layer, such as "pos_embed"
+    names = [f"{_layer(name)}/{ours}" for ours in _ARRAYS[last]]
+    return next((ours for ours in names if ours in own), names[0])
+
+
+def _in_our_order(name: str, array: np.ndarray) -> np.ndarray:
+    return array.transpose(_AXES[array.ndim]) if name.endswith("/kernel") and array.ndim in _AXES else array
