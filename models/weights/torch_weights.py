@@ -63,8 +63,8 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_hea
                 outside.append("/".join((*layer, name)))
     in_file = {_name(name, own): array for name, array in arrays.items()}
     if skip_head:
-        own, in_file = ({name: found for name, found in some.items() if name.split("/")[0] not in _HEADS}
-                        for some in (own, in_file))
+        own = {name: weight for name, weight in own.items() if not _in_head(name)}
+        in_file = {name: array for name, array in in_file.items() if not _in_head(name)}
         outside = []
     loaded = {name: _in_our_order(name, array) for name, array in in_file.items()}
     differing = [f"{name} (file: {shapes_of([loaded[name].shape])}, model: {shapes_of([weight.shape])})"
@@ -93,6 +93,10 @@ def _read(path: str) -> dict[str, np.ndarray]:
     except SafetensorError as error:
         raise ValueError(
             f"{path!r} is no safetensors file, or is damaged: {error}. Download or copy it again.") from error
+
+
+def _in_head(name: str) -> bool:
+    return name.partition("/")[0] in _HEADS
 
 
 def _block(match: re.Match[str]) -> str:
