@@ -122,3 +122,16 @@ def test_mnist_names_what_is_wrong_with_a_file(tmp_path, write, message):
     done = run("mnist.py", tmp_path, "--data", "data", succeeds=False)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_texts_are_classified_by_what_they_mean(tmp_path):
+    # By its words alone, a text that says "not" would be put into the wrong class: a third of them do.
+    assert metrics_of("text_classification.py", tmp_path)["accuracy"] > 0.85
+
+
+@pytest.mark.slow
+def test_a_student_learns_more_from_a_teacher_than_from_labels(tmp_path):
+    metrics = metrics_of("distillation.py", tmp_path)
+    assert metrics["accuracy_teacher"] > 0.95
+    assert metrics["accuracy_distilled"] > metrics["accuracy_alone"] + 0.05
