@@ -142,3 +142,17 @@ def test_pairs_of_digits_tell_which_digits_are_alike(tmp_path):
     metrics = metrics_of("siamese.py", tmp_path)
     assert metrics["accuracy"] > 0.92
     assert metrics["accuracy_of_neighbours"] > 0.95
+
+
+@pytest.mark.slow
+def test_weights_for_some_digits_help_with_others(tmp_path):
+    metrics = metrics_of("transfer_learning.py", tmp_path)
+    assert metrics["accuracy_of_fine_tuned"] > metrics["accuracy_from_scratch"] + 0.1
+    assert metrics["accuracy_of_fine_tuned"] > metrics["accuracy_of_frozen"] > 0.35
+
+
+@pytest.mark.slow
+def test_an_actor_learns_to_balance_a_pole(tmp_path):
+    metrics = metrics_of("actor_critic.py", tmp_path)
+    assert metrics["return_before"] < 50
+    assert metrics["return_after"] > 300
