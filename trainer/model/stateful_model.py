@@ -17,6 +17,7 @@ from trainer.compile.entry_points import with_entry_points
 from trainer.core import arguments, errors, replica_context
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
@@ -28,7 +29,7 @@ from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.model.types import ModuleLike
-from trainer.modules import CallKwargs, as_functional, render_summary
+from trainer.modules import CallKwargs, as_functional, render_summary, without_frozen
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
@@ -159,12 +160,13 @@ class StatefulModel(OverridableSteps):
         """
         state, holder = self._state_holder.current, self._state_holder
         trained = state.params if state.optimizer is None else state.trainable(state.params)
-        trees = (state.params, state.model_state, trained)
-        params, others, trainable = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
+        trained_names = set(named_leaves(trained)) if self._configuration.trainable else set()
+        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained_names}
+        params, others = (
+            sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
         with replica_context.enter(replica_context.context_outside(holder.inputs)):
-            rows = self._functional.summary_rows(holder.inputs)
-        for line in render_summary(
-                rows, self.name, params + others, trainable if self._configuration.trainable else 0, others):
+            rows = without_frozen(self._functional.summary_rows(holder.inputs), frozen)
+        for line in render_summary(rows, self.name, params + others, params - sum(frozen.values()), others):
             print_fn(line)
 
     def count_params(self) -> int:
