@@ -38,7 +38,7 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """Logits of ten classes for images, whose rows are the tokens."""
 
-    def __init__(self, side: int, rngs: nnx.Rngs, dim: int = 64, heads: int = 4, layers: int = 2):
+    def __init__(self, side: int, rngs: nnx.Rngs, dim: int = 64, heads: int = 4, layers: int = 1):
         self.embedding = nnx.Linear(side, dim, rngs=rngs)
         self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (side, dim)))
         self.blocks = nnx.List(Block(dim, heads, rngs) for _ in range(layers))

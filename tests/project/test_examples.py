@@ -141,7 +141,7 @@ def test_a_student_learns_more_from_a_teacher_than_from_labels(tmp_path):
 def test_pairs_of_digits_tell_which_digits_are_alike(tmp_path):
     metrics = metrics_of("siamese.py", tmp_path)
     assert metrics["accuracy"] > 0.92
-    assert metrics["accuracy_of_neighbours"] > 0.95
+    assert metrics["accuracy_of_neighbours"] > 0.93
 
 
 @pytest.mark.slow
