@@ -83,11 +83,17 @@ class StatefulModel(OverridableSteps):
         Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept. Compiled for
         each shape of `x`, as a step is, unless `run_eagerly` is set or `apply` is overridden. `x` may be traced, by
         `jax.grad` for example; in a `jax.jit` of your own the weights are constants, so call `apply` there.
+
+        Raises:
+          RuntimeError: if the model is not built, and `x` is traced.
         """
         forward.check_is_outside_of_steps(self)
-        if not self.built:
-            self.build(x)
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+        if not self.built:
+            if is_traced:
+                raise RuntimeError(f"The model {self.name} is not built, and cannot be in a step or another function "
+                                   "that JAX traces. Call its `build(sample)` before, with some rows of inputs.")
+            self.build(x)
         # What traces may keep the state for as long as it likes.
         state = self.strategy.on_devices(self._state_holder.lend() if is_traced else self._state_holder.current)
         if not is_traced:
