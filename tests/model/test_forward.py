@@ -126,3 +126,19 @@ def test_a_copy_of_a_model_calls_its_own_module():
     other.build(X), model.build(X)
     other.set_weights([np.ones_like(weight) for weight in other.get_weights()])
     assert not np.allclose(model(X), other(X))
+
+
+def test_a_model_that_is_not_built_cannot_be_called_in_a_step():
+    teacher = trainer.Model(nn.Dense(1), name="teacher")
+
+    class Student(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return super().compute_loss(x, teacher(x), y_pred, sample_weight)
+
+    model = Student(nn.Dense(1))
+    model.compile("sgd", "mse")
+    x = np.ones((4, 2), np.float32)
+    with pytest.raises(RuntimeError, match=r"teacher is not built.*`build\(sample\)`"):
+        model.fit(x, x[:, :1], verbose=0)
+    teacher.build(x)
+    model.fit(x, x[:, :1], verbose=0)

@@ -17,6 +17,7 @@ from trainer.compile.entry_points import with_entry_points
 from trainer.core import arguments, errors, replica_context
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
@@ -28,7 +29,7 @@ from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.model.types import ModuleLike
-from trainer.modules import CallKwargs, as_functional, render_summary
+from trainer.modules import CallKwargs, as_functional, render_summary, without_frozen
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
@@ -82,11 +83,17 @@ class StatefulModel(OverridableSteps):
         Builds the model, if it is not. `training=True` lets dropout drop; running averages are not kept. Compiled for
         each shape of `x`, as a step is, unless `run_eagerly` is set or `apply` is overridden. `x` may be traced, by
         `jax.grad` for example; in a `jax.jit` of your own the weights are constants, so call `apply` there.
+
+        Raises:
+          RuntimeError: if the model is not built, and `x` is traced.
         """
         forward.check_is_outside_of_steps(self)
-        if not self.built:
-            self.build(x)
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+        if not self.built:
+            if is_traced:
+                raise RuntimeError(f"The model {self.name} is not built, and cannot be in a step or another function "
+                                   "that JAX traces. Call its `build(sample)` before, with some rows of inputs.")
+            self.build(x)
         # What traces may keep the state for as long as it likes.
         state = self.strategy.on_devices(self._state_holder.lend() if is_traced else self._state_holder.current)
         if not is_traced:
@@ -159,12 +166,13 @@ class StatefulModel(OverridableSteps):
         """
         state, holder = self._state_holder.current, self._state_holder
         trained = state.params if state.optimizer is None else state.trainable(state.params)
-        trees = (state.params, state.model_state, trained)
-        params, others, trainable = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in trees)
+        trained_names = set(named_leaves(trained)) if self._configuration.trainable else set()
+        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained_names}
+        params, others = (
+            sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
         with replica_context.enter(replica_context.context_outside(holder.inputs)):
-            rows = self._functional.summary_rows(holder.inputs)
-        for line in render_summary(
-                rows, self.name, params + others, trainable if self._configuration.trainable else 0, others):
+            rows = without_frozen(self._functional.summary_rows(holder.inputs), frozen)
+        for line in render_summary(rows, self.name, params + others, params - sum(frozen.values()), others):
             print_fn(line)
 
     def count_params(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from flax.traverse_util import flatten_dict
 
+from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import PyTree
 
 Path = tuple[str, ...]
@@ -25,7 +26,7 @@ class LayerRow(NamedTuple):
       type_name: the name of its class.
       output_shape: the shapes of its outputs, with None for the batch dimension.
       params: how many numbers the layer itself holds: parameters and state.
-      trainable: how many of these are parameters.
+      trainable: how many of these are trained; in a module's own rows, how many are parameters.
     """
 
     path: str
@@ -81,6 +82,26 @@ class CallRecorder:
             if owner is not None:
                 counts[owner] += sum(leaf.size for leaf in jax.tree.leaves(value))
         return counts
+
+
+def without_frozen(rows: Sequence[LayerRow], frozen: Mapping[str, int]) -> list[LayerRow]:
+    """Returns the rows with what is frozen counted as not trained.
+
+    Args:
+      rows: the layers of a module.
+      frozen: how many numbers each frozen parameter holds, by its path, such as "encoder/Dense_0/kernel".
+
+    >>> without_frozen([LayerRow("head", "Dense", "(None, 2)", 8, 8)], {"head/kernel": 6})[0].trainable
+    2
+    """
+    counts = {row.path: row.trainable for row in rows}
+    for path, count in frozen.items():
+        names = path.split(SEPARATOR)
+        parents = (SEPARATOR.join(names[:end]) for end in range(len(names), -1, -1))
+        owner = next((parent for parent in parents if parent in counts), None)
+        if owner is not None:
+            counts[owner] -= count
+    return [row._replace(trainable=counts[row.path]) for row in rows]
 
 
 def render_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: int, state_count: int) -> list[str]:
