@@ -13,6 +13,7 @@ import functools
 import inspect
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,12 +22,40 @@ import jax
 _CONTAINERS = (list, tuple, set, dict)
 
 
+class Constants:
+    """What compiled code has read of objects that have a `version`, another one after each of their changes."""
+
+    def __init__(self) -> None:
+        self._versions: list[tuple[weakref.ref[Any], int]] = []
+
+    def add(self, reader: Any) -> None:
+        """Notes the present version of an object, if it has one."""
+        if isinstance(version := getattr(reader, "version", None), int):
+            self._versions.append((weakref.ref(reader), version))
+
+    @property
+    def are_stale(self) -> bool:
+        """Whether such an object has changed since."""
+        return any((reader := found()) is not None and reader.version != version for found, version in self._versions)
+
+
 class _Tracing(threading.local):
     function: Callable[..., Any] | None = None  # what this thread traces
     owner: Any = None  # whose values it must be given; None for those of all
+    constants: Constants | None = None  # of what it compiles
 
 
 _tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def noting(constants: Constants) -> Iterator[None]:
+    """Adds what `check_may_read` allows to be read in the block, which traces a function."""
+    outer, _tracing.constants = _tracing.constants, constants
+    try:
+        yield
+    finally:
+        _tracing.constants = outer
 
 
 @contextlib.contextmanager
@@ -77,6 +106,8 @@ def check_may_read(reader: Any, what: str, fix: str) -> None:
             name = f"{type(owner).__name__}.{name.rpartition('.')[2]}"
         raise TypeError(f"`{name}` reads {what} from outside. It is compiled, and what it does not "
                         f"get as an argument is a constant of the program: later training would not be seen. {fix}")
+    if _tracing.constants is not None:
+        _tracing.constants.add(reader)
 
 
 def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:

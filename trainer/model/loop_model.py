@@ -89,6 +89,11 @@ class LoopModel:
         if is_jit_disabled() and not eager:
             raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
                              "to see what a step computes, with `disable_jit` or without.")
+        if kind in phases and phases[kind].has_stale_constants:
+            warnings.warn(f"The {kind} step is compiled again: it reads the weights of another model, which have "
+                          "changed, and are constants in it. If they change often, make both models one: `Model({\"student\": "
+                          "..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
+            del phases[kind]
         is_new, is_trained = kind not in phases, "train" in phases
         if is_new:
             output_checks.check_inputs_of_rank_one(

@@ -54,6 +54,7 @@ class StateHolder:
       seed: see above; of a state that was loaded, that state's.
       inputs: the shapes of the inputs that the module was initialised on; None before.
       shows_averages: whether `shown` is the state with the moving averages of the weights.
+      version: another one after each change of the state.
     """
 
     def __init__(self, module: FunctionalModule, strategy: Strategy, seed: int, configuration: Configuration,
@@ -68,6 +69,7 @@ class StateHolder:
         self._made: TrainState | None = None
         self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # the state's shapes, what waits for it
         self._is_lent = False
+        self.version = 0
 
     @property
     def is_built(self) -> bool:
@@ -93,6 +95,7 @@ class StateHolder:
         self.inputs = spec
         yield making[0]
         self._making, self._is_lent = making, False
+        self.version += 1
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Returns the shapes of the state, allocating nothing; of weights for `inputs`, where they are given."""
@@ -208,6 +211,7 @@ class StateHolder:
     def keep(self, state: TrainState) -> None:
         """Makes `state`, which a step returned, the model's state."""
         self._made, self._making = state, None
+        self.version += 1
 
     def keep_lent(self, state: TrainState) -> None:
         """Makes `state`, of which something else holds arrays, the model's state."""

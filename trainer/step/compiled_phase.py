@@ -18,6 +18,7 @@ from trainer.compile.cost_analysis import Cost, cost_of
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import compile_lowered, compiled, compiling
 from trainer.compile.recompilation_guard import CompileGuard
+from trainer.core import trace_purity
 from trainer.core.replica_context import AllRows, single_context
 from trainer.core.timing import Timing
 from trainer.core.types import PyTree
@@ -114,9 +115,11 @@ class CompiledPhase:
         self._requested = 1 if eager else steps_per_execution
         make_context = single_context if eager else functools.partial(context_of, strategy)
         one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
+        self._constants = trace_purity.Constants()
         if eager:
             self._one_batch = functools.partial(self._eagerly, one_batch)
         else:
+            one_batch = functools.partial(self._noting_constants, one_batch)
             # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
             shared = compiled(one_batch)
             if strategy.is_on_cpu:
@@ -178,6 +181,11 @@ class CompiledPhase:
             self._affordable[spec] = (
                 self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
         self.steps_per_execution = self._affordable[spec]
+
+    @property
+    def has_stale_constants(self) -> bool:
+        """Whether the step has read weights of another model, which have changed since."""
+        return self._constants.are_stale
 
     @property
     def step_flops(self) -> float | None:
@@ -318,6 +326,11 @@ class CompiledPhase:
         return isinstance(group.mask, jax.Array) or pads_parts(group.rows // replicas, self.microbatches)
 
     def _run(self, execute: Callable[..., Any], rest: Any, first: int, state: Any, *running: Any) -> Any:
+        if self.has_stale_constants:
+            raise RuntimeError(
+                f"The {self._kind} step reads the weights of another model, which have changed since the run began, "
+                "and are constants of the compiled step. Change them between runs, where the step is compiled again, or "
+                "make both models one: `Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.")
         try:
             return execute(state, *running, *rest)
         except Exception as error:
@@ -331,6 +344,10 @@ class CompiledPhase:
     def text(self) -> str | None:
         """Returns the first program that was compiled, as XLA's text; None if there is none."""
         return next((executable.as_text() for executable in self._executables.values()), None)
+
+    def _noting_constants(self, one_batch: Callable[..., Any], *arguments: Any) -> Any:
+        with trace_purity.noting(self._constants):
+            return one_batch(*arguments)
 
     def _execution(self, fused: bool) -> Any:
         """Returns the function that runs a group, to be compiled unless it is eager."""
