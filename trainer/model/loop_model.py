@@ -91,8 +91,8 @@ class LoopModel:
                              "to see what a step computes, with `disable_jit` or without.")
         if kind in phases and phases[kind].has_stale_constants:
             warnings.warn(f"The {kind} step is compiled again: it reads the weights of another model, which have "
-                          "changed, and are constants in it. If they change often, make both models one: `Model({\"student\": "
-                          "..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
+                          "changed, and are constants in it. If they change often, make both models one: "
+                          "`Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
             del phases[kind]
         is_new, is_trained = kind not in phases, "train" in phases
         if is_new:

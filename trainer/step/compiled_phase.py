@@ -329,8 +329,8 @@ class CompiledPhase:
         if self.has_stale_constants:
             raise RuntimeError(
                 f"The {self._kind} step reads the weights of another model, which have changed since the run began, "
-                "and are constants of the compiled step. Change them between runs, where the step is compiled again, or "
-                "make both models one: `Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.")
+                "and are constants of the compiled step. Change them between runs, where the step is compiled again, "
+                "or make both models one: `Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.")
         try:
             return execute(state, *running, *rest)
         except Exception as error:
