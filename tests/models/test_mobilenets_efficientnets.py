@@ -94,7 +94,8 @@ def test_weights_without_a_classifier_load(keras, name, options, tmp_path):
     theirs = getattr(keras.applications, name)(
         weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3), **options)
     if name == "EfficientNetB0":
-        theirs.get_layer("normalization").adapt(pixels().astype(np.float32) / 255)
+        normalization = next(layer for layer in theirs.layers if isinstance(layer, keras.layers.Normalization))
+        normalization.adapt(pixels().astype(np.float32) / 255)
     theirs.save_weights(tmp_path / "no_top.weights.h5")
     module = getattr(models, name)(num_classes=3, **options)
     whole = trainer.Model(module)
