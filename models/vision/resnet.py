@@ -16,7 +16,7 @@ class ResidualBlock(ConvLayers):
 
     Attributes:
       features: how many channels the convolution of size 3 has.
-      strides: of the first convolution.
+      strides: of the first convolution, or of the second in torchvision's blocks of three.
       bottleneck: convolutions of sizes 1, 3 and 1 with four times as many channels in the end; otherwise of 3 and 3.
       style: of whom; see `ResNet`.
     """
@@ -40,7 +40,7 @@ class ResidualBlock(ConvLayers):
             strides = self.strides if number == striding else 1
             x = self._padded_conv(x, features, size, strides, name=f"{number}_conv")
             x = nn.relu(self.batch_norm(x, training, name=f"{number}_bn"))
-        # As Keras orders the layers: files without names are matched by order.
+        # As Keras orders the layers, with which tests compare them.
         projects = self.strides > 1 or inputs.shape[-1] != outputs
         if projects:
             inputs = self._padded_conv(inputs, outputs, 1, self.strides, name="0_conv")

@@ -18,11 +18,11 @@ from trainer.models.weights.keras_files import KerasLayer, keras_layers, read
 from trainer.models.weights.model_layers import (
     HasWeights,
     Weight,
-    architecture_in,
     layers_of,
     listed,
     problems_of,
     shapes_of,
+    split_at_architecture,
 )
 
 # The arrays of a layer in the order in which Keras lists them.
@@ -70,14 +70,12 @@ def load_keras_weights(
     size = sum(4 * int(np.prod(weight.shape)) for layer in layers.values() for weight in layer.values())
     with keras_layers(path, most_bytes=4 * size + 2**26) as saved:
         in_file = _by_name((layer.name, layer) for layer in saved)
-        prefix = architecture_in(layers, set(in_file))
-        own = _by_name(("_".join(layer[len(prefix):]), weights) for layer, weights in layers.items()
-                       if layer[:len(prefix)] == prefix)
-        outside = ["/".join(layer) for layer in layers if layer[:len(prefix)] != prefix]
+        inside, outside = split_at_architecture(layers, set(in_file))
+        own = _by_name(inside.items())
         if skip_head:
             own, in_file = ({name: layer for name, layer in found.items() if not _HEAD.fullmatch(name)}
                             for found in (own, in_file))
-            outside = []
+            outside = {}
         loaded: dict[int, tuple[Any, tuple[int, ...]]] = {}
         differ: list[str] = []
         for name in own.keys() & in_file.keys():

@@ -52,14 +52,22 @@ def layers_of(params: Any, model_state: Any) -> Layers:
     return dict(layers)
 
 
-def architecture_in(layers: Layers, names: set[str]) -> tuple[str, ...]:
-    """Returns the path of the part of the model whose layers have most of the names; the shortest of several."""
+def split_at_architecture(
+    layers: Layers, names: set[str]
+) -> tuple[dict[str, dict[str, Weight]], dict[str, dict[str, Weight]]]:
+    """Returns the layers of the part of a model that has most of the names, and those outside of it.
+
+    The part is the largest one of several. Its layers have their paths in it, joined by "_"; others theirs, by "/".
+    """
     prefixes = sorted({path[:length] for path in layers for length in range(len(path))}, key=len)
 
-    def matches(prefix: tuple[str, ...]) -> int:
-        return sum("_".join(path[len(prefix):]) in names for path in layers if path[:len(prefix)] == prefix)
+    def inside(prefix: tuple[str, ...]) -> dict[str, dict[str, Weight]]:
+        return {"_".join(path[len(prefix):]): weights for path, weights in layers.items()
+                if path[:len(prefix)] == prefix}
 
-    return max(prefixes, key=matches, default=())
+    prefix = max(prefixes, key=lambda prefix: len(inside(prefix).keys() & names), default=())
+    return inside(prefix), {"/".join(path): weights for path, weights in layers.items()
+                            if path[:len(prefix)] != prefix}
 
 
 def problems_of(

@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from trainer.models.weights.model_layers import HasWeights, Weight, architecture_in, layers_of, problems_of, shapes_of
+from trainer.models.weights.model_layers import (
+    HasWeights,
+    Weight,
+    layers_of,
+    problems_of,
+    shapes_of,
+    split_at_architecture,
+)
 
 # A layer's name in a file, and the same layer in ours; the first number of a ResNet's is its stage, from 1.
 _RENAMED = (
@@ -51,21 +58,13 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_hea
     path = os.fspath(path)
     arrays = _read(path)
     state = model.state_shapes()
-    layers = layers_of(state.params, state.model_state)
-    prefix = architecture_in(layers, {_layer(name) for name in arrays})
-    own: dict[str, Weight] = {}
-    outside = []
-    for layer, weights in layers.items():
-        for name, weight in weights.items():
-            if layer[:len(prefix)] == prefix:
-                own["/".join((*(["_".join(layer[len(prefix):])] if layer != prefix else []), name))] = weight
-            else:
-                outside.append("/".join((*layer, name)))
+    own, outside = map(_arrays_of, split_at_architecture(
+        layers_of(state.params, state.model_state), {_layer(name) for name in arrays}))
     in_file = {_name(name, own): array for name, array in arrays.items()}
     if skip_head:
         own = {name: weight for name, weight in own.items() if not _in_head(name)}
         in_file = {name: array for name, array in in_file.items() if not _in_head(name)}
-        outside = []
+        outside = {}
     loaded = {name: _in_our_order(name, array) for name, array in in_file.items()}
     differing = [f"{name} (file: {shapes_of([loaded[name].shape])}, model: {shapes_of([weight.shape])})"
                  for name, weight in own.items() if name in loaded and loaded[name].shape != weight.shape]
@@ -78,6 +77,11 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_hea
     for name, weight in own.items():
         received[weight.number] = loaded[name]
     model.set_weights(received)
+
+
+def _arrays_of(layers: dict[str, dict[str, Weight]]) -> dict[str, Weight]:
+    return {f"{layer}/{name}" if layer else name: weight
+            for layer, weights in layers.items() for name, weight in weights.items()}
 
 
 def _read(path: str) -> dict[str, np.ndarray]:

@@ -72,3 +72,9 @@ def test_dropout_acts_in_training_only(model):
 def test_images_that_cannot_be_convolved_are_refused(model, shape, message):
     with pytest.raises(ValueError, match=message):
         model.init(jax.random.key(0), images(shape=shape))
+
+
+def test_every_public_name_leads_to_its_object():
+    assert all(getattr(models, name).__name__ == name for name in models.__all__)
+    with pytest.raises(AttributeError, match=r"'trainer\.models' has no attribute 'ResNet19'"):
+        _ = models.ResNet19
