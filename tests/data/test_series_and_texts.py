@@ -79,3 +79,10 @@ def test_a_text_that_cannot_be_read_is_named(folder):
     dataset = text_dataset_from_directory(folder, letters, verbose=False, batch_size=None)
     with pytest.raises(ValueError, match=r"0\.txt' cannot be read.*UTF-8"):
         [dataset.rows[number] for number in range(5)]
+
+
+def test_texts_of_several_lengths_are_refused_by_file(folder):
+    (folder / "bad" / "1.txt").write_text("dullest")
+    dataset = text_dataset_from_directory(folder, letters, verbose=False, shuffle=False)
+    with pytest.raises(ValueError, match=r"one shape.*\(7,\) for .*1\.txt', and \(4,\) for .*0\.txt'"):
+        [dataset.rows[number] for number in range(5)]

@@ -230,6 +230,18 @@ def test_a_pattern_that_matches_nothing_names_near_ones_and_changes_nothing():
     assert built.optimizer.optimizer is optimizer
 
 
+def test_freezing_every_parameter_is_a_warning():
+    model = model_of(freeze=[".*"])
+    with pytest.warns(UserWarning, match="matches every parameter") as found:
+        fitted(model, epochs=1)
+    assert found[0].filename == __file__
+
+
+def test_a_glob_is_refused_with_the_regular_expression_for_it():
+    with pytest.raises(ValueError, match=r"'\*norm', which is not a valid regular expression.*'\.\*' for any"):
+        model_of(freeze=["*norm"])
+
+
 @pytest.mark.parametrize("freeze", [3, [3], {"encoder": True}])
 def test_patterns_are_strings(freeze):
     with pytest.raises(TypeError, match="freeze"):

@@ -138,7 +138,8 @@ def check_pattern(argument: str, pattern: Any) -> None:
         _whole_segments(pattern)
     except re.error as error:
         raise ValueError(f"`{argument}` has the pattern {pattern!r}, which is not a valid regular expression: {error}. "
-                         "Put a backslash before a character that is meant literally.") from None
+                         "Write '.*' for any characters, and a backslash before a character that is meant literally."
+                         ) from None
 
 
 def check_patterns(argument: str, patterns: Iterable[str], paths: Iterable[str]) -> None:

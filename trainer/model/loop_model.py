@@ -19,6 +19,7 @@ from trainer.compile.jit import is_jit_disabled, run_once
 from trainer.compile.program_digest import program_digest
 from trainer.compile.row_mixing import may_mix_rows
 from trainer.core import replica_context
+from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
@@ -197,6 +198,9 @@ class LoopModel:
             phases[kind] = CompiledPhase(
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
             self._configuration.penalties_are_used = False
+            if kind == "train" and options.freezes_all(named_leaves(state.params)):
+                warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
+                              "is trained. Freeze fewer, such as all but the last layer.", stacklevel=user_stacklevel())
         try:
             phases[kind].prepare(state, batch, batch_rows)
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -101,6 +101,10 @@ class CompileOptions:
     def is_frozen(self, path: str) -> bool:
         """Returns whether the parameter of a path stays as it is."""
         return tree_paths.matches_any(self.freeze, path)
+
+    def freezes_all(self, paths: Iterable[str]) -> bool:
+        """Returns whether `freeze` leaves nothing to train of the parameters of some paths."""
+        return bool(self.freeze) and all(self.is_frozen(path) for path in paths)
 
     @property
     def scales_gradients(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ class _Texts:
 
     def __init__(self, paths: list[str], labels: np.ndarray | None, encode: Callable[[str], Any]):
         self._paths, self._labels, self._encode = paths, labels, encode
-
+        self._first: tuple[str, tuple[int, ...]] | None = None  # a file and its shape, which all others must have
+        self._lock = threading.Lock()
     def __len__(self) -> int:
         return len(self._paths)
 
@@ -31,6 +33,11 @@ class _Texts:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"The text {path!r} cannot be read: {error}. Delete it, or write it as UTF-8.") from error
         encoded = np.asarray(self._encode(text))
+        with self._lock:
+            first_path, shape = self._first = self._first or (path, encoded.shape)
+        if encoded.shape != shape:
+            raise DataError("`encode` must return arrays of one shape, such as ids padded to one length. Received: "
+                            f"shape {encoded.shape} for {path!r}, and {shape} for {first_path!r}.")
         return encoded if self._labels is None else (encoded, self._labels[number])
 
 
