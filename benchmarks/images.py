@@ -1,7 +1,8 @@
-"""Training MobileNetV2 on a folder of JPEGs: `python benchmarks/images.py [--rounds N] [fit] [workers]`.
+"""Training MobileNetV2 on a folder of JPEGs: `python benchmarks/images.py [--rounds N] [fit] [workers] [kills]`.
 
 `fit` compares it with a bare loop over the same batches and a step of the same model, `workers` one process with two,
-each on one core, as `examples/cats_and_dogs.py` trains them. Each writes its section of `RESULTS.md`.
+each on one core, as `examples/cats_and_dogs.py` trains them, and `kills` a run that is killed twice with an undisturbed
+one. Each writes its section of `RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import pathlib
 import queue
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +36,7 @@ EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "cats_and_dogs.py"
 IMAGES, SIDES = 2000, (240, 320)
 BATCH, SIDE, ALPHA = 40, 32, 0.35
 BAR = 1.05
+SAVE_FREQ = 7  # batches
 AHEAD = 4  # batches that the thread of the bare loop reads ahead
 
 
@@ -187,16 +190,73 @@ most. BatchNorm is that of the global batch, and costs a message for each of its
 {table(["", "images/s, median", "to one worker", "to two independent workers"], rows)}"""
 
 
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
+def train(photos: str) -> None:
+    """Trains for two epochs, from a backup if there is one, or until `KILL_AT` batches; writes weights and history."""
+    model = trainer.Model(models.MobileNetV2(num_classes=2, alpha=ALPHA))
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    killed_at = os.environ.get("KILL_AT")
+    callbacks = [trainer.callbacks.BackupAndRestore("backup", save_freq=SAVE_FREQ),
+                 *([trainer.testing.kill_at(int(killed_at))] if killed_at else [])]
+    history = model.fit(batches(pathlib.Path(photos)), epochs=2, verbose=0, callbacks=callbacks).history
+    np.savez("result.npz", *model.get_weights(), **{name: np.asarray(values) for name, values in history.items()})
+
+
+def trained(photos: str, folder: str, kills: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Trains in a folder, in a process that is killed after so many of its batches, each time started again."""
+    command = [sys.executable, __file__, "--train", photos]
+    for kill in kills:
+        process = subprocess.run(command, cwd=folder, env={**os.environ, "KILL_AT": str(kill)})
+        if process.returncode != -signal.SIGKILL:
+            sys.exit(f"The training was not killed, but ended with exit code {process.returncode}.")
+    subprocess.run(command, cwd=folder, check=True)
+    with np.load(pathlib.Path(folder) / "result.npz") as arrays:
+        return dict(arrays)
+
+
+def measure_kills(rounds: int) -> str:
+    """Compares runs that are killed twice, at random, with an undisturbed one; returns the section."""
+    steps = 2 * IMAGES // BATCH
+    rng = np.random.default_rng()
+    lines = []
+    with tempfile.TemporaryDirectory() as photos:
+        make_photos(pathlib.Path(photos))
+        with tempfile.TemporaryDirectory() as folder:
+            expected = trained(photos, folder, ())
+        for _ in range(rounds):
+            # Each process begins at the last backup.
+            kills = tuple(int(kill) for kill in rng.integers(1, steps // 2 - SAVE_FREQ, 2))
+            with tempfile.TemporaryDirectory() as folder:
+                received = trained(photos, folder, kills)
+            differ = [name for name in expected if expected[name].tobytes() != received[name].tobytes()]
+            if differ or expected.keys() != received.keys():
+                sys.exit(f"Killed after {kills} batches, these arrays differ: {differ}.")
+            lines.append(f"after {kills[0]} batches of the first process and {kills[1]} of the second")
+    return f"""
+Two epochs of {IMAGES} JPEGs of {SIDES[0]}x{SIDES[1]} pixels at {SIDE}x{SIDE}, shuffled and flipped at random;
+MobileNetV2 with alpha={ALPHA}, {steps} batches of {BATCH}, `BackupAndRestore(save_freq={SAVE_FREQ})`. Killed twice by
+SIGKILL: {"; ".join(lines)}: `python benchmarks/images.py --rounds {rounds} kills`.
+
+All {len(expected)} arrays, weights and history, are equal to the bit to those of the undisturbed run."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["fit", "workers", []], default=["fit", "workers"])
+    parts = ["fit", "workers", "kills"]
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=parts)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--train", metavar="PHOTOS", help=argparse.SUPPRESS)  # what `kills` runs in processes
     options = parser.parse_args()
+    if options.train:
+        train(options.train)
+        return
+    sections = {"fit": ("fit and a bare loop", measure_fit), "workers": ("one worker and two", measure_workers),
+                "kills": ("killed twice", measure_kills)}
     for part in options.parts:
-        if part == "fit":
-            write_section("A folder of images: fit and a bare loop", measure_fit(options.rounds))
-        else:
-            write_section("A folder of images: one worker and two", measure_workers(options.rounds))
+        title, measure = sections[part]
+        write_section(f"A folder of images: {title}", measure(options.rounds))
 
 
 if __name__ == "__main__":
