@@ -244,17 +244,16 @@ All {len(expected)} arrays, weights and history, are equal to the bit to those o
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["fit", "workers", "kills"]
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=parts)
+    sections = {"fit": ("fit and a bare loop", measure_fit), "workers": ("one worker and two", measure_workers),
+                "kills": ("killed twice", measure_kills)}
+    parser.add_argument("parts", nargs="*", choices=[*sections, []], default=[], help="all by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--train", metavar="PHOTOS", help=argparse.SUPPRESS)  # what `kills` runs in processes
     options = parser.parse_args()
     if options.train:
         train(options.train)
         return
-    sections = {"fit": ("fit and a bare loop", measure_fit), "workers": ("one worker and two", measure_workers),
-                "kills": ("killed twice", measure_kills)}
-    for part in options.parts:
+    for part in options.parts or sections:
         title, measure = sections[part]
         write_section(f"A folder of images: {title}", measure(options.rounds))
 
