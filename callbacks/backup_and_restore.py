@@ -95,7 +95,7 @@ class BackupAndRestore(Callback):
                 self._check_for_several_processes()
             self._point = point
             self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
-            resumed = point.restore(self._folder)
+            resumed = self._resumed(point)
             if resumed and self._verbose and jax.process_index() == 0:
                 print(resumed)
             self._listen()
@@ -124,6 +124,10 @@ class BackupAndRestore(Callback):
         self._point.wait()
         if self.delete_checkpoint:
             self._point.delete(self._folder)
+
+    def _resumed(self, point: SavePoint) -> str | None:
+        """Brings the run to where it goes on; returns a sentence on it, or None if it begins."""
+        return point.restore(self._folder)
 
     @property
     def _verbose(self) -> bool:

@@ -4,7 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from trainer import callbacks, data, distribute, losses, metrics, models, optimizers, testing
+    from trainer import callbacks, data, distribute, estimator, losses, metrics, models, optimizers, testing
     from trainer.compile.persistent_cache import enable_compilation_cache
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -25,6 +25,7 @@ __all__ = [
     "data",
     "distribute",
     "enable_compilation_cache",
+    "estimator",
     "load",
     "load_exported",
     "losses",

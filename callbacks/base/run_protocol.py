@@ -95,6 +95,15 @@ class SavePoint(Protocol):
           ValueError: if no checkpoint is whole, or it is of another model, other data or other callbacks.
         """
 
+    def start_from(self, folder: str) -> None:
+        """Begins the run with the training state, and the count of batches, of the newest whole checkpoint in `folder`.
+
+        Nothing else is taken from it: the data, the history and the callbacks begin.
+
+        Raises:
+          ValueError: if no checkpoint is whole, or it is of another model.
+        """
+
     def wait(self) -> None:
         """Waits until the last checkpoint is written; raises what `save` does."""
 

@@ -27,7 +27,8 @@ ROOMS = ("core", "compile", "modules/calling", "modules", "losses", "metrics", "
          "step", "saving/arrays", "saving/checkpoint", "saving",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",
-         "loop", "model", "launch", "testing")
+         "loop", "model", "estimator/feature_columns", "estimator/training", "estimator/heads", "estimator/canned",
+         "estimator", "launch", "testing")
 FACADE = "trainer"  # re-exports from every room, each name when it is first used
 # What a room may import of the trainer, where that is less than all rooms before it.
 NARROW = {"callbacks": ("core", "callbacks"), "models": ("models",), "launch": ("launch",), "core": ("core",)}

@@ -1,7 +1,6 @@
 """Epochs and groups: which batches of a source make up an epoch, stacked how many at a time.
 
-Owns what an epoch is, the checks that every batch of a run is like the first, and the errors that name a batch. It
-must not know what becomes of a group.
+Owns what an epoch is, the checks that each batch is like the first, and the errors that name a batch.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ class Reader:
       group_size: the most batches that a group holds; may be assigned between epochs.
       first_epoch: the number of the first epoch that will be read, at which a one-shot source begins.
       limit_batches: the most batches that an epoch takes of its pass; None for all.
+      may_be_endless: whether something else ends an epoch.
 
     Attributes:
       group_size: see above.
@@ -65,12 +65,12 @@ class Reader:
         epochs.
 
     Raises:
-      ValueError: the source is endless and `steps_per_epoch` is None, or an argument is not a positive integer.
+      ValueError: the source is endless and nothing ends an epoch, or an argument is not a positive integer.
     """
 
     def __init__(
         self, source: Source, steps_per_epoch: int | None = None, group_size: int = 1, first_epoch: int = 0,
-        limit_batches: int | None = None,
+        limit_batches: int | None = None, may_be_endless: bool = False,
     ):
         if limit_batches is not None and (
                 steps_per_epoch is not None or source.is_one_shot or source.num_batches == math.inf):
@@ -79,9 +79,9 @@ class Reader:
             source, limit_batches = DatasetSource(source.dataset.take(limit_batches)), None
         if steps_per_epoch is not None:
             steps_per_epoch = as_count("steps_per_epoch", steps_per_epoch)
-        elif source.num_batches == math.inf:
-            raise ValueError("The data are endless: pass `steps_per_epoch` (`validation_steps`, `steps`) to say "
-                             "how many batches an epoch has.")
+        elif source.num_batches == math.inf and not may_be_endless:
+            raise ValueError("The data are endless: say how many batches an epoch has by `steps_per_epoch` "
+                             "(`validation_steps`, `steps`).")
         self._source = source
         self._steps = steps_per_epoch
         self._limit = limit_batches

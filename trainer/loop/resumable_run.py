@@ -263,6 +263,16 @@ class TrainingRun:
         self.is_over = document["stop_training"] and self.batch == 0
         return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{self._continue_data(document)}"
 
+    def start_from(self, folder: str) -> None:
+        with self._timing.measure("checkpoint"):
+            path = self._prepared(folder).newest_whole()
+            if path is None:
+                raise ValueError(f"{folder!r} has no checkpoint to start from.")
+            checkpoint = open_checkpoint(path, verify=False)
+            check_is_of_run(path, checkpoint.document)
+            self._model.state.keep(restored_state(checkpoint, self._model.state.current))
+        self.batches = checkpoint.document["batches"]
+
     def wait(self) -> None:
         if self._writer is not None:
             with self._timing.measure("checkpoint"):

@@ -32,11 +32,13 @@ class Configuration:
       penalties_are_used: whether a step that was traced has called `compute_penalties`; may be assigned.
       phases: the compiled steps, by "train", "test" and "predict".
       forwards: the compiled calls of the model, by whether they are part of training; None where a call cannot be.
+      given: the arguments of the last `compile`, by name.
       outputs_checked: whether the outputs fit the loss: for batches with rows that count apart, and for others.
     """
 
     def __init__(self) -> None:
         self.is_compiled = False
+        self.given: dict[str, Any] = {}
         self.loss, self.metrics = CompiledLoss(None), CompiledMetrics()
         self.options = CompileOptions()
         self.rules: UpdateRule | NamedRules | None = None

@@ -28,7 +28,7 @@ PHASES = ("train", "test", "predict")
 def training_readers(
     model: LoopModel, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, shuffle: Any, class_weight: Any,
     steps_per_epoch: int | None, initial_epoch: int, validation_split: float, validation_data: Any,
-    validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None,
+    validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None, may_be_endless: bool,
 ) -> Iterator[tuple[Reader, Reader | None]]:
     """Gives the readers of `fit`: of the data to train on, and of those to validate on."""
     for name, count, minimum in (("initial_epoch", initial_epoch, 0), ("steps_per_epoch", steps_per_epoch, 1),
@@ -46,7 +46,7 @@ def training_readers(
         reader = readers.enter_context(Reader(
             adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=model.seed,
                   class_weight=class_weight, steps=steps_per_epoch, processes=processes),
-            steps_per_epoch, first_epoch=initial_epoch, limit_batches=limit_batches))
+            steps_per_epoch, first_epoch=initial_epoch, limit_batches=limit_batches, may_be_endless=may_be_endless))
         validation = None
         if validation_data is not None:
             source = _adapt_validation(

@@ -1,8 +1,7 @@
 """`Model` and `Sequential`: what users see, in Keras's words.
 
-Owns the public surface alone: compiling and running here, the steps that a subclass may override in
-`overridable_steps.py`, state and weights in `stateful_model.py`. What a model holds does the work: its state
-(`state_holder.py`), what `compile` made of its arguments (`configuration.py`), the clock of its runs.
+Owns the public surface alone: compiling and running here, overridable steps in `overridable_steps.py`, state and weights
+in `stateful_model.py`. What a model holds does the work: state, configuration, the clock of its runs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from trainer.callbacks import CallbackList, History
+from trainer.callbacks import History
 from trainer.compile.entry_points import with_entry_points
 from trainer.core import arguments, errors
 from trainer.core.timing import Timing
@@ -148,6 +147,7 @@ class Model(StatefulModel):
           ValueError: for unknown names and values that cannot be used.
           TypeError: for arguments of a wrong type.
         """
+        given = {name: value for name, value in locals().items() if name != "self"}
         check_scope(self.strategy)
         self._run_context.check_is_idle("Call `compile`")
         options = CompileOptions.checked(
@@ -161,6 +161,7 @@ class Model(StatefulModel):
         params = self._state_holder.state_or_shapes.params if self.built else None
         self._configuration.compile(
             optimizer, loss, loss_weights, metrics, weighted_metrics, options, self._functional.names, params)
+        self._configuration.given = given
         self._state_holder.start_training_again()
 
     @property
@@ -248,8 +249,7 @@ class Model(StatefulModel):
           batch_size: rows of a batch over all replicas, if `x` is arrays; by default as many as make `steps_per_epoch`
             batches, or 32. The last batch of an epoch may be smaller, and counts for what it is.
           epochs: the number after that of the last epoch.
-          verbose: 0 prints nothing, 1 shows a progress bar (in a terminal; elsewhere a line per epoch), 2 prints a line
-            per epoch, "auto" is 1.
+          verbose: 0 is silent, 1 a progress bar (a line per epoch outside of a terminal), 2 a line per epoch, "auto" 1.
           callbacks: callbacks, or a list of them.
           validation_split: the fraction of the arrays, taken from their end before shuffling, to validate on.
           validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on.
@@ -270,9 +270,9 @@ class Model(StatefulModel):
           validation_freq: validate every so many epochs, or after the epochs listed, counted from 1.
           max_steps: how many batches to train on in all, also before an interruption; `epochs` may end the run before.
             As with `stop_training`, the epoch ends there, with its validation. `BackupAndRestore` saves what came
-            before that end, so that the same `fit` with more steps, or with none given, goes on exactly.
-          max_time: the seconds, or a `datetime.timedelta`, after which the run ends in the same way, once the batches
-            that run are done: of this call, so that a job of a queue can take its part of a run.
+            before that end: the same `fit` with more steps, or with none given, goes on exactly.
+          max_time: the seconds, or a `datetime.timedelta`, of this call after which the run ends in the same way: for a
+            job of a queue that takes its part of a run. With either, data may be endless: the epoch ends there.
           limit_batches: the most batches of an epoch and of a validation, for a dry run of all that a run does:
             `fit(..., epochs=2, limit_batches=2)`.
 
@@ -293,6 +293,7 @@ class Model(StatefulModel):
             steps_per_epoch=steps_per_epoch, initial_epoch=initial_epoch, validation_split=validation_split,
             validation_data=validation_data, validation_steps=validation_steps,
             validation_batch_size=validation_batch_size, limit_batches=limit_batches,
+            may_be_endless=(max_steps, max_time) != (None, None),
         ) as (reader, validation):
             called = inputs.callback_list(
                 self, callbacks, verbose, history=True, epochs=epochs, steps=reader.num_batches)
@@ -384,9 +385,6 @@ class Model(StatefulModel):
           steps: the most batches to evaluate; by default all. Fewer are all taken, with a warning.
           callbacks: callbacks, or a list of them.
           return_dict: False returns Keras's list, or the loss alone if there are no metrics.
-
-        Raises:
-          As `fit` does.
         """
         self._configuration.require_compiled("evaluate")
         model = LoopModel(self)
@@ -423,11 +421,13 @@ class Model(StatefulModel):
               inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches) as called):
             return collect(loop.predict(model, reader, called), reader.epoch_rows)
 
-    def predict_iter(self, x: Data, batch_size: int | None = None, steps: int | None = None) -> Iterator[Any]:
+    def predict_iter(self, x: Data, batch_size: int | None = None, steps: int | None = None,
+                     callbacks: Callbacks | None = None) -> Iterator[Any]:
         """Yields the outputs of `predict` batch by batch, for results that do not fit into memory at once."""
         model = LoopModel(self)
-        with inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader:
-            yield from loop.predict(model, reader, CallbackList(model=self))
+        with (inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader,
+              inputs.callback_list(self, callbacks, 0, epochs=1, steps=reader.num_batches) as called):
+            yield from loop.predict(model, reader, called)
 
     @overload
     def train_on_batch(
@@ -471,7 +471,7 @@ class Model(StatefulModel):
         """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running.
 
         Raises:
-          ValueError: if no `fit` is running, or it has no validation data.
+          ValueError: if there are none.
         """
         if self._run_context.validator is None:
             raise ValueError("There is nothing to validate on: call `validate` from a callback of a `fit` that has "

@@ -1,0 +1,720 @@
+"""Records how TensorFlow 2.15's Estimator behaves: `python tests/reference/make_estimator.py` with TensorFlow 2.15.
+
+Each behaviour is a function here, and one of the same name in `tests/estimator/behaviours.py`, whose result must be
+the same. Results are numbers, names, or the type of an error.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import pathlib
+import tempfile
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import numpy as np
+import tensorflow as tf
+
+tf.config.set_visible_devices([], "GPU")
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+est = tf.estimator
+
+X = np.array([[1.0, 1.5], [2.0, 2.5], [3.0, 3.5], [4.0, 4.5], [0.5, -1.0]], np.float32)
+Y = np.array([[0.3], [0.5], [0.7], [0.8], [-0.2]], np.float32)
+AGE = np.array([[18.0], [30.0], [45.0], [60.0], [22.0]], np.float32)
+CITY = np.array([["rome"], ["oslo"], ["rome"], ["lima"], ["oslo"]])
+WEIGHT = np.array([[1.0], [2.0], [0.5], [1.0], [3.0]], np.float32)
+BINARY = np.array([[0], [1], [1], [0], [1]])
+CLASSES = np.array([[0], [1], [2], [0], [1]])
+BEHAVIOURS = {}
+
+
+def behaviour(function):
+    BEHAVIOURS[function.__name__] = function
+    return function
+
+
+def error_of(function):
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__
+    return None
+
+
+def data(batch_size=1, rows=3, repeat=False):
+    dataset = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(batch_size)
+    return dataset.repeat() if repeat else dataset
+
+
+def model_fn(features, labels, mode):
+    outputs = tf.compat.v1.layers.dense(features, 1, kernel_initializer=tf.compat.v1.zeros_initializer(), name="dense")
+    if mode == est.ModeKeys.PREDICT:
+        return est.EstimatorSpec(mode, predictions={"outputs": outputs, "doubled": 2 * outputs})
+    loss = tf.reduce_mean(tf.square(labels - outputs))
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.01)
+    train_op = optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())
+    return est.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def estimator(**config):
+    return est.Estimator(model_fn, config=est.RunConfig(model_dir=tempfile.mkdtemp(), **config))
+
+
+def checkpoints(trained):
+    names = glob.glob(os.path.join(trained.model_dir, "model.ckpt-*.index"))
+    return sorted(int(name.split("-")[-1].split(".")[0]) for name in names)
+
+
+def step(trained):
+    return int(trained.get_variable_value("global_step"))
+
+
+# --- steps and checkpoints --------------------------------------------------------------------------------------------
+
+
+@behaviour
+def steps_add_up():
+    trained = estimator()
+    trained.train(lambda: data(repeat=True), steps=2).train(lambda: data(repeat=True), steps=3)
+    return step(trained)
+
+
+@behaviour
+def data_end_the_training_and_begin_again():
+    trained = estimator()
+    found = [step(trained.train(lambda: data())) for _ in range(2)]
+    return found
+
+
+@behaviour
+def max_steps_count_from_the_beginning():
+    trained = estimator()
+    trained.train(lambda: data(repeat=True), max_steps=5).train(lambda: data(repeat=True), max_steps=7)
+    return step(trained)
+
+
+@behaviour
+def input_fn_is_not_called_at_max_steps():
+    trained, calls = estimator(), []
+    trained.train(lambda: data(repeat=True), max_steps=5)
+    trained.train(lambda: calls.append(1) or data(repeat=True), max_steps=5)
+    return len(calls)
+
+
+@behaviour
+def input_fn_is_called_once():
+    calls = []
+    estimator().train(lambda: calls.append(1) or data(repeat=True), steps=5)
+    return len(calls)
+
+
+@behaviour
+def train_returns_the_estimator():
+    trained = estimator()
+    return trained.train(lambda: data(), steps=1) is trained
+
+
+@behaviour
+def steps_and_max_steps():
+    return error_of(lambda: estimator().train(lambda: data(), steps=1, max_steps=1))
+
+
+@behaviour
+def no_steps():
+    return error_of(lambda: estimator().train(lambda: data(), steps=0))
+
+
+@behaviour
+def no_max_steps():
+    return error_of(lambda: estimator().train(lambda: data(), max_steps=0))
+
+
+@behaviour
+def arrays_are_one_batch_for_ever():
+    trained = estimator().train(lambda: (X[:3], Y[:3]), steps=4)
+    return step(trained)
+
+
+@behaviour
+def checkpoints_of_25_steps():
+    trained = estimator(save_checkpoints_steps=10)
+    return checkpoints(trained.train(lambda: data(repeat=True), steps=25))
+
+
+@behaviour
+def checkpoints_of_a_second_call():
+    trained = estimator(save_checkpoints_steps=10, keep_checkpoint_max=None)
+    trained.train(lambda: data(repeat=True), steps=25).train(lambda: data(repeat=True), steps=25)
+    return checkpoints(trained)
+
+
+@behaviour
+def five_checkpoints_are_kept():
+    trained = estimator(save_checkpoints_steps=2)
+    return checkpoints(trained.train(lambda: data(repeat=True), steps=20))
+
+
+@behaviour
+def two_checkpoints_are_kept():
+    trained = estimator(save_checkpoints_steps=2, keep_checkpoint_max=2)
+    return checkpoints(trained.train(lambda: data(repeat=True), steps=9))
+
+
+@behaviour
+def checkpoints_by_default():
+    return checkpoints(estimator().train(lambda: data(repeat=True), steps=25))
+
+
+@behaviour
+def two_replicas_take_two_batches_a_step():
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    trained = estimator(train_distribute=strategy)
+    eight = tf.data.Dataset.from_tensor_slices((np.ones((8, 2), np.float32), np.ones((8, 1), np.float32))).batch(1)
+    return step(trained.train(lambda: eight))
+
+
+@behaviour
+def weights_after_20_steps():
+    trained = estimator().train(lambda: data(2, 4, repeat=True), steps=20)
+    return [trained.get_variable_value("dense/kernel").ravel().tolist(),
+            trained.get_variable_value("dense/bias").tolist()]
+
+
+@behaviour
+def a_new_object_goes_on():
+    trained = estimator().train(lambda: data(2, 4, repeat=True), steps=10)
+    again = est.Estimator(model_fn, config=trained.config).train(lambda: data(2, 4, repeat=True), steps=10)
+    return again.get_variable_value("dense/kernel").ravel().tolist()
+
+
+@behaviour
+def a_hook_stops_the_training():
+    class Stop(est.SessionRunHook):
+        def __init__(self):
+            self.count = 0
+
+        def after_run(self, run_context, run_values):
+            self.count += 1
+            if self.count == 3:
+                run_context.request_stop()
+
+    return step(estimator().train(lambda: data(repeat=True), hooks=[Stop()], steps=10))
+
+
+@behaviour
+def order_of_a_hooks_methods():
+    calls = []
+
+    class Hook(est.SessionRunHook):
+        def begin(self):
+            calls.append("begin")
+
+        def after_create_session(self, session, coord):
+            calls.append("after_create_session")
+
+        def before_run(self, run_context):
+            calls.append("before_run")
+
+        def after_run(self, run_context, run_values):
+            calls.append("after_run")
+
+        def end(self, session):
+            calls.append("end")
+
+    estimator().train(lambda: data(repeat=True), hooks=[Hook()], steps=2)
+    return calls
+
+
+@behaviour
+def what_is_no_hook():
+    return error_of(lambda: estimator().train(lambda: data(), hooks=["hook"]))
+
+
+@behaviour
+def steps_that_listeners_see():
+    seen = []
+
+    class Listener(est.CheckpointSaverListener):
+        def after_save(self, session, global_step_value):
+            seen.append(int(global_step_value))
+
+        def end(self, session, global_step_value):
+            seen.append(-int(global_step_value))
+
+    trained = estimator(save_checkpoints_steps=4)
+    trained.train(lambda: data(repeat=True), steps=10, saving_listeners=[Listener()])
+    return seen
+
+
+@behaviour
+def a_listener_stops_the_training():
+    class Listener(est.CheckpointSaverListener):
+        def after_save(self, session, global_step_value):
+            return global_step_value >= 4
+
+    trained = estimator(save_checkpoints_steps=4)
+    return step(trained.train(lambda: data(repeat=True), steps=20, saving_listeners=[Listener()]))
+
+
+# --- evaluate and predict ---------------------------------------------------------------------------------------------
+
+
+@behaviour
+def evaluate_of_batches_of_2_and_1():
+    return float(estimator().evaluate(lambda: data(2, 3))["loss"])
+
+
+@behaviour
+def evaluate_of_a_limited_number_of_steps():
+    return float(estimator().evaluate(lambda: data(1, 3, repeat=True), steps=2)["loss"])
+
+
+@behaviour
+def evaluate_names():
+    return sorted(estimator().evaluate(lambda: data()))
+
+
+@behaviour
+def evaluate_without_a_checkpoint():
+    return int(estimator().evaluate(lambda: data())["global_step"])
+
+
+@behaviour
+def evaluate_of_an_older_checkpoint():
+    trained = estimator(save_checkpoints_steps=2).train(lambda: data(repeat=True), steps=6)
+    path = os.path.join(trained.model_dir, "model.ckpt-2")
+    return int(trained.evaluate(lambda: data(), checkpoint_path=path)["global_step"])
+
+
+@behaviour
+def evaluate_no_steps():
+    return error_of(lambda: estimator().evaluate(lambda: data(), steps=0))
+
+
+@behaviour
+def folders_of_evaluations():
+    trained = estimator()
+    trained.evaluate(lambda: data())
+    trained.evaluate(lambda: data(), name="other")
+    return sorted(name for name in os.listdir(trained.model_dir) if name.startswith("eval"))
+
+
+@behaviour
+def predictions_of_an_endless_input():
+    found = estimator().predict(lambda: data(repeat=True))
+    return [sorted(next(found)) for _ in range(7)][-1]
+
+
+@behaviour
+def predictions_are_of_rows():
+    return [list(row["outputs"].shape) for row in estimator().predict(lambda: data(2, 3))]
+
+
+@behaviour
+def predictions_of_batches():
+    found = estimator().predict(lambda: data(2, 3), yield_single_examples=False)
+    return [list(batch["outputs"].shape) for batch in found]
+
+
+@behaviour
+def predict_keys_choose():
+    return sorted(next(estimator().predict(lambda: data(), predict_keys="doubled")))
+
+
+@behaviour
+def unknown_predict_keys():
+    return error_of(lambda: next(estimator().predict(lambda: data(), predict_keys="nothing")))
+
+
+# --- configuration and specs ------------------------------------------------------------------------------------------
+
+
+@behaviour
+def defaults_of_run_config():
+    config = est.RunConfig()
+    return [config.save_checkpoints_secs, config.save_checkpoints_steps, config.keep_checkpoint_max,
+            config.log_step_count_steps, config.save_summary_steps]
+
+
+@behaviour
+def steps_replace_secs():
+    config = est.RunConfig(save_checkpoints_steps=5)
+    return [config.save_checkpoints_secs, config.save_checkpoints_steps]
+
+
+@behaviour
+def steps_and_secs():
+    return error_of(lambda: est.RunConfig(save_checkpoints_steps=5, save_checkpoints_secs=5))
+
+
+@behaviour
+def replacing_what_is_not_replaceable():
+    return error_of(lambda: est.RunConfig().replace(task_id=1))
+
+
+@behaviour
+def a_process_without_tf_config():
+    config = est.RunConfig()
+    return [config.task_type, config.task_id, config.is_chief, config.num_ps_replicas, config.num_worker_replicas]
+
+
+CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+
+
+def role(kind, index):
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": index}})
+    try:
+        config = est.RunConfig()
+    finally:
+        del os.environ["TF_CONFIG"]
+    return [config.task_type, config.task_id, config.is_chief, config.num_ps_replicas, config.num_worker_replicas]
+
+
+@behaviour
+def a_worker_of_a_cluster():
+    return role("worker", 1)
+
+
+@behaviour
+def the_chief_of_a_cluster():
+    return role("chief", 0)
+
+
+@behaviour
+def an_evaluator():
+    return role("evaluator", 0)
+
+
+@behaviour
+def two_model_dirs():
+    return error_of(lambda: est.Estimator(model_fn, model_dir="a", config=est.RunConfig(model_dir="b")))
+
+
+@behaviour
+def a_model_fn_without_features():
+    return error_of(lambda: est.Estimator(lambda labels, mode: None))
+
+
+@behaviour
+def a_model_fn_with_other_arguments():
+    return error_of(lambda: est.Estimator(lambda features, labels, mode, others: None))
+
+
+@behaviour
+def params_that_are_not_taken():
+    return error_of(lambda: est.Estimator(lambda features, labels, mode: None, params={"a": 1}))
+
+
+@behaviour
+def params_are_copies():
+    params = {"a": [1]}
+    made = est.Estimator(lambda features, labels, mode, params: None, params=params)
+    params["a"].append(2)
+    made.params["a"].append(3)
+    return made.params["a"]
+
+
+@behaviour
+def a_train_spec_without_loss():
+    return error_of(lambda: est.EstimatorSpec(est.ModeKeys.TRAIN, train_op=tf.no_op()))
+
+
+@behaviour
+def an_eval_spec_without_loss():
+    return error_of(lambda: est.EstimatorSpec(est.ModeKeys.EVAL))
+
+
+@behaviour
+def names_of_modes():
+    return [est.ModeKeys.TRAIN, est.ModeKeys.EVAL, est.ModeKeys.PREDICT]
+
+
+# --- train_and_evaluate -----------------------------------------------------------------------------------------------
+
+
+class Recorder(est.Exporter):
+    """An exporter that notes when it is called."""
+
+    def __init__(self):
+        self.seen = []
+
+    @property
+    def name(self):
+        return "recorder"
+
+    def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
+        self.seen.append([int(eval_result["global_step"]), bool(is_the_final_export)])
+
+
+def evaluations(throttle_secs, save=10):
+    recorder = Recorder()
+    results = est.train_and_evaluate(
+        estimator(save_checkpoints_steps=save), est.TrainSpec(lambda: data(repeat=True), max_steps=40),
+        est.EvalSpec(lambda: data(), throttle_secs=throttle_secs, exporters=recorder))
+    return recorder.seen, results
+
+
+@behaviour
+def evaluations_without_throttle():
+    return evaluations(0)[0]
+
+
+@behaviour
+def evaluations_with_a_throttle_of_600_secs():
+    return evaluations(600)[0]
+
+
+@behaviour
+def what_train_and_evaluate_returns():
+    metrics, exports = evaluations(600)[1]
+    return [sorted(metrics), int(metrics["global_step"]), exports]
+
+
+@behaviour
+def train_and_evaluate_at_max_steps():
+    trained = estimator().train(lambda: data(repeat=True), max_steps=4)
+    metrics, exports = est.train_and_evaluate(
+        trained, est.TrainSpec(lambda: data(repeat=True), max_steps=4), est.EvalSpec(lambda: data()))
+    return [metrics, len(exports or [])]
+
+
+@behaviour
+def defaults_of_eval_spec():
+    spec = est.EvalSpec(lambda: data())
+    return [spec.steps, spec.start_delay_secs, spec.throttle_secs]
+
+
+@behaviour
+def specs_in_the_wrong_order():
+    return error_of(lambda: est.train_and_evaluate(
+        estimator(), est.EvalSpec(lambda: data()), est.TrainSpec(lambda: data(), max_steps=1)))
+
+
+@behaviour
+def exporters_of_one_name():
+    return error_of(lambda: est.EvalSpec(lambda: data(), exporters=[Recorder(), Recorder()]))
+
+
+@behaviour
+def a_negative_throttle():
+    return error_of(lambda: est.EvalSpec(lambda: data(), throttle_secs=-1))
+
+
+@behaviour
+def a_name_that_is_no_text():
+    return error_of(lambda: est.EvalSpec(lambda: data(), name=3))
+
+
+def receiver():
+    features = tf.compat.v1.placeholder(tf.float32, [None, 2])
+    return est.export.TensorServingInputReceiver(features, features)
+
+
+def exporting_model_fn(features, labels, mode):
+    spec = model_fn(features, labels, mode)
+    if mode != est.ModeKeys.PREDICT:
+        return spec
+    return spec._replace(export_outputs={"serving_default": est.export.PredictOutput(spec.predictions)})
+
+
+@behaviour
+def exports_of_the_final_exporter():
+    return exports_with(est.FinalExporter("final", receiver))
+
+
+@behaviour
+def exports_of_the_latest_exporter():
+    return exports_with(est.LatestExporter("latest", receiver, exports_to_keep=3))
+
+
+@behaviour
+def exports_of_the_best_exporter():
+    return exports_with(est.BestExporter("best", receiver, exports_to_keep=None))
+
+
+def exports_with(exporter):
+    trained = est.Estimator(exporting_model_fn, config=est.RunConfig(
+        model_dir=tempfile.mkdtemp(), save_checkpoints_steps=10))
+    est.train_and_evaluate(trained, est.TrainSpec(lambda: data(repeat=True), max_steps=40),
+                           est.EvalSpec(lambda: data(), throttle_secs=0, exporters=exporter))
+    folder = os.path.join(trained.model_dir, "export", exporter.name)
+    return len([name for name in os.listdir(folder) if name.isdigit()])
+
+
+# --- warm start -------------------------------------------------------------------------------------------------------
+
+
+@behaviour
+def a_warm_start_has_weights_and_no_step():
+    first = estimator().train(lambda: data(2, 4, repeat=True), steps=5)
+    second = est.Estimator(model_fn, model_dir=tempfile.mkdtemp(), warm_start_from=first.model_dir)
+    second.train(lambda: data(2, 4, repeat=True), steps=1)
+    return [step(second), second.get_variable_value("dense/kernel").ravel().tolist()]
+
+
+# --- canned -----------------------------------------------------------------------------------------------------------
+
+
+def features(weighted):
+    found = {"age": AGE, "city": CITY, "x": X}
+    return {**found, "weight": WEIGHT} if weighted else found
+
+
+def canned_data(labels, weighted, batch_size):
+    return tf.data.Dataset.from_tensor_slices((features(weighted), labels)).batch(batch_size)
+
+
+def columns():
+    column = tf.feature_column
+    return [column.numeric_column("x", shape=(2,)),
+            column.bucketized_column(column.numeric_column("age"), [20.0, 40.0]),
+            column.categorical_column_with_vocabulary_list("city", ["rome", "oslo"])]
+
+
+def dense_columns():
+    column = tf.feature_column
+    return [*columns()[:2], column.indicator_column(columns()[2])]
+
+
+CANNED = {
+    "linear_regressor": (lambda **options: est.LinearRegressor(columns(), **options), Y),
+    "linear_classifier": (lambda **options: est.LinearClassifier(columns(), **options), BINARY),
+    "linear_classifier_of_3": (lambda **options: est.LinearClassifier(columns(), n_classes=3, **options), CLASSES),
+    "baseline_regressor": (lambda **options: est.BaselineRegressor(**options), Y),
+    "baseline_classifier": (lambda **options: est.BaselineClassifier(**options), BINARY),
+    "baseline_classifier_of_3": (lambda **options: est.BaselineClassifier(n_classes=3, **options), CLASSES),
+}
+
+
+def canned_results(name, weighted):
+    """Returns metrics before and after 20 steps of 2 rows, and the first predictions after them."""
+    make, labels = CANNED[name]
+    made = make(model_dir=tempfile.mkdtemp(), **({"weight_column": "weight"} if weighted else {}))
+    before = made.evaluate(lambda: canned_data(labels, weighted, 2))
+    made.train(lambda: canned_data(labels, weighted, 2).repeat(), steps=20)
+    after = made.evaluate(lambda: canned_data(labels, weighted, 2))
+    prediction = next(made.predict(lambda: canned_data(labels, weighted, 2)))
+    return {"before": {key: float(value) for key, value in before.items()},
+            "after": {key: float(value) for key, value in after.items()},
+            "prediction": {key: [each.decode() if isinstance(each, bytes) else float(each) for each in value]
+                           for key, value in prediction.items()}}
+
+
+for _name in CANNED:
+    for _weighted in (False, True):
+        BEHAVIOURS[f"{_name}{'_weighted' if _weighted else ''}"] = (
+            lambda name=_name, weighted=_weighted: canned_results(name, weighted))
+
+
+DEEP = {
+    "dnn_regressor": (lambda **options: est.DNNRegressor([4], dense_columns(), **options), Y),
+    "dnn_classifier": (lambda **options: est.DNNClassifier([4], dense_columns(), **options), BINARY),
+    "dnn_classifier_of_3": (lambda **options: est.DNNClassifier([4], dense_columns(), n_classes=3, **options), CLASSES),
+    "combined_regressor": (lambda **options: est.DNNLinearCombinedRegressor(
+        linear_feature_columns=columns(), dnn_feature_columns=dense_columns(), dnn_hidden_units=[4], **options), Y),
+    "combined_classifier": (lambda **options: est.DNNLinearCombinedClassifier(
+        linear_feature_columns=columns(), dnn_feature_columns=dense_columns(), dnn_hidden_units=[4], **options), BINARY),
+}
+
+
+def deep_results(name):
+    """Returns the weights at the beginning, and metrics and weights after 20 steps from there."""
+    make, labels = DEEP[name]
+    folder = tempfile.mkdtemp()
+    made = make(model_dir=folder, config=est.RunConfig(save_checkpoints_steps=20, tf_random_seed=3))
+    made.train(lambda: canned_data(labels, False, 2).repeat(), steps=20)
+
+    def weights(at):
+        reader = tf.train.load_checkpoint(os.path.join(folder, f"model.ckpt-{at}"))
+        return {key: reader.get_tensor(key).tolist() for key in reader.get_variable_to_shape_map()
+                if "agrad" not in key and "trl" not in key and key.startswith(("dnn/", "linear/"))}
+
+    after = made.evaluate(lambda: canned_data(labels, False, 2))
+    return {"weights_at_0": weights(0), "weights_at_20": weights(20),
+            "after": {key: float(value) for key, value in after.items()}}
+
+
+for _name in DEEP:
+    BEHAVIOURS[_name] = lambda name=_name: deep_results(name)
+
+
+@behaviour
+def labels_out_of_range():
+    made = est.LinearClassifier(columns(), model_dir=tempfile.mkdtemp())
+    return error_of(lambda: made.train(lambda: canned_data(BINARY + 1, False, 2)))
+
+
+@behaviour
+def names_as_labels():
+    made = est.LinearClassifier(columns(), model_dir=tempfile.mkdtemp(), label_vocabulary=["no", "yes"])
+    labels = np.array(["no", "yes"])[BINARY]
+    made.train(lambda: canned_data(labels, False, 2).repeat(), steps=5)
+    prediction = next(made.predict(lambda: canned_data(labels, False, 2)))
+    return [[name.decode() for name in prediction[key]] for key in ("classes", "all_classes")]
+
+
+@behaviour
+def an_unknown_optimizer():
+    return error_of(lambda: est.LinearRegressor(columns(), optimizer="Adamax"))
+
+
+def learning_rate_of(count):
+    column = tf.feature_column
+    from tensorflow_estimator.python.estimator.canned import linear
+
+    return float(linear._get_default_optimizer_v2([column.numeric_column(str(n)) for n in range(count)]).learning_rate)
+
+
+@behaviour
+def learning_rate_of_a_linear_model_of_4_columns():
+    return learning_rate_of(4)
+
+
+@behaviour
+def learning_rate_of_a_linear_model_of_100_columns():
+    return learning_rate_of(100)
+
+
+@behaviour
+def thresholds_of_a_binary_head():
+    head = est.BinaryClassHead(thresholds=[0.3])
+    logits = np.array([[-1.0], [0.5], [2.0]], np.float32)
+    labels = np.array([[0], [1], [1]])
+    metrics = head.update_metrics(head.metrics(), None, tf.constant(logits), tf.constant(labels))
+    return {key: float(metric.result()) for key, metric in metrics.items()}
+
+
+@behaviour
+def a_multi_label_head():
+    head = est.MultiLabelHead(n_classes=3)
+    logits = np.array([[-1.0, 0.5, 2.0], [0.1, -0.3, 1.0]], np.float32)
+    labels = np.array([[0, 1, 1], [1, 0, 1]])
+    metrics = head.update_metrics(head.metrics(), None, tf.constant(logits), tf.constant(labels))
+    loss = head.loss(tf.constant(labels), tf.constant(logits))
+    return {"loss": float(loss), **{key: float(metric.result()) for key, metric in metrics.items()}}
+
+
+@behaviour
+def a_multi_head():
+    head = est.MultiHead([est.RegressionHead(name="size"), est.BinaryClassHead(name="kind")], head_weights=[1.0, 2.0])
+    logits = np.array([[1.0, -1.0], [2.0, 0.5]], np.float32)
+    labels = {"size": np.array([[1.5], [1.0]], np.float32), "kind": np.array([[0], [1]])}
+    loss = head.loss(labels, tf.constant(logits))
+    metrics = head.update_metrics(head.metrics(), None, tf.constant(logits), labels)
+    return {"loss": float(loss), "names": sorted(metrics)}
+
+
+def main() -> None:
+    found = {name: function() for name, function in BEHAVIOURS.items()}
+    path = pathlib.Path(__file__).with_name("estimator.json")
+    path.write_text(json.dumps({"tensorflow": tf.__version__, "behaviours": found}, indent=1) + "\n")
+    print(f"{len(found)} behaviours")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the canned estimators share: from a head, columns and a module to a `model_fn`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from trainer.core import errors
+from trainer.estimator.feature_columns import FeatureColumn, HostTransform
+from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead
+from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
+from trainer.model.types import OptimizerLike, Optimizers
+from trainer.optimizers import SGD, Adagrad, Adam, Ftrl, Optimizer, RMSprop
+
+OptimizerOrName = OptimizerLike | Callable[[], OptimizerLike]
+
+# By the names that TensorFlow's canned estimators take.
+_BY_NAME: dict[str, Callable[..., Optimizer]] = {
+    "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD}
+
+
+def named_optimizer(optimizer: OptimizerOrName, learning_rate: float | None = None) -> OptimizerLike:
+    """Returns an optimizer: of a name, with a learning rate, or with Keras's default if that is None.
+
+    Args:
+      optimizer: "Adagrad", "Adam", "Ftrl", "RMSProp" or "SGD"; an optimizer, as `Model.compile` takes it; or a function
+        without arguments that returns one.
+      learning_rate: that of a named one.
+
+    Raises:
+      ValueError: for another name.
+    """
+    if isinstance(optimizer, str):
+        if optimizer not in _BY_NAME:
+            raise errors.unknown_name("optimizer name", optimizer, _BY_NAME)
+        return _BY_NAME[optimizer]() if learning_rate is None else _BY_NAME[optimizer](learning_rate=learning_rate)
+    is_function = callable(optimizer) and not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "update")
+    return optimizer() if is_function else optimizer  # type: ignore[operator, return-value]
+
+
+def linear_learning_rate(columns: Sequence[FeatureColumn], most: float) -> float:
+    """Returns the learning rate of a named optimizer of a linear model: `most`, or less for many columns."""
+    return min(most, 1 / math.sqrt(len(columns)))
+
+
+def checked_columns(argument: str, columns: Any) -> list[FeatureColumn]:
+    """Returns feature columns as a list.
+
+    Raises:
+      ValueError: if there are none.
+      TypeError: if one is no feature column.
+    """
+    if isinstance(columns, FeatureColumn):
+        columns = [columns]
+    if isinstance(columns, str | Mapping) or not isinstance(columns, Iterable):
+        raise errors.wrong_type(argument, columns, "a list of feature columns")
+    columns = list(columns)
+    for column in columns:
+        if not isinstance(column, FeatureColumn):
+            raise errors.wrong_type(argument, column, "feature columns of `trainer.estimator`, such as "
+                                    "`numeric_column(\"age\")`")
+    if not columns:
+        raise ValueError(f"`{argument}` is empty. Give at least one feature column.")
+    return columns
+
+
+def classifier_head(n_classes: int, weight_column: Any, label_vocabulary: Sequence[str] | None,
+                    loss_reduction: Any) -> Head:
+    """Returns the head of a classifier."""
+    if n_classes == 2:
+        return BinaryClassHead(weight_column, label_vocabulary=label_vocabulary, loss_reduction=loss_reduction)
+    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+
+
+def canned_model_fn(head: Head, columns: Sequence[FeatureColumn], module: nn.Module,
+                    optimizer: Callable[[], Optimizers]) -> ModelFn:
+    """Returns the `model_fn` of a canned estimator.
+
+    Args:
+      head: what is made of the module's outputs, which are logits.
+      columns: all feature columns.
+      module: a module of the features that `HostTransform` makes.
+      optimizer: makes the optimizer.
+    """
+    transform: Callable[[Any], dict[str, Any]] = HostTransform(columns) if columns else _rows_alone
+
+    def batch_map(features: Any, labels: Any) -> Any:
+        numeric = transform(features)
+        return (numeric, *head.labels_and_weights(features, labels))
+
+    def model_fn(features: Any, labels: Any, mode: Mode) -> EstimatorSpec:
+        if mode != ModeKeys.PREDICT and labels is None:
+            raise ValueError("You must provide labels: input_fn returned features alone. Return `(features, labels)`.")
+        return head.create_estimator_spec(mode, module, optimizer(), batch_map=batch_map)
+
+    return model_fn
+
+
+def _rows_alone(features: Any) -> dict[str, Any]:
+    """Returns what a model without feature columns reads of a batch: that it has so many rows."""
+    return {"rows": np.zeros((len(jax.tree.leaves(features)[0]), 1), np.float32)}

@@ -1,0 +1,244 @@
+"""Head: what a task makes of logits.
+
+Owns what all heads share: names, weights of rows, and the spec of an estimator. A head works with arrays alone; it
+knows no strategy and no loop.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import errors
+from trainer.estimator.training.spec import EstimatorSpec, Mode
+from trainer.losses import Loss
+from trainer.metrics import Metric
+from trainer.model.types import ModuleLike, Optimizers
+
+LossReduction = Literal["sum_over_batch_size", "sum"]
+LossFn = Callable[[jax.Array, jax.Array], jax.Array]
+"""A function `(labels, logits)` that returns the loss of each row, of shape (rows,) or (rows, 1)."""
+
+
+class HeadLoss(Loss):
+    """The loss of a head, from labels and logits.
+
+    Args:
+      values_fn: a function `(labels, logits)` that returns values of shape (rows,).
+      reduction: as `Loss` takes it.
+    """
+
+    def __init__(self, values_fn: LossFn, reduction: str):
+        super().__init__(reduction=reduction, name="loss")
+        self._values_fn = values_fn
+
+    def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        return self._values_fn(y_true, y_pred)
+
+
+class Head(abc.ABC):
+    """What a task makes of logits.
+
+    Args:
+      weight_column: the name of a feature with the weight of each row, in the loss and in the metrics; None for none.
+      loss_reduction: "sum_over_batch_size" divides the weighted sum of a batch's losses by its rows, "sum" does not.
+      loss_fn: another loss.
+      name: what the names of metrics and predictions end with, as in "accuracy/<name>"; None for nothing.
+
+    Raises:
+      ValueError: for another `loss_reduction`.
+      TypeError: for arguments of another type.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/Head
+    """
+
+    def __init__(self, weight_column: Any = None, loss_reduction: LossReduction = "sum_over_batch_size",
+                 loss_fn: LossFn | None = None, name: str | None = None):
+        if loss_reduction not in ("sum_over_batch_size", "sum"):
+            raise errors.unknown_name("loss_reduction", str(loss_reduction), ["sum_over_batch_size", "sum"])
+        if loss_fn is not None and not callable(loss_fn):
+            raise errors.wrong_type("loss_fn", loss_fn, "a function (labels, logits), or None")
+        weight_key = getattr(weight_column, "key", weight_column)
+        if weight_key is not None and not isinstance(weight_key, str):
+            raise errors.wrong_type("weight_column", weight_column, "the name of a feature, a numeric column, or None")
+        self.weight_key: str | None = weight_key
+        self.loss_reduction = loss_reduction
+        self.name = name
+        self._loss_fn = loss_fn
+
+    # --- what each head says -----------------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def logits_dimension(self) -> int:
+        """How many logits a row has."""
+
+    @property
+    def label_width(self) -> int:
+        """How many numbers an encoded label has."""
+        return 1
+
+    @abc.abstractmethod
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
+        """Returns the loss of each row, of shape (rows,)."""
+
+    @abc.abstractmethod
+    def metrics(self) -> list[Metric]:
+        """Returns new metrics, from labels and logits, that use the weights of rows."""
+
+    @abc.abstractmethod
+    def predictions(self, logits: jax.Array) -> dict[str, jax.Array]:
+        """Returns what `predict` yields, but for names of classes."""
+
+    @abc.abstractmethod
+    def encoded_labels(self, labels: Any) -> np.ndarray:
+        """Returns labels as the loss takes them.
+
+        Raises:
+          ValueError: for labels that are none of this task.
+        """
+
+    def decoded(self, predictions: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Returns predictions with what only the host can say, such as names of classes."""
+        return dict(predictions)
+
+    # --- what all share ----------------------------------------------------------------------------------------------
+
+    def loss(self) -> Loss:
+        """Returns the loss for `Model.compile`."""
+        return HeadLoss(self.row_losses, self.loss_reduction)
+
+    def row_losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
+        """Returns the loss of each row by the `loss_fn` that was given, or else the task's."""
+        if self._loss_fn is None:
+            return self.losses(labels, logits)
+        values = self._loss_fn(labels, logits)
+        if jnp.shape(values) not in ((logits.shape[0],), (logits.shape[0], 1)):
+            raise ValueError("`loss_fn` must return the loss of each row, of shape "
+                             f"({logits.shape[0]},) or ({logits.shape[0]}, 1). Received: shape {jnp.shape(values)}.")
+        return values.reshape(logits.shape[0])
+
+    def create_estimator_spec(self, mode: Mode, module: ModuleLike, optimizer: Optimizers | None = None,
+                              **options: Any) -> EstimatorSpec:
+        """Returns the spec of a module whose outputs are this head's logits.
+
+        Args:
+          mode: the mode that `model_fn` was given.
+          module: a Flax module, from features to logits of shape (rows, logits_dimension).
+          optimizer: as in `Model.compile`; needed to train.
+          **options: further arguments of `EstimatorSpec`.
+        """
+        options = {"batch_map": lambda features, labels: (features, *self.labels_and_weights(features, labels)),
+                   **options}
+        return EstimatorSpec(
+            mode, module=module, loss=self.loss(), optimizer=optimizer, weighted_metrics=self.metrics(),
+            predictions=self.predictions, decode_predictions=self.decoded, **options)
+
+    def labels_and_weights(self, features: Any, labels: Any) -> tuple[np.ndarray, ...]:
+        """Returns a batch's labels as the loss takes them, and the weights of its rows if there are any."""
+        if labels is None:
+            return ()
+        encoded = self.encoded_labels(labels)
+        weights = self.weights(features, len(encoded))
+        return (encoded,) if weights is None else (encoded, weights)
+
+    def key(self, name: str) -> str:
+        """Returns the name of a metric, or of anything else, of this head."""
+        return f"{name}/{self.name}" if self.name else name
+
+    def weights(self, features: Any, rows: int) -> np.ndarray | None:
+        """Returns the weights of a batch's rows, float32 of shape (rows,); None without a `weight_column`.
+
+        Raises:
+          ValueError: if the feature is missing, or has more than one value a row.
+        """
+        if self.weight_key is None:
+            return None
+        if not isinstance(features, Mapping) or self.weight_key not in features:
+            known = list(features) if isinstance(features, Mapping) else []
+            raise ValueError(f"`weight_column` names the feature {self.weight_key!r}, which is missing. "
+                             f"{errors.near_hint(self.weight_key, known)}")
+        weights = np.asarray(features[self.weight_key], np.float32)
+        if weights.size != rows:
+            raise ValueError(f"`weight_column` {self.weight_key!r} must have one number for each of {rows} rows. "
+                             f"Received: shape {weights.shape}.")
+        return weights.reshape(rows)
+
+
+def as_column(labels: Any, dtype: type, width: int, what: str) -> np.ndarray:
+    """Returns labels as an array of shape (rows, width).
+
+    Raises:
+      ValueError: if they have another shape, or are no numbers.
+    """
+    array = np.asarray(labels)
+    if array.dtype.kind not in "buif":
+        raise ValueError(f"{what} must be numbers. Received: dtype {array.dtype}. For text, give `label_vocabulary`.")
+    if array.ndim == 1 and width == 1:
+        array = array[:, None]
+    if array.ndim != 2 or array.shape[1] != width:
+        raise ValueError(f"{what} must have the shape (rows, {width}). Received: shape {array.shape}.")
+    return array.astype(dtype)
+
+
+def class_ids(labels: Any, n_classes: int, vocabulary: Sequence[str] | None) -> np.ndarray:
+    """Returns labels as int32 numbers of classes, of shape (rows, 1).
+
+    Args:
+      labels: numbers from 0, or the names of a vocabulary, of shape (rows,) or (rows, 1).
+      n_classes: how many classes there are.
+      vocabulary: the names of the classes.
+
+    Raises:
+      ValueError: for a label that is none of them.
+    """
+    array = np.asarray(labels)
+    if vocabulary is None:
+        column = as_column(array, np.float64, 1, "Labels")
+        wrong = column[(column < 0) | (column >= n_classes) | (column != np.floor(column))]
+        if wrong.size:
+            raise ValueError(f"Labels must be whole numbers from 0 to n_classes - 1 = {n_classes - 1}. Received: "
+                             f"{wrong.ravel()[0]:g}.")
+        return column.astype(np.int32)
+    if array.dtype.kind not in "USO":
+        raise ValueError("Labels must be text, as there is a `label_vocabulary`. Received: dtype "
+                         f"{array.dtype}. Leave the vocabulary out for numbers.")
+    numbers = {name: number for number, name in enumerate(vocabulary)}
+    names = [name.decode() if isinstance(name, bytes) else str(name) for name in array.ravel().tolist()]
+    unknown = next((name for name in names if name not in numbers), None)
+    if unknown is not None:
+        raise ValueError(f"The label {unknown!r} is not in `label_vocabulary`. {errors.near_hint(unknown, numbers)}")
+    return np.array([numbers[name] for name in names], np.int32).reshape(-1, 1)
+
+
+def checked_vocabulary(vocabulary: Any, n_classes: int) -> list[str] | None:
+    """Returns a vocabulary of as many names as there are classes; None without one."""
+    if vocabulary is None:
+        return None
+    if isinstance(vocabulary, str | bytes) or not isinstance(vocabulary, list | tuple | np.ndarray):
+        raise errors.wrong_type("label_vocabulary", vocabulary, "a list of names, or None")
+    names = [name.decode() if isinstance(name, bytes) else name for name in vocabulary]
+    if any(not isinstance(name, str) for name in names):
+        raise ValueError("`label_vocabulary` must be names, as text. Leave it out for numbers.")
+    if len(names) != n_classes:
+        raise ValueError(f"Length of label_vocabulary must be n_classes ({n_classes}). Given: {len(names)}.")
+    return names
+
+
+def names_of_classes(ids: np.ndarray, n_classes: int, vocabulary: Sequence[str] | None) -> dict[str, np.ndarray]:
+    """Returns what the host adds to the predictions of a classifier: names, as bytes as TensorFlow has them.
+
+    Args:
+      ids: the numbers of the classes, of shape (rows, 1).
+      n_classes: how many there are.
+      vocabulary: their names; by default their numbers.
+    """
+    names = np.array([name.encode() for name in vocabulary or map(str, range(n_classes))], object)
+    rows = len(ids)
+    return {"classes": names[ids], "all_class_ids": np.tile(np.arange(n_classes, dtype=np.int32), (rows, 1)),
+            "all_classes": np.tile(names, (rows, 1))}

@@ -1,0 +1,95 @@
+"""Metrics of heads: those of `trainer.metrics`, over logits and under TensorFlow's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from trainer.metrics import AUC, BinaryAccuracy, Precision, Recall
+from trainer.metrics.reduction import WeightedMean
+
+
+Part = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def _whole(labels: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return labels, logits
+
+
+class HeadMetric:
+    """Mixed into the metrics of heads.
+
+    Attributes:
+      part: returns the labels and logits that the metric is of, out of those of all heads; may be assigned.
+    """
+
+    part: Part = staticmethod(_whole)
+
+
+class MeanOf(HeadMetric, WeightedMean):
+    """The weighted mean of a function of labels and logits, which returns one value per row, or several.
+
+    Args:
+      function: the function.
+      name: the name of the log.
+    """
+
+    def __init__(self, function: Callable[[jax.Array, jax.Array], jax.Array], name: str):
+        super().__init__(name)
+        self._function = function
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds the function's values."""
+        self.add_values(self._function(*self.part(jnp.asarray(y_true), jnp.asarray(y_pred))), sample_weight)
+
+
+class AccuracyBaseline(MeanOf):
+    """The accuracy of always predicting the more frequent of two classes."""
+
+    def __init__(self, name: str):
+        super().__init__(lambda labels, logits: labels.astype(jnp.float32), name)
+
+    def result(self) -> jax.Array:
+        mean = super().result()
+        return jnp.maximum(mean, 1 - mean)
+
+
+class _OfProbabilities(HeadMetric):
+    """Mixed into a metric of probabilities, which then takes logits."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds labels, and the probabilities that logits stand for."""
+        labels, logits = self.part(jnp.asarray(y_true), jnp.asarray(y_pred))
+        super().update_state(labels, jax.nn.sigmoid(logits), sample_weight)  # type: ignore[misc]
+
+
+class LogitsAUC(_OfProbabilities, AUC):
+    """`AUC` of logits."""
+
+
+class LogitsPrecision(_OfProbabilities, Precision):
+    """`Precision` of logits."""
+
+
+class LogitsRecall(_OfProbabilities, Recall):
+    """`Recall` of logits."""
+
+
+class LogitsAccuracy(_OfProbabilities, BinaryAccuracy):
+    """`BinaryAccuracy` of logits."""
+
+
+def at_thresholds(thresholds: tuple[float, ...], key: Callable[[str], str]) -> list[Any]:
+    """Returns accuracy, precision and recall at each of some thresholds of the probability."""
+    found: list[Any] = []
+    for threshold in thresholds:
+        found += [
+            LogitsAccuracy(name=key(f"accuracy/positive_threshold_{threshold:g}"), threshold=threshold),
+            LogitsPrecision(name=key(f"precision/positive_threshold_{threshold:g}"), thresholds=threshold),
+            LogitsRecall(name=key(f"recall/positive_threshold_{threshold:g}"), thresholds=threshold)]
+    return found
+
+

@@ -1,0 +1,111 @@
+"""Several heads on one model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import errors
+from trainer.estimator.heads.base import Head
+from trainer.estimator.heads.metrics import HeadMetric, MeanOf
+from trainer.metrics import Metric
+
+_BETWEEN = "/"  # a head's name and the name of its prediction, on the device
+
+
+class MultiHead(Head):
+    """Several tasks, whose losses are added up.
+
+    Logits are those of all heads, one after the other on the last axis; labels are a dict by the names of heads.
+    Metrics and predictions are those of the heads: "accuracy/<name>", and "loss/<name>"; `predict` yields a dict with
+    keys `(name, key)`, as TensorFlow has it.
+
+    Args:
+      heads: heads with names that differ.
+      head_weights: the factors of their losses; 1 by default.
+
+    Raises:
+      ValueError: if there are no heads, a name is missing or there twice, or there is another number of weights.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/MultiHead
+    """
+
+    def __init__(self, heads: Sequence[Head], head_weights: Sequence[float] | None = None):
+        super().__init__()
+        if not heads:
+            raise ValueError("Must specify heads. Given: []")
+        for head in heads:
+            if not isinstance(head, Head):
+                raise errors.wrong_type("heads", head, "heads of `trainer.estimator`")
+            if not head.name:
+                raise ValueError(f"All given heads must have name specified. Given: {type(head).__name__}.")
+            if head.weight_key is not None:
+                raise ValueError("Heads of a `MultiHead` have no `weight_column`: the rows of a batch have one weight "
+                                 "for all. Give `head_weights`.")
+        names = [head.name for head in heads]
+        if len(set(names)) < len(names):
+            raise ValueError(f"All heads must have names that differ. Given: {names}.")
+        if head_weights is not None and len(head_weights) != len(heads):
+            raise ValueError(f"heads and head_weights must have the same size. Given: {len(heads)} and "
+                             f"{len(head_weights)}.")
+        self._heads = list(heads)
+        self._factors = [1.0] * len(heads) if head_weights is None else [float(weight) for weight in head_weights]
+
+    @property
+    def logits_dimension(self) -> int:
+        return sum(head.logits_dimension for head in self._heads)
+
+    def losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
+        parts = [head.row_losses(*self._part(number, labels, logits)) for number, head in enumerate(self._heads)]
+        return sum((factor * losses for factor, losses in zip(self._factors, parts, strict=True)),
+                   jnp.zeros(logits.shape[0]))
+
+    def metrics(self) -> list[Metric]:
+        found: list[Metric] = []
+        for number, head in enumerate(self._heads):
+            metrics = [MeanOf(head.row_losses, head.key("loss")), *head.metrics()]
+            for metric in metrics:
+                assert isinstance(metric, HeadMetric), "all metrics of heads are"
+                metric.part = functools.partial(self._part, number)
+            found += metrics
+        return found
+
+    def predictions(self, logits: jax.Array) -> dict[str, jax.Array]:
+        return {f"{head.name}{_BETWEEN}{key}": value for number, head in enumerate(self._heads)
+                for key, value in head.predictions(self._part(number, logits, logits)[1]).items()}
+
+    def decoded(self, predictions: Mapping[str, np.ndarray]) -> dict[Any, Any]:
+        found = {}
+        for head in self._heads:
+            prefix = f"{head.name}{_BETWEEN}"
+            own = {name.removeprefix(prefix): value for name, value in predictions.items() if name.startswith(prefix)}
+            found.update({(head.name, key): value for key, value in head.decoded(own).items()})
+        return found
+
+    def encoded_labels(self, labels: Any) -> Any:
+        if not isinstance(labels, Mapping):
+            raise ValueError("Labels of a `MultiHead` must be a dict by the names of its heads. Received: "
+                             f"{errors.describe(labels)}.")
+        parts = []
+        for head in self._heads:
+            if head.name not in labels:
+                raise ValueError(f"There are no labels for the head {head.name!r}. Received: {sorted(labels)}.")
+            parts.append(head.encoded_labels(labels[head.name]).astype(np.float32))
+        return np.concatenate(parts, axis=-1)
+
+    @property
+    def label_width(self) -> int:
+        return sum(head.label_width for head in self._heads)
+
+    def _part(self, number: int, labels: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the labels and logits of one head."""
+        before, head = self._heads[:number], self._heads[number]
+        first_label, first_logit = (sum(each) for each in (
+            [one.label_width for one in before], [one.logits_dimension for one in before]))
+        return (labels[:, first_label:first_label + head.label_width],
+                logits[:, first_logit:first_logit + head.logits_dimension])

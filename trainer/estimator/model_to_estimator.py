@@ -1,0 +1,86 @@
+"""From a compiled `Model` to an estimator that trains its module in the same way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.core import errors
+from trainer.estimator.training.estimator import Estimator
+from trainer.estimator.training.estimator_model import EstimatorModel
+from trainer.estimator.training.run_config import RunConfig
+from trainer.estimator.training.spec import EstimatorSpec, Mode
+from trainer.model.model import Model
+from trainer.model.overridable_steps import OverridableSteps
+
+_OF_SPEC = ("optimizer", "loss", "metrics", "weighted_metrics")
+
+
+def model_to_estimator(
+    model: Model,
+    model_dir: str | os.PathLike[str] | None = None,
+    config: RunConfig | None = None,
+    metric_names_map: Mapping[str, str] | None = None,
+) -> Estimator:
+    """Returns an estimator with the module, the weights and the arguments of `compile` of a model.
+
+    The model stays as it is: the estimator trains copies. Its strategy is `config.train_distribute`.
+
+    Args:
+      model: a compiled model with the default steps.
+      model_dir, config: as in `Estimator`.
+      metric_names_map: other names for logs of `evaluate`, by the model's names.
+
+    Raises:
+      TypeError: if `model` is no `Model`.
+      ValueError: if it is not compiled, or overrides a step.
+
+    Example:
+      >>> import trainer
+      >>> from flax import linen as nn
+      >>> model = trainer.Model(nn.Dense(1))
+      >>> model.compile("sgd", "mse")
+      >>> estimator = model_to_estimator(model)
+      >>> estimator.train(lambda: (np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)), steps=3).latest_checkpoint(
+      ...     ).endswith("step_3")
+      True
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/keras/estimator/model_to_estimator
+    """
+    if not isinstance(model, Model):
+        raise errors.wrong_type("model", model, "a compiled `trainer.Model`")
+    if not model._configuration.is_compiled:
+        raise ValueError("The given model has not been compiled. Call its `compile` first.")
+    overridden = [name for name in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "apply")
+                  if getattr(type(model), name) is not getattr(OverridableSteps, name)]
+    if overridden:
+        raise ValueError(f"The model overrides {', '.join(overridden)}, which an estimator would leave out. Use "
+                         "`Model.fit`, or write a `model_fn`.")
+    return _ModelEstimator(model, model_dir, config, metric_names_map)
+
+
+class _ModelEstimator(Estimator):
+    """An estimator that begins with the weights of a model."""
+
+    def __init__(self, model: Model, model_dir: str | os.PathLike[str] | None, config: RunConfig | None,
+                 metric_names_map: Mapping[str, str] | None):
+        given = dict(model._configuration.given)
+        of_spec = {name: given.pop(name) for name in _OF_SPEC}
+        self._weights: list[np.ndarray] | None = model.get_weights() if model.built else None
+        self._names = dict(metric_names_map or {})
+
+        def model_fn(features: Any, labels: Any, mode: Mode) -> EstimatorSpec:
+            return EstimatorSpec(mode, module=model.module, compile_options=given, **of_spec)
+
+        super().__init__(model_fn, model_dir, config or RunConfig(tf_random_seed=model.seed))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        logs = super().evaluate(*args, **kwargs)
+        return {self._names.get(name, name): value for name, value in logs.items()}
+
+    def _begin(self, mode: Mode, model: EstimatorModel) -> None:
+        if self._weights is not None:
+            model.set_weights(self._weights)

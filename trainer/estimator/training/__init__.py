@@ -1,0 +1,1 @@
+"""The estimator itself: its configuration, its specs, and what it runs."""

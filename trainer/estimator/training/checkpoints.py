@@ -1,0 +1,196 @@
+"""The checkpoints of an estimator: when they are written, and what `train` and `evaluate` read of them.
+
+Owns what a call of `train` takes from the last checkpoint: if the call before it had ended, the state, and the data
+begin again; if it was interrupted, the whole run. How a checkpoint lies on the disk is in `saving/checkpoint/`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from trainer.callbacks import BackupAndRestore
+from trainer.callbacks.base.run_protocol import SavePoint
+from trainer.core import tree_paths
+from trainer.core.train_state import TrainState
+from trainer.core.types import Phase
+from trainer.distribute import Strategy
+from trainer.estimator.training.hooks import CheckpointSaverListener
+from trainer.loop.resumable_run import check_is_of_run, is_at_the_end
+from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, open_checkpoint
+
+STATE = "state"
+GLOBAL_STEP = "global_step"
+_STEP = "step"  # of a TrainState
+
+
+class CheckpointSaver(BackupAndRestore):
+    """Saves the run of `train` to the estimator's folder: at its beginning, every so often, and at its end.
+
+    Args:
+      model_dir: the folder.
+      save_freq: a number of steps from the first of the call on, or a time; None for never in between.
+      keep: how many checkpoints stay; None for all.
+      listeners: called around each checkpoint.
+      has_ended: whether the newest checkpoint is of a call that had ended, so that the data begin again.
+    """
+
+    state_attributes = ("_first_step",)
+
+    def __init__(self, model_dir: str, save_freq: int | datetime.timedelta | None, keep: int | None,
+                 listeners: Sequence[CheckpointSaverListener], has_ended: bool):
+        super().__init__(model_dir, save_freq or "epoch", delete_checkpoint=False)
+        self._keep = keep or sys.maxsize
+        self._listeners = listeners
+        self._has_ended = has_ended
+        self._first_step = 0
+        self._saved_step: int | None = None
+
+    def on_save_point(self, point: SavePoint) -> None:
+        if point.kind == "start":
+            for listener in self._listeners:
+                listener.begin()
+        super().on_save_point(point)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        super().on_train_end(logs)
+        for listener in self._listeners:
+            listener.end(self.model, self._point.batches)
+
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
+        if phase != "train" or not isinstance(self.save_freq, int):
+            return None
+        return batch + -(self._point.batches - self._first_step + 1) % self.save_freq
+
+    def _resumed(self, point: SavePoint) -> str | None:
+        if self._has_ended:
+            point.start_from(self._folder)
+        else:
+            try:
+                return self._resumed_or_begun(point)
+            except CheckpointError:
+                raise
+            except ValueError as error:
+                point.start_from(self._folder)
+                warnings.warn(f"The last call of `train` was interrupted, and cannot go on where it was: {error} "
+                              f"Weights and optimizer go on from step {point.batches}, and the data begin again.",
+                              stacklevel=2)
+        self._first_step = self._saved_step = point.batches
+        return None
+
+    def _resumed_or_begun(self, point: SavePoint) -> str | None:
+        resumed = point.restore(self._folder)
+        if resumed is None:
+            self._first_step = 0
+            self._save(point)
+        self._saved_step = point.batches
+        return resumed
+
+    def _is_due(self, point: Any) -> bool:
+        if point.kind == "epoch":
+            return True  # the end of the call: there is one epoch
+        if point.is_at_limit or self.save_freq == "epoch":
+            return False
+        if isinstance(self.save_freq, int):
+            return point.kind == "batches" and (point.batches - self._first_step) % self.save_freq == 0
+        is_due = time.monotonic() - self._saved_at >= self.save_freq.total_seconds()
+        strategy: Strategy = self.model.strategy  # type: ignore[attr-defined]
+        return strategy.process_group.any(is_due) if strategy.spans_processes else is_due
+
+    def _save(self, point: Any, wait: bool = False) -> bool:
+        is_new = point.batches != self._saved_step
+        if is_new:
+            for listener in self._listeners:
+                listener.before_save(self.model, point.batches)
+        is_saved = point.save(self._folder, keep=self._keep, wait=wait or bool(self._listeners))
+        self._saved_at, self._saved_step = time.monotonic(), point.batches
+        if is_saved and is_new:
+            for listener in self._listeners:
+                if listener.after_save(self.model, point.batches):
+                    self.model.stop_training = True
+        return is_saved
+
+
+def newest(model_dir: str) -> Checkpoint | None:
+    """Returns the newest checkpoint of a folder that is whole; None if there is none yet.
+
+    Raises:
+      CheckpointError: if there are some, and none is whole.
+    """
+    path = CheckpointFolder(model_dir).newest_whole()
+    return None if path is None else _opened(path, verify=False)
+
+
+def opened(path: str | os.PathLike[str]) -> Checkpoint:
+    """Returns a checkpoint of a training by its path.
+
+    Raises:
+      FileNotFoundError: if there is none.
+      CheckpointError: if it is damaged.
+      ValueError: if it is none of a training.
+    """
+    return _opened(os.fspath(path), verify=True)
+
+
+def _opened(path: str, verify: bool) -> Checkpoint:
+    checkpoint = open_checkpoint(path, verify)
+    check_is_of_run(path, checkpoint.document)
+    return checkpoint
+
+
+def is_of_an_ended_call(checkpoint: Checkpoint) -> bool:
+    """Returns whether a checkpoint was written at the end of a call of `train`."""
+    return is_at_the_end(checkpoint.document)
+
+
+def step_of(checkpoint: Checkpoint) -> int:
+    """Returns the global step of a checkpoint."""
+    return int(checkpoint.document["batches"])
+
+
+def with_variables(checkpoint: Checkpoint, state: TrainState) -> TrainState:
+    """Returns a training state whose arrays are those of a checkpoint with the same names.
+
+    Args:
+      checkpoint: it may have more, such as an optimizer's state that is not needed to predict.
+      state: a state of the same module, placed as the arrays shall be.
+
+    Raises:
+      ValueError: if arrays are missing or have other shapes; they are listed.
+    """
+    targets = tree_paths.named_leaves({STATE: state})
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    unused = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+              for name, (shape, dtype) in checkpoint.specs.items() if name not in targets}
+    try:
+        leaves = checkpoint.restore({**targets, **unused})
+    except CheckpointError as error:
+        raise ValueError("The module of model_fn is not that of the checkpoint. Make it as in the training, or give "
+                         f"another `model_dir`. {error}") from None
+    return tree_paths.with_leaves({STATE: state}, leaves)[STATE]
+
+
+def variables_of(checkpoint: Checkpoint) -> dict[str, Callable[[], Any]]:
+    """Returns a function for each array of a training state, by the names that users see, that reads it."""
+    names = {f"{STATE}/{_STEP}": GLOBAL_STEP}
+    found: dict[str, Callable[[], Any]] = {}
+    for name in checkpoint.specs:
+        room, _, own = name.partition(tree_paths.SEPARATOR)
+        if room == STATE:
+            found[names.get(name, own)] = functools.partial(_read, checkpoint, name)
+    return found
+
+
+def _read(checkpoint: Checkpoint, wanted: str) -> Any:
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    targets = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+               for name, (shape, dtype) in checkpoint.specs.items()}
+    return jax.device_get(checkpoint.restore(targets)[wanted])

@@ -1,0 +1,388 @@
+"""Estimator: trains, evaluates, predicts and exports what a `model_fn` says, with a folder of checkpoints between.
+
+Owns the public class alone. A call of `train` is one `fit` of a `Model`; each other call restores a checkpoint into a
+model of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import arguments, errors
+from trainer.core.tracebacks import user_stacklevel
+from trainer.distribute import Strategy
+from trainer.estimator.training import checkpoints, serving
+from trainer.estimator.training.estimator_model import EstimatorModel, make_model
+from trainer.estimator.training.events import LOGGER, TrainingLog, write_evaluation
+from trainer.estimator.training.functions import call_input_fn, call_model_fn, check_model_fn
+from trainer.estimator.training.hooks import CheckpointSaverListener, as_callbacks, check_listeners
+from trainer.estimator.training.input_function import InputBatches
+from trainer.estimator.training.run_config import RunConfig
+from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
+from trainer.estimator.training.warm_start import WarmStartSettings, as_settings, warm_start
+from trainer.saving.checkpoint import Checkpoint
+
+InputFn = Callable[..., Any]
+Hooks = Any
+"""A `SessionRunHook`, a callback, or a list of these."""
+
+
+class Estimator:
+    """Trains what `model_fn` describes, and keeps it in a folder of checkpoints.
+
+    It has TensorFlow's words and its habits: `input_fn` gives the batch of *one* replica, so that a step of N replicas
+    takes N batches of it (`Model.fit` splits a global batch instead); data begin again with each call of `train`; and
+    `evaluate` and `predict` read the newest checkpoint. A call of `train` that was interrupted, also by `kill -9`, goes
+    on exactly where it was when the same script starts again.
+
+    Args:
+      model_fn: a function `(features, labels, mode, params, config)`, of which it may leave out all but `features`,
+        that returns an `EstimatorSpec`. It gets the first batch of the input, as numpy arrays.
+      model_dir: the folder; by default that of `config`, or a new temporary folder.
+      config: a `RunConfig`.
+      params: what `model_fn` and `input_fn` get as `params`, copied.
+      warm_start_from: the folder of another training whose weights to begin with, or `WarmStartSettings`.
+
+    Attributes:
+      model_dir: see above.
+      config: see above, with its `model_dir`.
+
+    Raises:
+      ValueError: if `model_fn` has arguments of other names, or `model_dir` is given twice and differs.
+      TypeError: for arguments of a wrong type.
+
+    Example:
+      >>> import trainer
+      >>> from flax import linen as nn
+      >>> def model_fn(features, labels, mode):
+      ...     return EstimatorSpec(mode, module=nn.Dense(1), loss="mse", optimizer="sgd")
+      >>> data = trainer.data.Dataset.from_arrays((np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)))
+      >>> estimator = Estimator(model_fn, model_dir="run").train(lambda: data.batch(4), steps=2)
+      >>> estimator.evaluate(lambda: data.batch(4))["global_step"]
+      2
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/Estimator
+    """
+
+    def __init__(
+        self,
+        model_fn: ModelFn,
+        model_dir: str | os.PathLike[str] | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: str | os.PathLike[str] | WarmStartSettings | None = None,
+    ):
+        if config is not None and not isinstance(config, RunConfig):
+            raise errors.wrong_type("config", config, "a `RunConfig`")
+        if params is not None and not isinstance(params, Mapping):
+            raise errors.wrong_type("params", params, "a dict")
+        self._params = copy.deepcopy(params)
+        self._model_fn = check_model_fn(model_fn, params)
+        self.config = _with_model_dir(config or RunConfig(), model_dir)
+        assert self.config.model_dir is not None, "it was chosen above"
+        self.model_dir = self.config.model_dir
+        self._warm_start = as_settings(warm_start_from)
+        self._models: dict[Any, tuple[EstimatorSpec, EstimatorModel]] = {}
+
+    @property
+    def params(self) -> Any:
+        """A copy of what was given as `params`."""
+        return copy.deepcopy(self._params)
+
+    @property
+    def model_fn(self) -> ModelFn:
+        """The function that was given."""
+        return self._model_fn
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        input_fn: InputFn,
+        hooks: Hooks = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[CheckpointSaverListener] | None = None,
+    ) -> Estimator:
+        """Trains from the newest checkpoint on, or from the beginning, and saves checkpoints.
+
+        Args:
+          input_fn: a function `(mode, params, config)`, of which it may leave out any, that returns the data: a
+            `trainer.data.Dataset` of the batches `(features, labels)` of one replica, another iterable of them, or
+            arrays `(features, labels)`, which are the same batch for ever. It is called once.
+          hooks: `SessionRunHook`s, callbacks of `trainer.callbacks`, or a list of both.
+          steps: how many steps to train for, more than were done before.
+          max_steps: the global step to train to. If it is reached already, nothing is called. Without either, the
+            training ends with the data.
+          saving_listeners: called around each checkpoint.
+
+        Returns:
+          This object.
+
+        Raises:
+          ValueError: if both `steps` and `max_steps` are given, or one is less than 1; or for data, specs and arguments
+            that cannot be used.
+          TypeError: for hooks that are none.
+        """
+        callbacks = as_callbacks("hooks", hooks if hooks is not None else [])
+        listeners = check_listeners(saving_listeners)
+        if steps is not None and max_steps is not None:
+            raise ValueError(f"Can not provide both steps and max_steps. Received: {steps} and {max_steps}.")
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None:
+                arguments.as_count(name, value, 1, f"a whole number of at least 1: must specify {name} > 0")
+        last = checkpoints.newest(self.model_dir)
+        begin = 0 if last is None else checkpoints.step_of(last)
+        if max_steps is not None and begin >= max_steps:
+            LOGGER.info("Skipping training since max_steps has already saved.")
+            return self
+        batches = self._input(input_fn, ModeKeys.TRAIN)
+        spec, model = self._model(ModeKeys.TRAIN, batches, is_new=last is None)
+        if last is None:
+            self._begin(ModeKeys.TRAIN, model)
+        has_ended = last is not None and checkpoints.is_of_an_ended_call(last)
+        saver = checkpoints.CheckpointSaver(
+            self.model_dir, self.config.save_freq, self.config.keep_checkpoint_max, listeners, has_ended)
+        log = TrainingLog(self.model_dir, self.config.log_step_count_steps,
+                          self.config.save_summary_steps if self.config.is_chief else None)
+        of_chief = as_callbacks("training_chief_hooks", spec.training_chief_hooks) if self.config.is_chief else []
+        model.fit(
+            batches.per_step(model.strategy.num_replicas_in_sync, spec.batch_map), verbose=0,
+            max_steps=max_steps if steps is None else begin + steps,
+            callbacks=[saver, log, *callbacks, *as_callbacks("training_hooks", spec.training_hooks), *of_chief])
+        return self
+
+    # --- evaluating --------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        input_fn: InputFn,
+        steps: int | None = None,
+        hooks: Hooks = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Returns the metrics over the data, and writes them for TensorBoard to the folder "eval".
+
+        Each row counts once, on any number of devices.
+
+        Args:
+          input_fn: as in `train`.
+          steps: the most steps, of one batch of `input_fn` for each replica; by default all data.
+          hooks: as in `train`.
+          checkpoint_path: a checkpoint; the newest by default. Without any, the weights are fresh, with a warning.
+          name: the folder is "eval_<name>" then.
+
+        Returns:
+          A dict of the metrics by name, "loss", which is the mean of the losses of the batches of `input_fn`, and
+          "global_step".
+
+        Raises:
+          ValueError: if `steps` is less than 1, or the checkpoint is of another module.
+        """
+        if steps is not None:
+            arguments.as_count("steps", steps, 1, "a whole number of at least 1: must specify steps > 0")
+        callbacks = as_callbacks("hooks", hooks if hooks is not None else [])
+        batches = self._input(input_fn, ModeKeys.EVAL)
+        spec, model, step = self._restored(ModeKeys.EVAL, batches, checkpoint_path)
+        # One batch at a time, whose rows are split over the replicas: the loss of a batch is that on one device.
+        limit = None if steps is None else steps * model.strategy.num_replicas_in_sync
+        logs = model.evaluate(
+            batches.per_step(1, spec.batch_map, limit), verbose=0,
+            callbacks=[*callbacks, *as_callbacks("evaluation_hooks", spec.evaluation_hooks)])
+        if jax.process_index() == 0:
+            scalars = {log: value for log, value in logs.items() if np.ndim(value) == 0}
+            write_evaluation(self.eval_dir(name), scalars, step)
+            texts = ", ".join(f"{log} = {value:.6g}" for log, value in scalars.items())
+            LOGGER.info("Evaluated step %d: %s", step, texts)
+        return {**logs, checkpoints.GLOBAL_STEP: step}
+
+    # --- predicting --------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        input_fn: InputFn,
+        predict_keys: str | Sequence[str] | None = None,
+        hooks: Hooks = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Yields the predictions for the data, which may be endless: batches are read as they are needed.
+
+        Args:
+          input_fn: as in `train`; labels are ignored.
+          predict_keys: the names of the predictions to yield; by default all.
+          hooks: as in `train`.
+          checkpoint_path: a checkpoint; the newest by default. Without any, the weights are fresh, with a warning.
+          yield_single_examples: whether to yield the predictions of one row at a time, or those of a batch.
+
+        Yields:
+          Predictions as numpy arrays, or dicts of them.
+
+        Raises:
+          ValueError: if predictions have other names, or the checkpoint is of another module.
+        """
+        callbacks = as_callbacks("hooks", hooks if hooks is not None else [])
+        batches = self._input(input_fn, ModeKeys.PREDICT)
+        spec, model, _ = self._restored(ModeKeys.PREDICT, batches, checkpoint_path)
+        callbacks += as_callbacks("prediction_hooks", spec.prediction_hooks)
+        for outputs in model.predict_iter(batches.per_step(1, spec.batch_map), callbacks=callbacks):
+            if spec.decode_predictions is not None:
+                outputs = spec.decode_predictions(outputs)
+            if predict_keys is not None:
+                outputs = _named(outputs, predict_keys)
+            if yield_single_examples:
+                yield from _rows(outputs)
+            else:
+                yield outputs
+
+    # --- exporting and reading ---------------------------------------------------------------------------------------
+
+    def export_saved_model(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], Any],
+        checkpoint_path: str | os.PathLike[str] | None = None,
+    ) -> str:
+        """Writes what `predict` computes, with the weights of a checkpoint, to a new folder; see `load_exported_model`.
+
+        Args:
+          export_dir_base: the folder to make it in, under the time in seconds.
+          serving_input_receiver_fn: a function that returns some rows of features as `input_fn` does, such as
+            `{"age": np.zeros((1, 1), np.float32)}`. The export takes what the spec's `batch_map` makes of them: numbers
+            alone, as programs take no text.
+          checkpoint_path: a checkpoint; the newest by default.
+
+        Returns:
+          The path of the folder, which has the file "model.export" of `Model.export`.
+
+        Raises:
+          ValueError: if there is no checkpoint.
+        """
+        checkpoint = self._checkpoint(checkpoint_path)
+        if checkpoint is None:
+            raise ValueError(f"Couldn't find trained model at {self.model_dir}. Train first.")
+        features = serving_input_receiver_fn()
+        spec, model = self._model_of(ModeKeys.PREDICT, features, None)
+        model.state = checkpoints.with_variables(checkpoint, model.state)
+        return serving.export(model, spec.export_outputs, os.fspath(export_dir_base))
+
+    def latest_checkpoint(self) -> str | None:
+        """Returns the path of the newest whole checkpoint; None without any."""
+        checkpoint = checkpoints.newest(self.model_dir)
+        return None if checkpoint is None else checkpoint.path
+
+    def get_variable_names(self) -> list[str]:
+        """Returns the names of all arrays of the newest checkpoint: "params/...", "opt_state/..." and "global_step".
+
+        Raises:
+          ValueError: if there is no checkpoint.
+        """
+        return sorted(checkpoints.variables_of(self._trained()))
+
+    def get_variable_value(self, name: str) -> np.ndarray:
+        """Returns an array of the newest checkpoint.
+
+        Raises:
+          ValueError: if there is no checkpoint, or none of that name in it.
+        """
+        variables = checkpoints.variables_of(self._trained())
+        if name not in variables:
+            raise errors.unknown_name("variable", name, variables)
+        return np.asarray(variables[name]())
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Returns the folder of the event files of `evaluate`."""
+        return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _input(self, input_fn: InputFn, mode: Mode) -> InputBatches:
+        return InputBatches(call_input_fn(input_fn, mode, self.params, self.config))
+
+    def _model(self, mode: Mode, batches: InputBatches, is_new: bool = False) -> tuple[EstimatorSpec, EstimatorModel]:
+        labels = None if mode == ModeKeys.PREDICT else batches.labels
+        return self._model_of(mode, batches.features, labels, is_new)
+
+    def _model_of(self, mode: Mode, features: Any, labels: Any,
+                  is_new: bool = False) -> tuple[EstimatorSpec, EstimatorModel]:
+        """Returns the spec and the model of a mode: those of the last call, if the input has the same form."""
+        key = mode, str(jax.tree.map(_form_of, (features, labels)))
+        if is_new or key not in self._models:
+            self._models = {other: made for other, made in self._models.items() if other[0] != mode}
+            spec = call_model_fn(self._model_fn, features, labels, mode, self.params, self.config)
+            mapped = features
+            if spec.batch_map is not None:
+                mapped = spec.batch_map(features, labels)[0]
+            self._models[key] = spec, make_model(spec, self._strategy(mode), self.config.seed, mapped)
+        return self._models[key]
+
+    def _strategy(self, mode: Mode) -> Strategy | None:
+        return self.config.train_distribute if mode == ModeKeys.TRAIN else self.config.eval_distribute
+
+    def _checkpoint(self, path: str | os.PathLike[str] | None) -> Checkpoint | None:
+        return checkpoints.newest(self.model_dir) if path is None else checkpoints.opened(path)
+
+    def _trained(self) -> Checkpoint:
+        checkpoint = checkpoints.newest(self.model_dir)
+        if checkpoint is None:
+            raise ValueError(f"There is no checkpoint in {self.model_dir!r}. Train first.")
+        return checkpoint
+
+    def _restored(self, mode: Mode, batches: InputBatches, path: str | os.PathLike[str] | None,
+                  ) -> tuple[EstimatorSpec, EstimatorModel, int]:
+        """Returns the spec and the model of a mode with the variables of a checkpoint, and the global step."""
+        checkpoint = self._checkpoint(path)
+        spec, model = self._model(mode, batches, is_new=checkpoint is None)
+        if checkpoint is not None:
+            model.state = checkpoints.with_variables(checkpoint, model.state)
+            return spec, model, checkpoints.step_of(checkpoint)
+        warnings.warn(f"Could not find trained model in model_dir: {self.model_dir}, running initialization to "
+                      "evaluate or predict with fresh weights.", stacklevel=user_stacklevel())
+        self._begin(mode, model)
+        return spec, model, 0
+
+    def _begin(self, mode: Mode, model: EstimatorModel) -> None:
+        """Gives a model without a checkpoint the weights to begin with."""
+        if self._warm_start is not None:
+            taken = warm_start(model, self._warm_start)
+            LOGGER.info("Warm-starting %d variables: %s", len(taken), ", ".join(taken))
+
+
+def _with_model_dir(config: RunConfig, model_dir: str | os.PathLike[str] | None) -> RunConfig:
+    if model_dir is None:
+        return config if config.model_dir else config.replace(model_dir=tempfile.mkdtemp())
+    path = arguments.as_path("model_dir", model_dir, "the path of a folder")
+    if config.model_dir is not None and config.model_dir != path:
+        raise ValueError("`model_dir` are set both in constructor and `RunConfig`, but with different values. In "
+                         f"constructor: {path!r}, in `RunConfig`: {config.model_dir!r}.")
+    return config.replace(model_dir=path)
+
+
+def _form_of(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    array = np.asarray(leaf)
+    return array.dtype.kind, array.shape[1:]
+
+
+def _named(outputs: Any, names: str | Sequence[str]) -> dict[str, Any]:
+    names = [names] if isinstance(names, str) else list(names)
+    if not isinstance(outputs, Mapping):
+        raise ValueError(f"`predict_keys` argument is not valid in case of non-dict predictions. Received: {names}.")
+    found = {name: outputs[name] for name in names if name in outputs}
+    if not found:
+        raise ValueError(f"Expected to run at least one output from {sorted(outputs)}, provided {names}.")
+    return found
+
+
+def _rows(outputs: Any) -> Iterator[Any]:
+    leaves, structure = jax.tree.flatten(outputs)
+    for row in zip(*leaves, strict=True):
+        yield jax.tree.unflatten(structure, row)

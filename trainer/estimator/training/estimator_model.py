@@ -1,0 +1,72 @@
+"""The model that an estimator makes of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from trainer.core.replica_context import get_replica_context
+from trainer.core.train_state import TrainState
+from trainer.data import Batch, unpack_x_y_sample_weight
+from trainer.distribute import Strategy, get_strategy
+from trainer.estimator.training.spec import EstimatorSpec
+from trainer.metrics import Mean
+from trainer.model.model import Model
+from trainer.step.output_checks import loss_of_real_rows
+
+
+class EstimatorModel(Model):
+    """A model whose "loss" in `evaluate` is the mean of the batches' losses, as TensorFlow's estimators have it.
+
+    `Model.evaluate` weighs each batch by its rows, which differs where the last batch is smaller.
+
+    Args:
+      spec: what it is made of.
+      seed: what the weights and all random streams derive from.
+
+    Attributes:
+      output_names: the names of the predictions that `predict_step` returns; None for all.
+    """
+
+    output_names: Sequence[str] | None = None
+
+    def __init__(self, spec: EstimatorSpec, seed: int):
+        super().__init__(spec.module, seed=seed)
+        self._spec = spec
+        self._batch_loss: Mean | None = None
+
+    def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
+        x, y, sample_weight = unpack_x_y_sample_weight(batch)
+        y_pred, model_state = self.apply(state.params, state, x)
+        loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+        loss = loss + self.compute_penalties(state.params, model_state)
+        # The loss of the whole batch, which has no rows, counts once.
+        batch_loss = self._batch_loss = self._batch_loss or Mean(name="loss")
+        batch_loss.update_state(get_replica_context().all_reduce("mean", loss))
+        return {**self.compute_metrics(x, y, y_pred, sample_weight), "loss": batch_loss.result()}
+
+    def predict_step(self, state: TrainState, batch: Batch) -> Any:
+        outputs = super().predict_step(state, batch)
+        if self._spec.predictions is not None:
+            outputs = self._spec.predictions(outputs)
+        return outputs if self.output_names is None else {name: outputs[name] for name in self.output_names}
+
+
+def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, features: Any) -> EstimatorModel:
+    """Returns a built model of a spec, compiled if the spec has a loss.
+
+    Args:
+      spec: what `model_fn` returned.
+      strategy: where it runs; None for that in scope, or the default.
+      seed: what the weights derive from.
+      features: some rows of what the module is called with.
+    """
+    with (strategy or get_strategy()).scope():
+        model = EstimatorModel(spec, seed)
+        if spec.loss is not None:
+            model.compile(spec.optimizer, spec.loss, metrics=spec.metrics, weighted_metrics=spec.weighted_metrics,
+                          **spec.compile_options)
+    model.build(jax.tree.map(lambda leaf: leaf[:8], features))
+    return model

@@ -1,0 +1,118 @@
+"""What an estimator tells while it runs: lines of a log, and event files for TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.callbacks import Callback
+from trainer.core.types import Phase
+
+LOGGER = logging.getLogger("trainer.estimator")
+
+
+class _ToStderr(logging.StreamHandler):
+    """Writes to what `sys.stderr` is now: a notebook or a test may have replaced it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+# As TensorFlow's logger, it is seen unless a program sets its level; and once, whoever sets up the root logger.
+LOGGER.setLevel(logging.INFO)
+LOGGER.propagate = False
+LOGGER.addHandler(_ToStderr())
+
+
+class TrainingLog(Callback):
+    """Logs the loss and the speed every so many steps, and writes them for TensorBoard.
+
+    Args:
+      model_dir: the folder of the event file.
+      log_steps: every how many steps a line is logged; None for never.
+      summary_steps: every how many steps the loss is written; None for never.
+    """
+
+    def __init__(self, model_dir: str, log_steps: int | None, summary_steps: int | None):
+        self._model_dir = model_dir
+        self._log_steps, self._summary_steps = log_steps, summary_steps
+        self._file: Any = None
+        self._step = 0  # that the run has reached
+        self._logged: tuple[int, float, float] | None = None  # step, sum of the losses of this call, seconds
+        self._summed_at: tuple[int, float] | None = None
+        self._point: Any = None
+        self._first = 0
+
+    def on_save_point(self, point: Any) -> None:
+        if point.kind == "start":
+            self._point, self._first = point, point.batches - point.batch
+            self._logged = self._summed_at = None
+
+    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
+        steps = [each for each in (self._log_steps, self._summary_steps) if each]
+        if phase != "train" or not steps:
+            return None
+        return batch + min(-(self._first + batch + 1) % each for each in steps)
+
+    def on_execution_end(self, phase: Phase, batch: int, logs: Any = None) -> None:
+        if phase != "train":
+            return
+        done, step = batch + 1, self._first + batch + 1
+        now = time.monotonic()
+        is_logged = self._log_steps is not None and step % self._log_steps == 0
+        is_written = self._summary_steps is not None and step % self._summary_steps == 0
+        if not (is_logged or is_written) or "loss" not in (logs or {}):
+            return
+        total = float(logs["loss"]) * done  # the mean since the call began
+        if is_logged:
+            before = self._logged or (0, 0.0, now)
+            secs, steps = now - before[2], done - before[0]
+            loss = (total - before[1]) / steps
+            speed = "" if self._logged is None else f", {steps / max(secs, 1e-9):.5g} steps/sec"
+            LOGGER.info("step %d: loss = %.6g, the mean of %d steps%s", step, loss, steps, speed)
+            self._logged = (done, total, now)
+        if is_written:
+            before_sum = self._summed_at or (0, 0.0)
+            self._write("loss", (total - before_sum[1]) / (done - before_sum[0]), step)
+            self._summed_at = (done, total)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.release()
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, tag: str, value: float, step: int) -> None:
+        self._file = self._file or event_file(self._model_dir)
+        if self._file is not None:
+            self._file.add_scalar(tag, value, step)
+
+
+TrainingLog.runs_on = "all"  # `next_sync_step` must be the same in all processes
+
+
+def event_file(directory: str) -> Any:
+    """Returns a new event file; None without tensorboardX, as `pip install '.[tensorboard]'` brings it."""
+    try:
+        from trainer.callbacks.tensorboard.event_file import EventFile
+    except ImportError:
+        return None
+    return EventFile(directory)
+
+
+def write_evaluation(directory: str, logs: Mapping[str, float], step: int) -> None:
+    """Adds the logs of an evaluation to a folder of event files."""
+    os.makedirs(directory, exist_ok=True)
+    file = event_file(directory)
+    if file is None:
+        return
+    for name, value in logs.items():
+        file.add_scalar(name, float(value), step)
+    file.close()

@@ -1,0 +1,162 @@
+"""Exporters: which evaluated checkpoints of `train_and_evaluate` are exported, and which exports stay."""
+
+from __future__ import annotations
+
+import abc
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.core import arguments, errors
+from trainer.estimator.training import serving
+from trainer.estimator.training.estimator import Estimator
+from trainer.estimator.training.events import LOGGER
+
+EvalResult = Mapping[str, Any]
+Receiver = Callable[[], Any]
+_BEST = "best.json"
+
+
+class Exporter(abc.ABC):
+    """Decides after each evaluation whether to export; a subclass overrides `name` and `export`."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The folder's name in "export"; that of no other exporter."""
+
+    @abc.abstractmethod
+    def export(self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: EvalResult,
+               is_the_final_export: bool) -> str | None:
+        """Exports, or not; returns the path of the export, or None.
+
+        Args:
+          estimator: what was trained.
+          export_path: the folder of this exporter's exports.
+          checkpoint_path: the checkpoint that was evaluated.
+          eval_result: what `evaluate` returned.
+          is_the_final_export: whether the training is over.
+        """
+
+
+class _SavedModelExporter(Exporter):
+    def __init__(self, name: str, serving_input_receiver_fn: Receiver):
+        if not isinstance(name, str) or not name:
+            raise errors.wrong_type("name", name, "a name that is not empty")
+        if not callable(serving_input_receiver_fn):
+            raise errors.wrong_type("serving_input_receiver_fn", serving_input_receiver_fn,
+                                    "a function that returns some rows of features")
+        self._name, self._receiver = name, serving_input_receiver_fn
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def _exported(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> str:
+        return estimator.export_saved_model(export_path, self._receiver, checkpoint_path=checkpoint_path)
+
+
+class FinalExporter(_SavedModelExporter):
+    """Exports once, at the end of the training.
+
+    Args:
+      name: the folder's name.
+      serving_input_receiver_fn: as in `Estimator.export_saved_model`.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/FinalExporter
+    """
+
+    def export(self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: EvalResult,
+               is_the_final_export: bool) -> str | None:
+        return self._exported(estimator, export_path, checkpoint_path) if is_the_final_export else None
+
+
+class LatestExporter(_SavedModelExporter):
+    """Exports after each evaluation.
+
+    Args:
+      name: the folder's name.
+      serving_input_receiver_fn: as in `Estimator.export_saved_model`.
+      exports_to_keep: how many exports stay, the newest; None for all.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/LatestExporter
+    """
+
+    def __init__(self, name: str, serving_input_receiver_fn: Receiver, exports_to_keep: int | None = 5):
+        super().__init__(name, serving_input_receiver_fn)
+        arguments.check_count("exports_to_keep", exports_to_keep, optional=True)
+        self._keep = exports_to_keep
+
+    def export(self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: EvalResult,
+               is_the_final_export: bool) -> str | None:
+        path = self._exported(estimator, export_path, checkpoint_path)
+        _keep_newest(export_path, self._keep)
+        return path
+
+
+class BestExporter(_SavedModelExporter):
+    """Exports after each evaluation that is better than all before it, those before an interruption too.
+
+    Args:
+      name: the folder's name.
+      serving_input_receiver_fn: as in `Estimator.export_saved_model`.
+      compare_fn: a function `(best_eval_result, current_eval_result)` that returns whether the current one is better.
+        By default that with the smaller loss is.
+      exports_to_keep: how many exports stay, the newest; None for all.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/BestExporter
+    """
+
+    def __init__(self, name: str = "best_exporter", serving_input_receiver_fn: Receiver | None = None,
+                 compare_fn: Callable[[EvalResult, EvalResult], bool] | None = None,
+                 exports_to_keep: int | None = 5):
+        super().__init__(name, serving_input_receiver_fn)  # type: ignore[arg-type]
+        arguments.check_count("exports_to_keep", exports_to_keep, optional=True)
+        if compare_fn is not None and not callable(compare_fn):
+            raise errors.wrong_type("compare_fn", compare_fn, "a function (best_eval_result, current_eval_result)")
+        self._is_better = compare_fn or _has_less_loss
+        self._keep = exports_to_keep
+
+    def export(self, estimator: Estimator, export_path: str, checkpoint_path: str, eval_result: EvalResult,
+               is_the_final_export: bool) -> str | None:
+        note = os.path.join(export_path, _BEST)
+        best = _read(note)
+        if best is not None and not self._is_better(best, eval_result):
+            return None
+        LOGGER.info("Performing best model export.")
+        path = self._exported(estimator, export_path, checkpoint_path)
+        _write(note, eval_result)  # after it: a run that is killed in between exports once more
+        _keep_newest(export_path, self._keep)
+        return path
+
+
+def _has_less_loss(best: EvalResult, current: EvalResult) -> bool:
+    for result in (best, current):
+        if "loss" not in result:
+            raise ValueError("`BestExporter` compares the loss, which the evaluation has not. Give a `compare_fn`.")
+    return bool(best["loss"] > current["loss"])
+
+
+def _keep_newest(folder: str, count: int | None) -> None:
+    if count is not None:
+        for path in serving.exports_in(folder)[:-count]:
+            shutil.rmtree(path)
+
+
+def _read(path: str) -> dict[str, float] | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return dict(json.load(file))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path!r} is not what `BestExporter` has written: {error}. Delete it.") from error
+
+
+def _write(path: str, result: EvalResult) -> None:
+    numbers = {name: float(value) for name, value in result.items() if getattr(value, "shape", ()) == ()}
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        json.dump(numbers, file)
+    os.replace(f"{path}.tmp", path)

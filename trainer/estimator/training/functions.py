@@ -1,0 +1,106 @@
+"""How `model_fn` and `input_fn` are called: each gets those arguments that it has, by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trainer.core import errors
+from trainer.estimator.training.spec import EstimatorSpec, Mode, ModelFn
+
+_OF_MODEL_FN = ("features", "labels", "mode", "params", "config")
+_OF_INPUT_FN = ("mode", "params", "config")
+
+
+def check_model_fn(model_fn: Any, params: Mapping[str, Any] | None) -> ModelFn:
+    """Returns a `model_fn` that has arguments by which it can be called.
+
+    Args:
+      model_fn: a function `(features, labels, mode, params, config)`, of which it may leave out all but `features`.
+      params: what the estimator was given as `params`.
+
+    Raises:
+      TypeError: if it is no function.
+      ValueError: if it lacks `features`, or `params` where there are some, or has arguments of other names.
+    """
+    if not callable(model_fn):
+        raise errors.wrong_type("model_fn", model_fn, "a function (features, labels, mode) that "
+                                "returns an `EstimatorSpec`")
+    names, takes_all = _names(model_fn)
+    if "features" not in names and not takes_all:
+        raise ValueError(f"model_fn ({_text(model_fn)}) must include features argument.")
+    if params is not None and "params" not in names and not takes_all:
+        raise ValueError(f"model_fn ({_text(model_fn)}) does not include params argument, but params "
+                         f"({sorted(map(str, params))}) is passed to Estimator.")
+    unknown = sorted(_required(model_fn) - set(_OF_MODEL_FN))
+    if unknown:
+        raise ValueError(f"model_fn ({_text(model_fn)}) has following not expected args: {unknown}. It may have: "
+                         f"{', '.join(_OF_MODEL_FN)}.")
+    return model_fn
+
+
+def call_model_fn(model_fn: ModelFn, features: Any, labels: Any, mode: Mode, params: Any,
+                  config: Any) -> EstimatorSpec:
+    """Returns what a `model_fn` says of a mode.
+
+    Raises:
+      ValueError: if there are labels that it does not take, or its spec is of another mode.
+      TypeError: if it returns anything but an `EstimatorSpec`.
+    """
+    names, takes_all = _names(model_fn)
+    if labels is not None and "labels" not in names and not takes_all:
+        raise ValueError(f"model_fn ({_text(model_fn)}) does not take labels, but input_fn returns labels. Give it an "
+                         "argument `labels`.")
+    spec = _called(model_fn, {"features": features, "labels": labels, "mode": mode, "params": params, "config": config})
+    if not isinstance(spec, EstimatorSpec):
+        raise errors.wrong_type("the result of model_fn", spec, "an `EstimatorSpec`")
+    if spec.mode != mode:
+        raise ValueError(f"model_fn returned a spec of mode {spec.mode!r}. Expected: {mode!r}, the mode that it was "
+                         "called with.")
+    return spec
+
+
+def call_input_fn(input_fn: Any, mode: Mode, params: Any, config: Any) -> Any:
+    """Returns what an `input_fn` does.
+
+    Raises:
+      TypeError: if it is no function.
+      ValueError: if it asks for something else than `mode`, `params` and `config`.
+    """
+    if not callable(input_fn):
+        raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
+    if "input_context" in _required(input_fn):
+        raise ValueError("input_fn takes an `input_context`, by which TensorFlow shards the input. Here each process "
+                         "reads the same batches and takes its rows of them: return the whole dataset, and leave the "
+                         "argument out.")
+    unknown = sorted(_required(input_fn) - set(_OF_INPUT_FN))
+    if unknown:
+        raise ValueError(f"input_fn ({_text(input_fn)}) has following not expected args: {unknown}. It may have: "
+                         f"{', '.join(_OF_INPUT_FN)}.")
+    return _called(input_fn, {"mode": mode, "params": params, "config": config})
+
+
+def _called(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    names, takes_all = _names(function)
+    return function(**{name: value for name, value in values.items() if name in names or takes_all})
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    return inspect.signature(function).parameters.values()
+
+
+def _names(function: Callable[..., Any]) -> tuple[set[str], bool]:
+    """Returns the names of a function's arguments, and whether it takes any other."""
+    kinds = {parameter.name: parameter.kind for parameter in _parameters(function)}
+    return set(kinds), inspect.Parameter.VAR_KEYWORD in kinds.values()
+
+
+def _required(function: Callable[..., Any]) -> set[str]:
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {parameter.name for parameter in _parameters(function)
+            if parameter.default is inspect.Parameter.empty and parameter.kind not in variable}
+
+
+def _text(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__

@@ -1,0 +1,239 @@
+"""Hooks with TensorFlow's names, and the callback through which they see a run.
+
+A hook is called around each step, so that steps are not fused where there is one; `trainer.callbacks` are taken in the
+same lists and cost less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainer.callbacks import Callback
+from trainer.core import arguments, errors
+
+
+class SessionRunContext:
+    """What a hook is given around a step.
+
+    Attributes:
+      session: the `Model` that runs; there are no sessions.
+      stop_requested: whether `request_stop` was called.
+    """
+
+    def __init__(self, session: Any):
+        self.session = session
+        self.stop_requested = False
+
+    def request_stop(self) -> None:
+        """Ends the run after this step."""
+        self.stop_requested = True
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionRunValues:
+    """What a step gave.
+
+    Attributes:
+      results: the loss and the metrics so far in this call, and "global_step". Reading a value waits for the step.
+    """
+
+    results: Mapping[str, Any]
+
+
+class SessionRunHook:
+    """A hook: override what it is to do. All methods do nothing by themselves.
+
+    Example:
+      >>> class StopAtLoss(SessionRunHook):
+      ...     def after_run(self, run_context, run_values):
+      ...         if run_values.results["loss"] < 0.1:
+      ...             run_context.request_stop()
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/SessionRunHook
+    """
+
+    def begin(self) -> None:
+        """Called once before the run."""
+
+    def after_create_session(self, session: Any, coord: None) -> None:
+        """Called when the model has its weights, restored ones included; `session` is the model."""
+
+    def before_run(self, run_context: SessionRunContext) -> None:
+        """Called before each step. There is no graph to fetch from, so it returns None."""
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Called after each step."""
+
+    def end(self, session: Any) -> None:
+        """Called once after the last step, unless an exception ended the run."""
+
+
+class StopAtStepHook(SessionRunHook):
+    """Ends the training after a number of steps, or at a global step.
+
+    Args:
+      num_steps: how many steps from the beginning of the call on.
+      last_step: the global step to stop at.
+
+    Raises:
+      ValueError: unless exactly one is given.
+    """
+
+    def __init__(self, num_steps: int | None = None, last_step: int | None = None):
+        if (num_steps is None) == (last_step is None):
+            raise ValueError("Exactly one of `num_steps` and `last_step` must be given. Received: "
+                             f"num_steps={num_steps}, last_step={last_step}.")
+        arguments.check_count("num_steps", num_steps, optional=True)
+        arguments.check_count("last_step", last_step, optional=True)
+        self._num_steps, self._last_step = num_steps, last_step
+
+    def after_create_session(self, session: Any, coord: None) -> None:
+        if self._num_steps is not None:
+            self._last_step = int(session.state.step) + self._num_steps
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        assert self._last_step is not None, "the run has begun"
+        if run_values.results["global_step"] >= self._last_step:
+            run_context.request_stop()
+
+
+class CheckpointSaverListener:
+    """Called around each checkpoint that a training writes; override what it is to do.
+
+    `session` is the model. It must not be trained in a listener.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/CheckpointSaverListener
+    """
+
+    def begin(self) -> None:
+        """Called once before the training."""
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        """Called before a checkpoint is written."""
+
+    def after_save(self, session: Any, global_step_value: int) -> bool | None:
+        """Called when a checkpoint is on the disk. True ends the training."""
+        return None
+
+    def end(self, session: Any, global_step_value: int) -> None:
+        """Called once at the end of the training, after the last checkpoint."""
+
+
+def as_callbacks(argument: str, hooks: Any) -> list[Callback]:
+    """Returns hooks and callbacks as callbacks of `fit` and `evaluate`.
+
+    Raises:
+      TypeError: if one is neither.
+    """
+    if isinstance(hooks, SessionRunHook | Callback) or not isinstance(hooks, Iterable):
+        hooks = [hooks]
+    found: list[Callback] = []
+    for hook in hooks:
+        if isinstance(hook, SessionRunHook):
+            found.append(_HookCallback(hook))
+        elif isinstance(hook, Callback):
+            found.append(hook)
+        else:
+            raise errors.wrong_type(argument, hook, "`SessionRunHook`s of `trainer.estimator`, or callbacks of "
+                                    "`trainer.callbacks`")
+    return found
+
+
+def check_listeners(listeners: Any) -> Sequence[CheckpointSaverListener]:
+    """Returns listeners as a sequence; raises TypeError if one is none."""
+    listeners = tuple(listeners or ())
+    for listener in listeners:
+        if not isinstance(listener, CheckpointSaverListener):
+            raise errors.wrong_type("saving_listeners", listener, "`CheckpointSaverListener`s of `trainer.estimator`")
+    return listeners
+
+
+class _Results(Mapping[str, Any]):
+    """The logs of a step and the global step, fetched when they are read."""
+
+    def __init__(self, logs: Mapping[str, Any], model: Any):
+        self._logs, self._model = logs, model
+
+    def __getitem__(self, name: str) -> Any:
+        return int(self._model.current_run.state.step) if name == "global_step" else self._logs[name]
+
+    def __iter__(self) -> Any:
+        yield from (*self._logs, "global_step")
+
+    def __len__(self) -> int:
+        return len(self._logs) + 1
+
+
+class _HookCallback(Callback):
+    """Calls a hook around each batch."""
+
+    _model: Any  # a `Model`, which has more than callbacks know of
+
+    def __init__(self, hook: SessionRunHook):
+        self._hook = hook
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self._context = SessionRunContext(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._context = SessionRunContext(self.model)
+        self._hook.begin()
+
+    def on_save_point(self, point: Any) -> None:
+        if point.kind == "start":  # after the callback that restores the run
+            self._hook.after_create_session(self.model, None)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._before()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._after(logs)
+        if self._context.stop_requested:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._hook.end(self.model)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._context = SessionRunContext(self.model)
+        self._hook.begin()
+        self._hook.after_create_session(self.model, None)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._before()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._after(logs)
+        if self._context.stop_requested:
+            self.model.stop_evaluating = True
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._hook.end(self.model)
+
+    on_predict_begin = on_test_begin
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._before()
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._after(logs)
+        if self._context.stop_requested:
+            self.model.stop_predicting = True
+
+    on_predict_end = on_test_end
+
+    def _before(self) -> None:
+        wanted = self._hook.before_run(self._context)  # type: ignore[func-returns-value]
+        if wanted is not None:
+            raise TypeError(f"`{type(self._hook).__name__}.before_run` returned {errors.describe(wanted)}. There is no "
+                            "graph to fetch from: return None, and read `run_values.results` in `after_run`.")
+
+    def _after(self, logs: Any) -> None:
+        self._hook.after_run(self._context, SessionRunValues(_Results(logs or {}, self.model)))

@@ -1,0 +1,182 @@
+"""From what an `input_fn` returns to the batches of a run.
+
+Owns the rule that an `input_fn` gives the batch of one replica: a step of N replicas takes N of its batches, which
+become one global batch. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import errors
+from trainer.data import Dataset, RowDataset
+from trainer.estimator.training.spec import BatchMap
+
+_ARRAYS = (np.ndarray, jax.Array)
+
+
+class InputBatches:
+    """The batches of one call of an `input_fn`, of which the first is known.
+
+    Args:
+      data: what the `input_fn` returned: a batched `trainer.data.Dataset` or `RowDataset`, another iterable or indexed
+        object of batches `features` or `(features, labels)`, or arrays `(features, labels)`, which are the same batch
+        for ever. Arrays of text are allowed where a `batch_map` makes numbers of them.
+
+    Attributes:
+      features: those of the first batch.
+      labels: likewise; None if there are none.
+
+    Raises:
+      TypeError: if there are no batches in it.
+      ValueError: if there is not even one.
+    """
+
+    def __init__(self, data: Any):
+        self._data: Any = _Forever(data) if _is_batch(data) else data
+        if not any(hasattr(self._data, name) for name in ("__iter__", "__getitem__")):
+            raise errors.wrong_type("the result of input_fn", data, "a `trainer.data.Dataset` of batches, another "
+                                    "iterable of batches `(features, labels)`, or arrays `(features, labels)`")
+        if isinstance(self._data, Dataset | RowDataset) and self._data.batch_size is None:
+            raise ValueError("input_fn returned a dataset of rows. Call its `batch(batch_size)`, with the batch of one "
+                             "replica.")
+        is_one_shot = hasattr(self._data, "__next__")
+        iterator = iter(self._data) if hasattr(self._data, "__iter__") else iter([self._data[0]])
+        try:
+            first = next(iterator)
+        except StopIteration:
+            raise ValueError("input_fn returned data without a batch.") from None
+        if is_one_shot:
+            self._data = itertools.chain([first], iterator)
+        elif hasattr(iterator, "close"):
+            iterator.close()
+        self.features, self.labels = _features_and_labels(first)
+
+    def per_step(self, replicas: int, batch_map: BatchMap | None, limit: int | None = None) -> Any:
+        """Returns data for `Model.fit` or `evaluate` whose batches are each made of those of so many replicas.
+
+        Args:
+          replicas: see above.
+          batch_map: applied to each batch of `input_fn`.
+          limit: how many steps to take at most; None for all.
+        """
+        data = self._data
+        if batch_map is None and replicas == 1 and (limit is None or isinstance(data, Dataset)):
+            return data if limit is None else data.take(limit)
+
+        def step(batches: list[Any]) -> Any:
+            return _concatenated([batch if batch_map is None else batch_map(*_features_and_labels(batch))
+                                  for batch in batches])
+
+        if hasattr(data, "__next__"):
+            return _in_steps(data, replicas, step, limit)
+        if isinstance(data, Dataset):
+            return _IndexedSteps(_BatchesOfDataset(data), replicas, step, limit)
+        if hasattr(data, "__getitem__") and not isinstance(data, RowDataset):
+            return _IndexedSteps(data, replicas, step, limit)
+        return _Steps(data, replicas, step, limit)
+
+
+class _Forever:
+    """The same batch, again and again."""
+
+    num_batches = None  # Keras's word for endless
+
+    def __init__(self, batch: Any):
+        self._batch = batch
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batch
+
+
+class _BatchesOfDataset:
+    """The batches of a dataset's first pass by number, which costs nothing if they are asked for in order."""
+
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+        self.num_batches = None if dataset.cardinality == math.inf else int(dataset.cardinality)
+        self._reading: Iterator[Any] = iter(())
+        self._next = -1
+
+    def __getitem__(self, index: int) -> Any:
+        if index != self._next:
+            self._reading = self._dataset.read(0, index)
+        self._next = index + 1
+        return next(self._reading)
+
+
+class _IndexedSteps:
+    """Steps by number, each of several batches by number."""
+
+    def __init__(self, batches: Any, count: int, step: Callable[[list[Any]], Any], limit: int | None):
+        self._batches, self._count, self._step = batches, count, step
+        self._length: int | None = batches.num_batches if hasattr(batches, "num_batches") else len(batches)
+        of_data = None if self._length is None else -(-self._length // count)
+        self._steps = of_data if limit is None else min(limit, limit if of_data is None else of_data)
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._steps
+
+    def __getitem__(self, index: int) -> Any:
+        first, last = index * self._count, (index + 1) * self._count
+        last = last if self._length is None else min(last, self._length)
+        return self._step([self._batches[number] for number in range(first, last)])
+
+
+class _Steps:
+    """Steps of an iterable, read from its beginning each time."""
+
+    def __init__(self, batches: Iterable[Any], count: int, step: Callable[[list[Any]], Any], limit: int | None):
+        self._batches, self._count, self._step, self._limit = batches, count, step, limit
+
+    def __iter__(self) -> Iterator[Any]:
+        return _in_steps(iter(self._batches), self._count, self._step, self._limit)
+
+
+def _in_steps(batches: Iterator[Any], count: int, step: Callable[[list[Any]], Any],
+              limit: int | None) -> Iterator[Any]:
+    try:
+        for _ in itertools.repeat(None) if limit is None else range(limit):
+            group = list(itertools.islice(batches, count))
+            if not group:
+                return
+            yield step(group)
+    finally:
+        if hasattr(batches, "close"):
+            batches.close()
+
+
+def _is_batch(data: Any) -> bool:
+    """Returns whether data are one batch: a tuple or dict of arrays."""
+    if isinstance(data, _ARRAYS):
+        return True
+    if isinstance(data, dict):
+        return bool(data) and all(map(_is_batch, data.values()))
+    return isinstance(data, tuple) and bool(data) and all(part is None or _is_batch(part) for part in data)
+
+
+def _features_and_labels(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, tuple):
+        return batch, None
+    if len(batch) > 2:
+        raise ValueError("The batches of input_fn must be `features` or `(features, labels)`. Received: a tuple of "
+                         f"{len(batch)}. Weights of rows are a feature that `weight_column` names, or come from a "
+                         "`batch_map` of the spec.")
+    return (batch[0], batch[1]) if len(batch) == 2 else (batch[0], None)
+
+
+def _concatenated(batches: list[Any]) -> Any:
+    if len(batches) == 1:
+        return batches[0]
+    try:
+        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(part) for part in parts]), *batches)
+    except ValueError as error:
+        raise ValueError("The batches of a step's replicas cannot be joined: all must have the same features and "
+                         f"shapes, rows first. {error}") from error

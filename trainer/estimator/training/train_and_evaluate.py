@@ -1,0 +1,192 @@
+"""train_and_evaluate: training with evaluations between, in one process or as one of a cluster's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+from trainer.core import errors
+from trainer.estimator.training import checkpoints
+from trainer.estimator.training.estimator import Estimator
+from trainer.estimator.training.events import LOGGER
+from trainer.estimator.training.hooks import CheckpointSaverListener
+from trainer.estimator.training.train_spec import EvalSpec, TrainSpec
+from trainer.saving.checkpoint import CheckpointError
+
+_POLL_SECS = 1.0
+_REMINDER_SECS = 600.0
+
+
+def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
+                       eval_spec: EvalSpec) -> tuple[dict[str, Any] | None, list[str | None] | None] | None:
+    """Trains, and evaluates and exports as checkpoints come.
+
+    In one process, checkpoints are evaluated as they are written, subject to `EvalSpec.throttle_secs`, and the last
+    always is; a line at the start says which. In a cluster that TF_CONFIG describes, chief and workers train alone, and
+    a process with the task "evaluator" follows the folder. Its script makes no strategy for several processes.
+
+    Args:
+      estimator: what to train. In a cluster all processes need one `model_dir`, which all can read and write.
+      train_spec: what to train on, and until when.
+      eval_spec: what to evaluate on, and how often.
+
+    Returns:
+      The metrics of the last evaluation and what the exporters returned then; `(None, None)` if `max_steps` was
+      reached before. None in a cluster.
+
+    Raises:
+      TypeError: for arguments of a wrong type.
+      ValueError: for a task that there is none of, or a second evaluator.
+
+    Example:
+      >>> estimator = LinearRegressor([numeric_column("x")])  # doctest: +SKIP
+      >>> metrics, _ = train_and_evaluate(  # doctest: +SKIP
+      ...     estimator, TrainSpec(train_input_fn, max_steps=1000), EvalSpec(eval_input_fn))
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/train_and_evaluate
+    """
+    for name, value, kind in (("estimator", estimator, Estimator), ("train_spec", train_spec, TrainSpec),
+                              ("eval_spec", eval_spec, EvalSpec)):
+        if not isinstance(value, kind):
+            raise errors.wrong_type(name, value, f"`{name}` must have type `{kind.__name__}`")
+    config = estimator.config
+    if config.task_type == "evaluator":
+        if config.task_id != 0:
+            raise ValueError("There can be one evaluator: the task index of \"evaluator\" must be 0. Received: "
+                             f"{config.task_id}.")
+        _follow(estimator, train_spec, eval_spec)
+        return None
+    if config.task_type == "ps":
+        raise ValueError("TF_CONFIG gives this process the task \"ps\", and there are no parameter servers yet. Leave "
+                         "\"ps\" out of the cluster; chief and workers train together.")
+    if config.cluster_spec:
+        _train(estimator, train_spec, [])
+        return None
+    listener = _EvaluationListener(estimator, eval_spec, train_spec.max_steps)
+    LOGGER.info("%s", _announcement(estimator, eval_spec))
+    _train(estimator, train_spec, [listener])
+    return listener.evaluator.metrics, listener.evaluator.exports
+
+
+def _train(estimator: Estimator, train_spec: TrainSpec, listeners: list[CheckpointSaverListener]) -> None:
+    estimator.train(train_spec.input_fn, hooks=train_spec.hooks, max_steps=train_spec.max_steps,
+                    saving_listeners=[*train_spec.saving_listeners, *listeners])
+
+
+def _announcement(estimator: Estimator, eval_spec: EvalSpec) -> str:
+    config = estimator.config
+    saved = "only at the end of the training"
+    if config.save_checkpoints_steps is not None:
+        saved = f"every {config.save_checkpoints_steps} steps"
+    elif config.save_checkpoints_secs is not None:
+        saved = f"every {config.save_checkpoints_secs:g} seconds"
+    throttles = []
+    if eval_spec.throttle_secs:
+        throttles.append(f"{eval_spec.throttle_secs:g} seconds")
+    if eval_spec.throttle_steps:
+        throttles.append(f"{eval_spec.throttle_steps} steps")
+    text = f"Start train and evaluate loop. A checkpoint is written {saved}; "
+    if not throttles:
+        return f"{text}each is evaluated."
+    return (f"{text}one is evaluated if the last evaluation began at least {' and '.join(throttles)} before "
+            "(`EvalSpec.throttle_secs`, `throttle_steps`), and the last of the training always.")
+
+
+@dataclasses.dataclass
+class _Evaluator:
+    """Evaluates checkpoints, and calls the exporters."""
+
+    estimator: Estimator
+    eval_spec: EvalSpec
+    max_steps: int | None
+    metrics: dict[str, Any] | None = None
+    exports: list[str | None] | None = None
+
+    def evaluate(self, path: str, is_the_end: bool) -> None:
+        """Evaluates a checkpoint."""
+        spec = self.eval_spec
+        self.metrics = self.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
+        folder = os.path.join(self.estimator.model_dir, "export")
+        self.exports = [
+            exporter.export(self.estimator, os.path.join(folder, exporter.name), path, self.metrics, is_the_end)
+            for exporter in spec.exporters]
+
+
+class _EvaluationListener(CheckpointSaverListener):
+    """Evaluates the checkpoints of a training in the same process."""
+
+    def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: int | None):
+        self.evaluator = _Evaluator(estimator, eval_spec, max_steps)
+        self._spec, self._max_steps = eval_spec, max_steps
+        self._step: int | None = None  # that was evaluated last
+        self._began = 0.0
+
+    def after_save(self, session: Any, global_step_value: int) -> None:
+        if global_step_value == 0:
+            return
+        if self._max_steps is not None and global_step_value >= self._max_steps:
+            return  # the end, which `end` evaluates
+        if self._step is not None:
+            waits = self._spec.throttle_secs - (time.monotonic() - self._began)
+            steps = (self._spec.throttle_steps or 0) - (global_step_value - self._step)
+            if waits > 0 or steps > 0:
+                LOGGER.info("The checkpoint of step %d is not evaluated: the last evaluation, of step %d, began less "
+                            "than %s before.", global_step_value, self._step,
+                            f"throttle_secs={self._spec.throttle_secs:g} seconds" if waits > 0
+                            else f"throttle_steps={self._spec.throttle_steps}")
+                return
+        self._evaluate(global_step_value, is_the_end=False)
+
+    def end(self, session: Any, global_step_value: int) -> None:
+        is_the_end = self._max_steps is not None and global_step_value >= self._max_steps
+        if global_step_value != self._step:
+            self._evaluate(global_step_value, is_the_end)
+
+    def _evaluate(self, step: int, is_the_end: bool) -> None:
+        self._step, self._began = step, time.monotonic()
+        path = self.evaluator.estimator.latest_checkpoint()
+        if path is None:
+            raise RuntimeError("There was no new checkpoint after the training: its folder was emptied meanwhile.")
+        self.evaluator.evaluate(path, is_the_end)
+
+
+def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+    """Evaluates the newest checkpoints of a training in other processes until it has ended."""
+    evaluator = _Evaluator(estimator, eval_spec, train_spec.max_steps)
+    begin = reminded = time.monotonic()
+    seen: tuple[str, int] | None = None  # path and step of what was evaluated last
+    was_there = _newest_ended(estimator)
+    next_secs = begin + eval_spec.start_delay_secs
+    while True:
+        checkpoint = checkpoints.newest(estimator.model_dir) if os.path.isdir(estimator.model_dir) else None
+        step = -1 if checkpoint is None else checkpoints.step_of(checkpoint)
+        if checkpoint is not None:
+            has_ended = checkpoints.is_of_an_ended_call(checkpoint) and step != was_there
+            is_the_end = has_ended or (train_spec.max_steps is not None and step >= train_spec.max_steps)
+            is_new = seen is None or seen[1] != step
+            if is_new and (is_the_end or time.monotonic() >= next_secs):
+                next_secs = time.monotonic() + eval_spec.throttle_secs
+                try:
+                    evaluator.evaluate(checkpoint.path, is_the_end)
+                except (CheckpointError, FileNotFoundError):  # it was deleted meanwhile, as newer came
+                    if os.path.isdir(checkpoint.path):
+                        raise
+                    continue
+                seen, reminded = (checkpoint.path, step), time.monotonic()
+            if is_the_end and seen is not None and seen[1] == step:
+                LOGGER.info("The training has ended at step %d, which is evaluated.", step)
+                return
+        if time.monotonic() - reminded > _REMINDER_SECS:
+            LOGGER.warning("The evaluator waits for a new checkpoint in %s.", estimator.model_dir)
+            reminded = time.monotonic()
+        time.sleep(_POLL_SECS)
+
+
+def _newest_ended(estimator: Estimator) -> int | None:
+    """Returns the step of a training that had ended before; None if there is none."""
+    checkpoint = checkpoints.newest(estimator.model_dir) if os.path.isdir(estimator.model_dir) else None
+    if checkpoint is None or not checkpoints.is_of_an_ended_call(checkpoint):
+        return None
+    return checkpoints.step_of(checkpoint)

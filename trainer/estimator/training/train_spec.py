@@ -1,0 +1,108 @@
+"""TrainSpec and EvalSpec: the two halves of `train_and_evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer.core import arguments, errors
+from trainer.estimator.training.exporters import Exporter
+from trainer.estimator.training.hooks import CheckpointSaverListener, as_callbacks, check_listeners
+
+InputFn = Callable[..., Any]
+
+
+class TrainSpec:
+    """What `train_and_evaluate` trains on.
+
+    Args:
+      input_fn: as in `Estimator.train`.
+      max_steps: the global step to train to; None until the data end.
+      hooks: as in `Estimator.train`.
+      saving_listeners: as in `Estimator.train`.
+
+    Raises:
+      ValueError: if `max_steps` is less than 1.
+      TypeError: for arguments of a wrong type.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/TrainSpec
+    """
+
+    def __init__(self, input_fn: InputFn, max_steps: int | None = None, hooks: Any = None,
+                 saving_listeners: Sequence[CheckpointSaverListener] | None = None):
+        self.input_fn = _checked_input_fn(input_fn)
+        if max_steps is not None:
+            arguments.as_count("max_steps", max_steps, 1, "a whole number of at least 1: must specify max_steps > 0")
+        self.max_steps = max_steps
+        self.hooks = _checked_hooks(hooks)
+        self.saving_listeners = check_listeners(saving_listeners)
+
+
+class EvalSpec:
+    """What `train_and_evaluate` evaluates on, how often, and what it exports.
+
+    Args:
+      input_fn: as in `Estimator.evaluate`.
+      steps: the most steps of an evaluation; None for all data.
+      name: as in `Estimator.evaluate`.
+      hooks: as in `Estimator.evaluate`.
+      exporters: an `Exporter`, or several of different names, called after each evaluation.
+      start_delay_secs: how long an evaluator process waits before its first evaluation.
+      throttle_secs: how many seconds after an evaluation began the next may begin; checkpoints of the time between are
+        not evaluated, but for the last of the training.
+      throttle_steps: the same in steps: at least so many lie between two evaluations. With it, which checkpoints are
+        evaluated does not depend on the machine; give `throttle_secs=0` then.
+
+    Raises:
+      ValueError: for numbers below the least, or two exporters of one name.
+      TypeError: for arguments of a wrong type.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/EvalSpec
+    """
+
+    def __init__(self, input_fn: InputFn, steps: int | None = 100, name: str | None = None, hooks: Any = None,
+                 exporters: Exporter | Sequence[Exporter] | None = None, start_delay_secs: float = 120,
+                 throttle_secs: float = 600, *, throttle_steps: int | None = None):
+        self.input_fn = _checked_input_fn(input_fn)
+        if steps is not None:
+            arguments.as_count("steps", steps, 1, "a whole number of at least 1: must specify steps > 0")
+        if name is not None and not isinstance(name, str):
+            raise errors.wrong_type("name", name, "a string, or None")
+        arguments.require_non_negative(start_delay_secs=start_delay_secs, throttle_secs=throttle_secs)
+        arguments.check_count("throttle_steps", throttle_steps, optional=True)
+        self.steps = steps
+        self.name = name
+        self.hooks = _checked_hooks(hooks)
+        self.exporters = _checked_exporters(exporters)
+        self.start_delay_secs = start_delay_secs
+        self.throttle_secs = throttle_secs
+        self.throttle_steps = throttle_steps
+
+
+def _checked_input_fn(input_fn: Any) -> InputFn:
+    if not callable(input_fn):
+        raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
+    return input_fn
+
+
+def _checked_hooks(hooks: Any) -> list[Any]:
+    if hooks is None:
+        return []
+    as_callbacks("hooks", hooks)
+    return list(hooks) if isinstance(hooks, (list, tuple)) else [hooks]
+
+
+def _checked_exporters(exporters: Any) -> tuple[Exporter, ...]:
+    if exporters is None:
+        return ()
+    found = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters)
+    for exporter in found:
+        if not isinstance(exporter, Exporter):
+            raise errors.wrong_type("exporters", exporter, "`Exporter`s of `trainer.estimator`")
+        if not isinstance(exporter.name, str) or not exporter.name:
+            raise ValueError(f"An exporter must have a name that is not empty. Received: {exporter.name!r}.")
+    names = [exporter.name for exporter in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"`exporters` must have unique names. Such a name cannot be repeated: {name!r}.")
+    return found

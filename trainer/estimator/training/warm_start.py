@@ -1,0 +1,108 @@
+"""Starting from the weights of another training."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core import errors, tree_paths
+from trainer.estimator.training import checkpoints
+from trainer.model.model import Model
+from trainer.saving.checkpoint import is_checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartSettings:
+    """Which weights a training starts from. Only weights are taken: not the step, and nothing of the optimizer.
+
+    Args:
+      ckpt_to_initialize_from: the `model_dir` of another training, of which the newest checkpoint is taken, or one of
+        its checkpoints.
+      vars_to_warm_start: a regular expression, searched for in the names of this model's variables, such as
+        "params/Dense_0/.*"; or a list of them. None takes nothing.
+      var_name_to_prev_var_name: for variables with another name there: that name by this model's name.
+
+    Raises:
+      TypeError: for arguments of a wrong type.
+      ValueError: for what is no regular expression.
+
+    Source: https://www.tensorflow.org/versions/r2.15/api_docs/python/tf/estimator/WarmStartSettings
+    """
+
+    ckpt_to_initialize_from: str | os.PathLike[str]
+    vars_to_warm_start: str | Sequence[str] | None = ".*"
+    var_name_to_prev_var_name: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ckpt_to_initialize_from, str | os.PathLike):
+            raise errors.wrong_type("ckpt_to_initialize_from", self.ckpt_to_initialize_from, "the path of a folder")
+        for pattern in self.patterns:
+            if not isinstance(pattern, str):
+                raise errors.wrong_type("vars_to_warm_start", pattern, "a regular expression, or a list of them")
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"`vars_to_warm_start` has {pattern!r}, which is no regular expression: {error}."
+                                 ) from None
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The regular expressions of `vars_to_warm_start`."""
+        patterns = self.vars_to_warm_start
+        return (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+
+
+def as_settings(value: Any) -> WarmStartSettings | None:
+    """Returns what `warm_start_from` was given as settings: a path means all weights."""
+    if value is None or isinstance(value, WarmStartSettings):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        raise errors.wrong_type("warm_start_from", value, "the path of a folder or checkpoint, or `WarmStartSettings`")
+    return WarmStartSettings(value)
+
+
+def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
+    """Replaces weights of a built model by those of a checkpoint; returns their names.
+
+    Raises:
+      ValueError: if there is no checkpoint, nothing matches, a weight is missing there, or its shape differs.
+    """
+    path = os.fspath(settings.ckpt_to_initialize_from)
+    checkpoint = checkpoints.opened(path) if is_checkpoint(path) else checkpoints.newest(path)
+    if checkpoint is None:
+        raise ValueError(f"`warm_start_from` has no checkpoint: {path!r}.")
+    there = checkpoints.variables_of(checkpoint)
+    state = model.state
+    weights = {"params": state.params, "model_state": state.model_state}
+    leaves = tree_paths.named_leaves(weights)
+    unknown = sorted(set(settings.var_name_to_prev_var_name) - set(leaves))
+    if unknown:
+        raise ValueError(f"`var_name_to_prev_var_name` names {unknown}, which the model has not. "
+                         f"{errors.near_hint(unknown[0], leaves)}")
+    taken = [name for name in leaves if any(re.search(pattern, name) for pattern in settings.patterns)]
+    if not taken:
+        raise ValueError(f"`vars_to_warm_start` {list(settings.patterns)} matches no variable of the model. "
+                         f"They are: {', '.join(list(leaves)[:errors.MAX_ITEMS])}.")
+    values: dict[str, Any] = {}
+    for name in taken:
+        previous = settings.var_name_to_prev_var_name.get(name, name)
+        if previous not in there:
+            raise ValueError(f"The checkpoint {checkpoint.path!r} has no variable {previous!r}. "
+                             f"{errors.near_hint(previous, there)} Give its name there in `var_name_to_prev_var_name`, "
+                             "or leave the variable out of `vars_to_warm_start`.")
+        value = there[previous]()
+        if np.shape(value) != leaves[name].shape:
+            raise ValueError(f"{name!r} has the shape {leaves[name].shape}, and {previous!r} of the checkpoint "
+                             f"{checkpoint.path!r} {np.shape(value)}. Leave it out of `vars_to_warm_start`.")
+        values[name] = value.astype(leaves[name].dtype)
+    replaced = tree_paths.with_leaves(weights, {**leaves, **values})
+    # In the order of `get_weights`. Averages of weights start again, too.
+    model.set_weights([np.asarray(leaf) for part in ("params", "model_state")
+                       for leaf in jax.tree.leaves(replaced[part])])
+    return taken
