@@ -45,6 +45,18 @@ class NadamState(NamedTuple):
     product: jax.Array
 
 
+class FtrlState(NamedTuple):
+    """What follow-the-regularized-leader has seen: two trees like the parameters.
+
+    Attributes:
+      accumulator: the sum of the squares of the gradients.
+      linear: the sum of the gradients, less what the weights owe to the rates' decrease.
+    """
+
+    accumulator: Tree
+    linear: Tree
+
+
 def init_moments(params: Tree) -> MomentsState:
     """Returns moments of zero, of the shapes and dtypes of `params`."""
     return MomentsState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params), optax.tree.zeros_like(params))
@@ -148,6 +160,48 @@ def scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradie
         return jax.tree.map(step, moments.mu, moments.nu, grads), NadamState(moments, product)
 
     return optax.GradientTransformation(init, update)
+
+
+def follow_regularized_leader(
+    initial_accumulator_value: float, learning_rate_power: float, l1: float, l2: float, l2_shrinkage: float,
+    beta: float,
+) -> optax.GradientTransformationExtraArgs:
+    """Moves each weight to the minimum of the linearized past losses, with a pull to 0 and to where it has been.
+
+    The new weight does not depend on the present one but through `linear`. At a rate of 0, and where no gradient has
+    been and the accumulator started at 0, nothing changes; Keras divides by 0 there.
+
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, algorithm 1.
+    """
+    power = -learning_rate_power
+
+    def init(params: Tree) -> FtrlState:
+        return FtrlState(optax.tree.full_like(params, initial_accumulator_value), optax.tree.zeros_like(params))
+
+    def step(
+        grad: jax.Array, accumulator: jax.Array, linear: jax.Array, param: jax.Array, rate: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        divisor = jnp.where(rate > 0, rate, 1)
+        new_accumulator = accumulator + jnp.square(grad)
+        decrease = (new_accumulator**power - accumulator**power) / divisor
+        new_linear = linear + grad + 2 * l2_shrinkage * param - decrease * param
+        quadratic = new_accumulator**power / divisor + 2 * (l2 + beta / (2 * divisor))
+        moves = (rate > 0) & (quadratic > 0)
+        new_param = (jnp.clip(new_linear, -l1, l1) - new_linear) / jnp.where(quadratic > 0, quadratic, 1)
+        update = jnp.where(moves, new_param - param, 0).astype(param.dtype)
+        return (update, *(jnp.where(rate > 0, new, old).astype(old.dtype)
+                          for new, old in ((new_accumulator, accumulator), (new_linear, linear))))
+
+    def update(
+        grads: Tree, state: FtrlState, params: Tree, *, learning_rate: jax.Array, **extra: Any
+    ) -> tuple[Tree, FtrlState]:
+        leaves, structure = jax.tree.flatten(grads)
+        done = [step(*arrays, learning_rate) for arrays in zip(
+            leaves, *map(structure.flatten_up_to, (*state, params)), strict=True)]
+        updates, *new_state = ([parts[i] for parts in done] for i in range(3))
+        return structure.unflatten(updates), FtrlState(*map(structure.unflatten, new_state))
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def descend() -> optax.GradientTransformationExtraArgs:
