@@ -178,28 +178,27 @@ def follow_regularized_leader(
     def init(params: Tree) -> FtrlState:
         return FtrlState(optax.tree.full_like(params, initial_accumulator_value), optax.tree.zeros_like(params))
 
-    def step(
-        grad: jax.Array, accumulator: jax.Array, linear: jax.Array, param: jax.Array, rate: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        divisor = jnp.where(rate > 0, rate, 1)
-        new_accumulator = accumulator + jnp.square(grad)
-        decrease = (new_accumulator**power - accumulator**power) / divisor
-        new_linear = linear + grad + 2 * l2_shrinkage * param - decrease * param
-        quadratic = new_accumulator**power / divisor + 2 * (l2 + beta / (2 * divisor))
-        moves = (rate > 0) & (quadratic > 0)
-        new_param = (jnp.clip(new_linear, -l1, l1) - new_linear) / jnp.where(quadratic > 0, quadratic, 1)
-        update = jnp.where(moves, new_param - param, 0).astype(param.dtype)
-        return (update, *(jnp.where(rate > 0, new, old).astype(old.dtype)
-                          for new, old in ((new_accumulator, accumulator), (new_linear, linear))))
-
     def update(
         grads: Tree, state: FtrlState, params: Tree, *, learning_rate: jax.Array, **extra: Any
     ) -> tuple[Tree, FtrlState]:
-        leaves, structure = jax.tree.flatten(grads)
-        done = [step(*arrays, learning_rate) for arrays in zip(
-            leaves, *map(structure.flatten_up_to, (*state, params)), strict=True)]
-        updates, *new_state = ([parts[i] for parts in done] for i in range(3))
-        return structure.unflatten(updates), FtrlState(*map(structure.unflatten, new_state))
+        moves = learning_rate > 0
+        rate = jnp.where(moves, learning_rate, 1)
+
+        def accumulate(grad: jax.Array, before: jax.Array) -> jax.Array:
+            return before + jnp.where(moves, jnp.square(grad), 0).astype(before.dtype)
+
+        def add(grad: jax.Array, linear: jax.Array, before: jax.Array, now: jax.Array, param: jax.Array) -> jax.Array:
+            pulled = grad + 2 * l2_shrinkage * param - (now**power - before**power) / rate * param
+            return linear + jnp.where(moves, pulled, 0).astype(linear.dtype)
+
+        def step(linear: jax.Array, accumulator: jax.Array, param: jax.Array) -> jax.Array:
+            quadratic = accumulator**power / rate + 2 * (l2 + beta / (2 * rate))
+            target = (jnp.clip(linear, -l1, l1) - linear) / jnp.where(quadratic > 0, quadratic, 1)
+            return jnp.where(moves & (quadratic > 0), target - param, 0).astype(param.dtype)
+
+        accumulator = jax.tree.map(accumulate, grads, state.accumulator)
+        linear = jax.tree.map(add, grads, state.linear, state.accumulator, accumulator, params)
+        return jax.tree.map(step, linear, accumulator, params), FtrlState(accumulator, linear)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -112,6 +112,8 @@ class DenseColumn(FeatureColumn):
 
 class CategoricalColumn(FeatureColumn):
     """A column of ids, which `LinearFeatures` takes, and others once it is embedded or made an indicator."""
+
+    is_crossable: ClassVar[bool] = True
 
     @property
     @abc.abstractmethod

@@ -73,8 +73,8 @@ def crossed_column(
 ) -> CrossedColumn:
     """Describes combinations of features. Their ids are those that TensorFlow gives them.
 
-    Where a row has several values of a feature, each is combined with each of the others. A feature that is given by its
-    key is read as it is, the empty string too; a column leaves missing values out.
+    Where a row has several values of a feature, each is combined with each of the others. A feature that is given by
+    its key is read as it is, the empty string too; a column leaves missing values out.
 
     Args:
       keys: at least two of: keys of features of strings or whole numbers, and categorical columns.
@@ -110,7 +110,7 @@ def _check_crossed(key: object) -> None:
     if not isinstance(key, (str, CategoricalColumn)):
         raise TypeError("`keys` must be keys and categorical columns. Received: a value of type "
                         f"{type(key).__name__}. Bucketize a numeric column: `bucketized_column(column, boundaries)`.")
-    if isinstance(key, CategoricalColumn) and not hasattr(key, "width") and not isinstance(key, LookedUpColumn):
+    if isinstance(key, CategoricalColumn) and not key.is_crossable:
         raise ValueError(f"Column {key.name!r} cannot be crossed: weights and sequences are not combined. Give the "
                          "column without them.")
 

@@ -35,8 +35,8 @@ class KeyedColumn(LookedUpColumn):
         if (categories.dtype == object) != (self.dtype == STRING):
             received, fix = ("strings", "astype(int)") if categories.dtype == object else (
                 "whole numbers", "astype(str)")
-            raise ValueError(f"Column {self.name!r} has dtype {self.dtype!r}, and feature {self.key!r} holds {received}. "
-                             f"Give the column the feature's dtype, or convert the feature by `{fix}`.")
+            raise ValueError(f"Column {self.name!r} has dtype {self.dtype!r}, and feature {self.key!r} holds "
+                             f"{received}. Give the column the feature's dtype, or convert the feature by `{fix}`.")
         return categories
 
     def is_present(self, raw: RawFeatures) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,13 @@ import numpy as np
 from trainer.core import arguments
 from trainer.core.errors import describe, wrong_type
 from trainer.estimator.feature_columns.base import (
-    CategoricalColumn, DenseColumn, Features, HostPart, IdsAndWeights, Tables, read_feature,
+    CategoricalColumn,
+    DenseColumn,
+    Features,
+    HostPart,
+    IdsAndWeights,
+    Tables,
+    read_feature,
 )
 from trainer.estimator.feature_columns.values import checks
 from trainer.estimator.feature_columns.values.raw_features import RawFeatures
@@ -46,7 +53,7 @@ class Numbers(HostPart):
         numbers = numbers.reshape(len(numbers), *self.shape)
         if self.default_value is None:
             return numbers
-        default = np.broadcast_to(np.float32(self.default_value).reshape(-1), math.prod(self.shape))
+        default = np.broadcast_to(np.asarray(self.default_value, np.float32).reshape(-1), math.prod(self.shape))
         return np.where(np.isnan(numbers), default.reshape(self.shape), numbers)
 
 
@@ -136,13 +143,16 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     def _buckets(self, features: Features) -> jax.Array:
         numbers = self.source_column.normalized(features).reshape(-1, self.source_column.width)
-        return jnp.searchsorted(np.float32(self.boundaries), numbers, side="right").astype(jnp.int32)
+        return jnp.searchsorted(self._edges(), numbers, side="right").astype(jnp.int32)
 
     def _host_buckets(self, raw: RawFeatures) -> np.ndarray:
         (part,) = self.host_parts
         numbers = np.asarray(normalize(self.source_column.normalizer_fn, part.read(raw)), np.float32)
-        return np.searchsorted(
-            np.float32(self.boundaries), numbers.reshape(-1, self.source_column.width), side="right").astype(np.int64)
+        numbers = numbers.reshape(-1, self.source_column.width)
+        return np.searchsorted(self._edges(), numbers, side="right").astype(np.int64)
+
+    def _edges(self) -> np.ndarray:
+        return np.asarray(self.boundaries, np.float32)
 
     def _first_ids(self) -> np.ndarray:
         return self.buckets_of_one * np.arange(self.source_column.width)
@@ -193,8 +203,8 @@ def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float])
 
     Args:
       source_column: what `numeric_column` made, of one axis.
-      boundaries: ascending numbers. A number on a boundary falls in the bucket on its right: `[0, 10]` makes the buckets
-        `x < 0`, `0 <= x < 10` and `10 <= x`.
+      boundaries: ascending numbers. A number on a boundary falls in the bucket on its right: `[0, 10]` makes the
+        buckets `x < 0`, `0 <= x < 10` and `10 <= x`.
 
     Raises:
       TypeError: if `source_column` is no numeric column, or `boundaries` no list of numbers.
@@ -214,7 +224,7 @@ def bucketized_column(source_column: NumericColumn, boundaries: Sequence[float])
     if not isinstance(boundaries, (list, tuple)):
         raise wrong_type("boundaries", boundaries, "a list of ascending numbers")
     edges = tuple(arguments.as_number("boundaries", edge) for edge in boundaries)
-    if not edges or not all(left < right for left, right in zip(edges, edges[1:], strict=False)):
+    if not edges or not all(left < right for left, right in itertools.pairwise(edges)):
         raise ValueError(f"`boundaries` must be a list of ascending numbers. Received: {len(edges)} that are not.")
     return BucketizedColumn(source_column, edges)
 

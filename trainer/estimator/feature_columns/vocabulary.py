@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import os
@@ -36,13 +37,13 @@ class _VocabularyColumn(KeyedColumn):
         return "vocabulary"
 
     @property
+    @abc.abstractmethod
     def size(self) -> int:
         """How many words the vocabulary has."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def ids_of_words(self) -> Mapping[Any, int]:
         """Returns the id of each word: of bytes, or of ints."""
-        raise NotImplementedError
 
     @property
     def num_buckets(self) -> int:
@@ -231,8 +232,8 @@ def _ids_of_lines(path: str, size: int, dtype: str, version: tuple[int, int]) ->
         try:
             lines = [int(line) for line in lines]
         except ValueError as error:
-            raise ValueError(f"The vocabulary file {path!r} must have one whole number a line, as its column's dtype is "
-                             f"{dtype!r}.") from error
+            raise ValueError(f"The vocabulary file {path!r} must have one whole number a line, as its column's dtype "
+                             f"is {dtype!r}.") from error
     ids = {word: place for place, word in enumerate(lines)}
     if len(ids) < size:
         raise ValueError(f"The vocabulary file {path!r} must have each word once, in {size} lines. Received: "

@@ -67,7 +67,7 @@ def as_dtype_name(argument: str, value: Any) -> str:
     ('string', 'int32')
     """
     name = getattr(value, "name", value)
-    if isinstance(name, str) and name in (STRING, "str", "bytes") or value in (str, bytes):
+    if value in (str, bytes) or (isinstance(name, str) and name in (STRING, "str", "bytes")):
         return STRING
     try:
         found = np.dtype(name)
