@@ -40,10 +40,12 @@ class DenseFeatures(nn.Module):
     columns: Sequence[FeatureColumn]
 
     def __post_init__(self) -> None:
-        for column in as_dense_columns(self.columns):
+        columns = as_dense_columns(self.columns)
+        for column in columns:
             if column.lengths_key is not None:
                 raise ValueError(f"Column {column.name!r} is of sequences. Use a column that is not, or "
                                  "`SequenceFeatures` in the place of `DenseFeatures`.")
+        object.__setattr__(self, "columns", columns)  # a tuple, so that modules can be hashed
         super().__post_init__()
 
     @nn.compact
@@ -89,11 +91,13 @@ class SequenceFeatures(nn.Module):
     columns: Sequence[FeatureColumn]
 
     def __post_init__(self) -> None:
-        for column in as_dense_columns(self.columns):
+        columns = as_dense_columns(self.columns)
+        for column in columns:
             if column.lengths_key is None:
                 raise ValueError(f"Column {column.name!r} is of no sequences. Use one of "
                                  "`sequence_categorical_column_with_*` or `sequence_numeric_column`, or "
                                  "`DenseFeatures` in the place of `SequenceFeatures`.")
+        object.__setattr__(self, "columns", columns)  # a tuple, so that modules can be hashed
         super().__post_init__()
 
     @nn.compact

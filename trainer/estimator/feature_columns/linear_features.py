@@ -69,6 +69,7 @@ class LinearFeatures(nn.Module):
                 raise ValueError("A column cannot have the name 'bias', which the bias has. Give the feature another "
                                  "key.")
         check_tables(columns)
+        object.__setattr__(self, "columns", columns)  # a tuple, so that modules can be hashed
         super().__post_init__()
 
     @nn.compact

@@ -7,6 +7,7 @@ Numbers are uint64 arrays throughout, whose sums and products wrap around as the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -42,10 +43,11 @@ def fingerprint64(texts: Sequence[bytes]) -> np.ndarray:
     found = np.empty(len(texts), np.uint64)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     order = np.argsort(lengths, kind="stable")
-    lengths_present, starts = np.unique(lengths[order], return_index=True)
-    for length, places in zip(lengths_present.tolist(), np.split(order, starts[1:]), strict=True):
+    starts = np.unique(lengths[order], return_index=True)[1].tolist()
+    for start, stop in itertools.pairwise([*starts, len(texts)]):
+        places = order[start:stop]
         joined = b"".join([texts[place] for place in places.tolist()])
-        found[places] = _of_one_length(np.frombuffer(joined, np.uint8).reshape(len(places), length))
+        found[places] = _of_one_length(np.frombuffer(joined, np.uint8).reshape(len(places), lengths[places[0]]))
     return found
 
 
