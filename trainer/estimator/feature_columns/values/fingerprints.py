@@ -7,9 +7,8 @@ Numbers are uint64 arrays throughout, whose sums and products wrap around as the
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,14 +21,15 @@ _K0 = np.uint64(0xC3A5C85C97CB3127)
 _K1 = np.uint64(0xB492B66FBE98F273)
 _K2 = np.uint64(0x9AE16A3B2F90404F)
 _CHAIN = np.uint64(0xC6A4A7935BD1E995)
-_SEED = 81
+_SEED = np.uint64(81)
+_WORD = 8  # bytes
 _BLOCK = 64  # bytes that long strings are read by
 
 
 def fingerprint64(texts: Sequence[bytes]) -> np.ndarray:
     """Returns FarmHash's `Fingerprint64` of each string, as uint64.
 
-    Strings of one length are computed together, so that many short strings cost little more than one.
+    Strings that take the same steps are computed together: thousands cost little more than one.
 
     Args:
       texts: strings as bytes; text in UTF-8.
@@ -40,14 +40,16 @@ def fingerprint64(texts: Sequence[bytes]) -> np.ndarray:
 
     Source: https://github.com/google/farmhash, `farmhashna::Hash64`, which never changes.
     """
-    found = np.empty(len(texts), np.uint64)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    order = np.argsort(lengths, kind="stable")
-    starts = np.unique(lengths[order], return_index=True)[1].tolist()
-    for start, stop in itertools.pairwise([*starts, len(texts)]):
-        places = order[start:stop]
-        joined = b"".join([texts[place] for place in places.tolist()])
-        found[places] = _of_one_length(np.frombuffer(joined, np.uint8).reshape(len(places), lengths[places[0]]))
+    letters = b"".join((*texts, bytes(_WORD)))  # so that a word may be read anywhere
+    starts = np.cumsum(lengths) - lengths
+    # One group for each way of computing, and for each number of blocks.
+    groups = np.searchsorted(_LONGEST, lengths) + np.maximum(lengths - 1, 0) // _BLOCK
+    found = np.empty(len(texts), np.uint64)
+    for group in np.unique(groups).tolist():
+        places = np.flatnonzero(groups == group)
+        compute = _WAYS[min(group, len(_WAYS) - 1)]
+        found[places] = compute(_Texts(letters, starts[places], lengths[places]))
     return found
 
 
@@ -62,109 +64,117 @@ def chain(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return _shift_mix(_shift_mix(mixed * _CHAIN) * _CHAIN)
 
 
-def _of_one_length(letters: np.ndarray) -> Words:
-    """Returns the fingerprints of strings of one length: uint8 of shape `(strings, length)`."""
-    length = letters.shape[1]
-    if length <= 16:
-        return _of_at_most_16(letters)
-    if length <= 32:
-        return _of_17_to_32(letters)
-    return _of_33_to_64(letters) if length <= _BLOCK else _of_more_than_64(letters)
+class _Texts(NamedTuple):
+    """Strings: where each starts among the letters of all, and how long it is."""
+
+    letters: bytes
+    starts: np.ndarray
+    lengths: np.ndarray
 
 
-def _of_at_most_16(letters: np.ndarray) -> Words:
-    rows, length = letters.shape
-    if length >= 8:
-        factor = _factor(length)
-        head, tail = _word(letters, 0) + _K2, _word(letters, length - 8)
-        return _mix(_rotate(tail, 37) * factor + head, (_rotate(head, 25) + tail) * factor, factor)
-    if length >= 4:
-        head, tail = _word(letters, 0, 4), _word(letters, length - 4, 4)
-        return _mix(np.uint64(length) + (head << np.uint64(3)), tail, _factor(length))
-    if length == 0:
-        return np.full(rows, _K2)
-    first, middle, last = (letters[:, place].astype(np.uint64) for place in (0, length // 2, length - 1))
-    low, high = first + (middle << np.uint64(8)), np.uint64(length) + (last << np.uint64(2))
+def _of_none(texts: _Texts) -> Words:
+    return np.full(len(texts.starts), _K2)
+
+
+def _of_at_most_3(texts: _Texts) -> Words:
+    first, middle, last = (_word(texts, offset, 1) for offset in (0, texts.lengths // 2, texts.lengths - 1))
+    low, high = first + (middle << np.uint64(8)), texts.lengths.astype(np.uint64) + (last << np.uint64(2))
     return _shift_mix(low * _K2 ^ high * _K0) * _K2
 
 
-def _of_17_to_32(letters: np.ndarray) -> Words:
-    factor = _factor(letters.shape[1])
-    return _mix(*_ends(letters, _K1, factor), factor)
+def _of_4_to_7(texts: _Texts) -> Words:
+    head, tail = _word(texts, 0, 4), _word(texts, texts.lengths - 4, 4)
+    return _mix(texts.lengths.astype(np.uint64) + (head << np.uint64(3)), tail, _factors(texts))
 
 
-def _of_33_to_64(letters: np.ndarray) -> Words:
-    length = letters.shape[1]
-    factor = _factor(length)
-    outer, right = _ends(letters, _K2, factor)
-    inner = _mix(outer, right, factor)
-    head = _word(letters, 0) * _K2
-    e, f = _word(letters, 16) * factor, _word(letters, 24)
-    g = (outer + _word(letters, length - 32)) * factor
-    h = (inner + _word(letters, length - 24)) * factor
-    return _mix(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + head, 18) + g, factor)
+def _of_8_to_16(texts: _Texts) -> Words:
+    factors = _factors(texts)
+    head, tail = _word(texts, 0) + _K2, _word(texts, texts.lengths - 8)
+    return _mix(_rotate(tail, 37) * factors + head, (_rotate(head, 25) + tail) * factors, factors)
 
 
-def _of_more_than_64(letters: np.ndarray) -> Words:
-    rows, length = letters.shape
-    zero = np.zeros(rows, np.uint64)
-    x = zero + np.uint64(_SEED)
+def _of_17_to_32(texts: _Texts) -> Words:
+    factors = _factors(texts)
+    return _mix(*_ends(texts, _K1, factors), factors)
+
+
+def _of_33_to_64(texts: _Texts) -> Words:
+    factors = _factors(texts)
+    outer, right = _ends(texts, _K2, factors)
+    inner = _mix(outer, right, factors)
+    head = _word(texts, 0) * _K2
+    e, f = _word(texts, 16) * factors, _word(texts, 24)
+    g = (outer + _word(texts, texts.lengths - 32)) * factors
+    h = (inner + _word(texts, texts.lengths - 24)) * factors
+    return _mix(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + head, 18) + g, factors)
+
+
+def _of_more_than_64(texts: _Texts) -> Words:
+    """Returns the fingerprints of strings of equally many blocks."""
+    zero = np.zeros(len(texts.starts), np.uint64)
+    x = zero + _SEED
     y = x * _K1 + np.uint64(113)
     z = _shift_mix(y * _K2 + np.uint64(113)) * _K2
     v, w = (zero, zero), (zero, zero)
-    x = x * _K2 + _word(letters, 0)
-    for start in range(0, (length - 1) // _BLOCK * _BLOCK, _BLOCK):
-        x, y, z, v, w = _block(letters, start, (x, y, z, v, w), _K1, np.uint64(1))
+    x = x * _K2 + _word(texts, 0)
+    for start in range(0, int(texts.lengths[0] - 1) // _BLOCK * _BLOCK, _BLOCK):
+        x, y, z, v, w = _block(texts, start, (x, y, z, v, w), _K1, np.uint64(1))
     # The last 64 bytes, some of which may have been read already.
-    factor = _K1 + ((z & np.uint64(0xFF)) << np.uint64(1))
-    low = w[0] + np.uint64((length - 1) % _BLOCK)
-    v0 = v[0] + low
-    x, y, z, v, w = _block(letters, length - _BLOCK, (x, y, z, (v0, v[1]), (low + v0, w[1])), factor, np.uint64(9))
-    return _mix(_mix(v[0], w[0], factor) + _shift_mix(y) * _K0 + z, _mix(v[1], w[1], factor) + x, factor)
+    factors = _K1 + ((z & np.uint64(0xFF)) << np.uint64(1))
+    low = w[0] + ((texts.lengths - 1) % _BLOCK).astype(np.uint64)
+    first = v[0] + low
+    state = x, y, z, (first, v[1]), (low + first, w[1])
+    x, y, z, v, w = _block(texts, texts.lengths - _BLOCK, state, factors, np.uint64(9))
+    return _mix(_mix(v[0], w[0], factors) + _shift_mix(y) * _K0 + z, _mix(v[1], w[1], factors) + x, factors)
 
+
+# The longest strings of each way but the last.
+_LONGEST = np.array([0, 3, 7, 16, 32, _BLOCK])
+_WAYS = (_of_none, _of_at_most_3, _of_4_to_7, _of_8_to_16, _of_17_to_32, _of_33_to_64, _of_more_than_64)
 
 _Pair: TypeAlias = tuple[Words, Words]
 _State: TypeAlias = tuple[Words, Words, Words, _Pair, _Pair]
 
 
-def _block(letters: np.ndarray, start: int, state: _State, factor: Words | np.uint64, weight: np.uint64) -> _State:
+def _block(
+    texts: _Texts, start: int | np.ndarray, state: _State, factor: Words | np.uint64, weight: np.uint64
+) -> _State:
     """Returns the state after 64 bytes."""
     x, y, z, v, w = state
-    x = _rotate(x + y + v[0] + _word(letters, start + 8), 37) * factor
-    y = _rotate(y + v[1] + _word(letters, start + 48), 42) * factor
+    x = _rotate(x + y + v[0] + _word(texts, start + 8), 37) * factor
+    y = _rotate(y + v[1] + _word(texts, start + 48), 42) * factor
     x = x ^ w[1] * weight
-    y = y + v[0] * weight + _word(letters, start + 40)
+    y = y + v[0] * weight + _word(texts, start + 40)
     z = _rotate(z + w[0], 33) * factor
-    v = _mix_32(letters, start, v[1] * factor, x + w[0])
-    w = _mix_32(letters, start + 32, z + w[1], y + _word(letters, start + 16))
+    v = _mix_32(texts, start, v[1] * factor, x + w[0])
+    w = _mix_32(texts, start + 32, z + w[1], y + _word(texts, start + 16))
     return z, y, x, v, w
 
 
-def _mix_32(letters: np.ndarray, start: int, a: Words, b: Words) -> _Pair:
+def _mix_32(texts: _Texts, start: int | np.ndarray, a: Words, b: Words) -> _Pair:
     """Returns two seeds with 32 bytes mixed in."""
-    first, second, third, last = (_word(letters, start + offset) for offset in (0, 8, 16, 24))
+    first, second, third, last = (_word(texts, start + offset) for offset in (0, 8, 16, 24))
     a = a + first
     b = _rotate(b + a + last, 21)
     total = a + second + third
     return total + last, b + _rotate(total, 44) + a
 
 
-def _ends(letters: np.ndarray, head_factor: np.uint64, factor: np.uint64) -> _Pair:
+def _ends(texts: _Texts, head_factor: np.uint64, factors: Words) -> _Pair:
     """Returns the first and the last 16 bytes as two numbers."""
-    length = letters.shape[1]
-    a, b = _word(letters, 0) * head_factor, _word(letters, 8)
-    c, d = _word(letters, length - 8) * factor, _word(letters, length - 16) * _K2
+    a, b = _word(texts, 0) * head_factor, _word(texts, 8)
+    c, d = _word(texts, texts.lengths - 8) * factors, _word(texts, texts.lengths - 16) * _K2
     return _rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + _K2, 18) + c
 
 
-def _factor(length: int) -> np.uint64:
-    return np.uint64((int(_K2) + 2 * length) % 2**64)
+def _factors(texts: _Texts) -> Words:
+    return _K2 + np.uint64(2) * texts.lengths.astype(np.uint64)
 
 
-def _word(letters: np.ndarray, start: int, size: int = 8) -> Words:
+def _word(texts: _Texts, offset: int | np.ndarray, size: int = _WORD) -> Words:
     """Returns `size` bytes of each string as a number, the lowest first."""
-    part = np.ascontiguousarray(letters[:, start:start + size])
-    return part.view(f"<u{size}")[:, 0].astype(np.uint64)
+    anywhere = np.ndarray((len(texts.letters) - size + 1,), f"<u{size}", texts.letters, strides=(1,))
+    return anywhere[texts.starts + offset].astype(np.uint64)
 
 
 def _rotate(words: Words, by: int) -> Words:
