@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.estimator import feature_columns
 
-REFERENCE = json.loads((pathlib.Path(__file__).parents[2] / "reference" / "feature_columns.json").read_text(
+REFERENCE = json.loads((pathlib.Path(__file__).parents[1] / "reference" / "feature_columns.json").read_text(
     encoding="utf-8"))
 FUNCTIONS = {"shift_and_scale": lambda x: (x - 3.0) / 4.2, "square": lambda x: x * x, "shift_sparse": lambda x: x - 3.0}
 
