@@ -99,7 +99,7 @@ def test_an_empty_tree_is_updated_to_an_empty_tree(name, options):
 @pytest.mark.parametrize("options", [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 1.0}])
 def test_a_gradient_of_zero_is_clipped_to_zero(name, options):
     optimizer = getattr(optimizers, name)(**({"weight_decay": 0.0} | options))
-    params = {"w": jnp.ones(3)}
+    params = {"w": jnp.zeros(3) if name == "Ftrl" else jnp.ones(3)}  # Ftrl moves other weights without a gradient
     updates, _ = optimizer.update({"w": jnp.zeros(3)}, optimizer.init(params), params)
     np.testing.assert_array_equal(updates["w"], np.zeros(3))
 
@@ -112,7 +112,23 @@ def test_a_rate_set_later_leaves_accumulated_momentum_as_it_was():
     assert float(updates) == -0.5
 
 
+@pytest.mark.parametrize("options", [{"learning_rate": 0.0}, {"initial_accumulator_value": 0.0}])
+def test_ftrl_changes_nothing_where_it_would_divide_by_zero(options):
+    optimizer, params = optimizers.Ftrl(**options), jnp.array([0.5, -0.5])
+    grads = jnp.zeros(2) if "initial_accumulator_value" in options else jnp.ones(2)
+    state = optimizer.init(params)
+    updates, after = optimizer.update(grads, state, params)
+    assert updates.tolist() == [0, 0]
+    assert [leaf.tolist() for leaf in jax.tree.leaves(after.inner)] == [
+        leaf.tolist() for leaf in jax.tree.leaves(state.inner)]
+
+
 @pytest.mark.parametrize(("build", "message"), [
+    (lambda: optimizers.Ftrl(learning_rate_power=0.1),
+     "`learning_rate_power` must be a finite number of at most 0. Received: learning_rate_power=0.1"),
+    (lambda: optimizers.Ftrl(initial_accumulator_value=-0.1), "`initial_accumulator_value` must be"),
+    (lambda: optimizers.Ftrl(l1_regularization_strength=-0.1), "`l1_regularization_strength` must be"),
+    (lambda: optimizers.Ftrl(beta=-0.1), "`beta` must be"),
     (lambda: optimizers.SGD(-0.1), "`learning_rate` must be a number of at least 0. Received: learning_rate=-0.1"),
     (lambda: optimizers.SGD(float("nan")), "`learning_rate` must be a number of at least 0"),
     (lambda: optimizers.SGD(momentum=1.5), r"`momentum` must be a number in \[0, 1\]. Received: momentum=1.5"),

@@ -23,6 +23,9 @@ OWN = {
     "Adadelta": [{}, {"rho": 0.8, "epsilon": 0.01}],
     "Nadam": [{}, {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 0.01}],
     "Adamax": [{}, {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 0.01}],
+    "Ftrl": [{}, {"learning_rate_power": -0.8, "initial_accumulator_value": 0.5},
+             {"l1_regularization_strength": 0.2, "l2_regularization_strength": 0.1},
+             {"l2_shrinkage_regularization_strength": 0.3, "beta": 0.5}],
     "Lion": [{}, {"beta_1": 0.8, "beta_2": 0.9}],
     "Lamb": [{}, {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 0.01}, {"weight_decay": 0.5, "epsilon": 0.01}],
 }

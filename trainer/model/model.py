@@ -1,7 +1,7 @@
 """`Model` and `Sequential`: what users see, in Keras's words.
 
-Owns the public surface alone: compiling and running here, overridable steps in `overridable_steps.py`, state and weights
-in `stateful_model.py`. What a model holds does the work: state, configuration, the clock of its runs.
+Owns the public surface alone: compiling and running here, steps in `overridable_steps.py`, state and weights in
+`stateful_model.py`. What a model holds does the work: state, configuration, the clock of its runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Optimizers with Keras's names and numbers, and optax transformations as they are."""
 
 from trainer.optimizers import schedules
-from trainer.optimizers.adagrad import Adadelta, Adagrad, RMSprop
+from trainer.optimizers.adagrad import Adadelta, Adagrad, Ftrl, RMSprop
 from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
 from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.learning_rate import LearningRate
@@ -15,6 +15,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Ftrl",
     "Lamb",
     "LearningRate",
     "Lion",

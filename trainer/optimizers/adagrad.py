@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import optax
 
 from trainer.core import arguments
@@ -141,4 +143,70 @@ class Adadelta(Optimizer):
         transformation = with_common_arguments(
             optax.scale_by_adadelta(rho, epsilon), transforms.descend(), weight_decay=weight_decay,
             clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+        super().__init__(transformation, learning_rate, name)
+
+
+class Ftrl(Optimizer):
+    """Follows the regularized leader: Adagrad's steps, with weights that L1 keeps at exactly 0.
+
+    Each weight is computed anew from the sums of its gradients. So weights should start at 0, as those of linear models
+    do: others jump towards 0 at the first update. The learning rate divides these sums: at a rate of 0, nothing
+    changes.
+
+    Args:
+      learning_rate: a number of at least 0, or a schedule.
+      learning_rate_power: how fast the steps shrink as squared gradients sum up: at most 0; 0 keeps their size.
+      initial_accumulator_value: what the sum of squares starts from; at least 0.
+      l1_regularization_strength: how large the sums must be for a weight to leave 0; at least 0.
+      l2_regularization_strength: how much weights are drawn to 0; at least 0.
+      l2_shrinkage_regularization_strength: the weight of the squares of the weights in the loss; at least 0.
+      beta: what is added to the root of the sum of squares; at least 0.
+      weight_decay: as for `Adagrad`, like all that follow.
+      clipnorm: see `Adagrad`.
+      clipvalue: see `Adagrad`.
+      global_clipnorm: see `Adagrad`.
+      name: see `Adagrad`.
+
+    Raises:
+      TypeError: if an argument is not a number.
+      ValueError: if one is out of its range, or if more than one of the three clips is given.
+
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> optimizer, weights = Ftrl(0.1, l1_regularization_strength=0.5), jnp.zeros(2)
+      >>> updates, _ = optimizer.update(jnp.array([1.0, 0.4]), optimizer.init(weights), weights)
+      >>> [round(float(weight), 4) for weight in updates]
+      [-0.0477, 0.0]
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.001,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        *,
+        name: str | None = None,
+    ):
+        arguments.require({"learning_rate_power": learning_rate_power}, "a finite number of at most 0",
+                          lambda number: -math.inf < number <= 0)
+        arguments.require_non_negative(
+            initial_accumulator_value=initial_accumulator_value,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+            l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength, beta=beta)
+        transformation = with_common_arguments(
+            transforms.follow_regularized_leader(
+                initial_accumulator_value, learning_rate_power, l1_regularization_strength, l2_regularization_strength,
+                l2_shrinkage_regularization_strength, beta),
+            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
         super().__init__(transformation, learning_rate, name)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 from trainer.core import errors
-from trainer.optimizers.adagrad import Adadelta, Adagrad, RMSprop
+from trainer.optimizers.adagrad import Adadelta, Adagrad, Ftrl, RMSprop
 from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
 from trainer.optimizers.base import Optimizer
 from trainer.optimizers.momentum import SGD, Lion
@@ -15,7 +15,7 @@ from trainer.optimizers.optax_optimizer import from_optax
 
 BY_NAME: dict[str, Callable[[], Optimizer]] = {
     made.__name__.lower(): made
-    for made in (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Nadam, Adamax, Lion, Lamb)
+    for made in (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Nadam, Adamax, Lion, Lamb, Ftrl)
 }
 
 

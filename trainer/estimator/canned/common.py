@@ -40,7 +40,7 @@ def named_optimizer(optimizer: OptimizerOrName, learning_rate: float | None = No
             raise errors.unknown_name("optimizer name", optimizer, _BY_NAME)
         return _BY_NAME[optimizer]() if learning_rate is None else _BY_NAME[optimizer](learning_rate=learning_rate)
     is_function = callable(optimizer) and not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "update")
-    return optimizer() if is_function else optimizer  # type: ignore[operator, return-value]
+    return optimizer() if is_function else optimizer  # type: ignore[operator]
 
 
 def linear_learning_rate(columns: Sequence[FeatureColumn], most: float) -> float:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from trainer.metrics import AUC, BinaryAccuracy, Precision, Recall
 from trainer.metrics.reduction import WeightedMean
 
-
 Part = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 

@@ -1,0 +1,73 @@
+"""The categorical column of features whose ids are fingerprints, spread over a number of buckets."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from trainer.estimator.feature_columns.base import MISSING_ID
+from trainer.estimator.feature_columns.keyed import KeyedColumn
+from trainer.estimator.feature_columns.values import checks
+from trainer.estimator.feature_columns.values.fingerprints import fingerprint64
+from trainer.estimator.feature_columns.values.raw_features import RawFeatures, missing_in
+
+
+@dataclasses.dataclass(frozen=True)
+class HashedColumn(KeyedColumn):
+    """See `categorical_column_with_hash_bucket`."""
+
+    key: str
+    hash_bucket_size: int
+    dtype: str = checks.STRING
+
+    @property
+    def kind(self) -> str:
+        """See `LookedUpColumn`."""
+        return "hash"
+
+    @property
+    def num_buckets(self) -> int:
+        """See `CategoricalColumn`."""
+        return self.hash_bucket_size
+
+    def look_up(self, raw: RawFeatures) -> np.ndarray:
+        """See `LookedUpColumn`."""
+        categories = self.categories(raw)
+        prints = raw.once(("fingerprints", self.key), lambda: _fingerprints(categories))
+        ids = (prints % np.uint64(self.num_buckets)).astype(np.int64)
+        return np.where(missing_in(categories), MISSING_ID, ids)
+
+
+def _fingerprints(categories: np.ndarray) -> np.ndarray:
+    if categories.dtype == object:
+        return fingerprint64(categories.ravel().tolist()).reshape(categories.shape)
+    numbers, places = np.unique(categories, return_inverse=True)
+    texts = [str(number).encode() for number in numbers.tolist()]
+    return fingerprint64(texts)[places].reshape(categories.shape)
+
+
+def categorical_column_with_hash_bucket(key: str, hash_bucket_size: int, dtype: Any = "string") -> HashedColumn:
+    """Describes a feature of words that are too many to list. Their ids are those that TensorFlow gives them.
+
+    The id is FarmHash's fingerprint of the word's bytes, or of a whole number's decimal text, modulo the number of
+    buckets: the same in every process. Several words may share an id.
+
+    Args:
+      key: the key of the feature, and the column's name.
+      hash_bucket_size: how many ids there are.
+      dtype: "string" or an integer type.
+
+    Raises:
+      TypeError: if an argument is of the wrong type.
+      ValueError: if there is no bucket, or `dtype` is another type.
+
+    Example:
+      >>> categorical_column_with_hash_bucket("city", 1000)
+      HashedColumn(key='city', hash_bucket_size=1000, dtype='string')
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/feature_column/categorical_column_with_hash_bucket.
+    """
+    buckets = checks.as_buckets("hash_bucket_size", hash_bucket_size)
+    return HashedColumn(checks.as_key("key", key), buckets, checks.as_category_dtype("dtype", dtype))

@@ -1,0 +1,75 @@
+"""HostTransform: from a batch's features, with strings, to the arrays of numbers that columns read on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.estimator.feature_columns.base import FeatureColumn, HostPart, listed_columns
+from trainer.estimator.feature_columns.sequence import Lengths
+from trainer.estimator.feature_columns.values.raw_features import RawFeatures
+
+
+class HostTransform:
+    """Turns features as users give them into arrays of numbers, on the host.
+
+    A function of the features alone: it may run in any thread, on batches or on whole arrays at once. Words become
+    int32 ids, numbers float32. Features that no column reads are left out. In dense arrays of words "" is no value, in
+    those of whole numbers -1; these get the id -1.
+
+    Args:
+      columns: all feature columns of the model, those of a wide and of a deep part together; repeated columns count
+        once.
+
+    Raises:
+      TypeError: if one of them is no feature column.
+      ValueError: if there are none, or two different ones would give the device arrays of one name.
+
+    Example:
+      >>> from trainer.estimator.feature_columns import categorical_column_with_vocabulary_list, numeric_column
+      >>> colors = categorical_column_with_vocabulary_list("color", ["red", "green"])
+      >>> transform = HostTransform([colors, numeric_column("price")])
+      >>> features = transform({"color": np.array(["green", "blue"]), "price": [1, 2], "seller": ["a", "b"]})
+      >>> {key: array.tolist() for key, array in features.items()}
+      {'color/vocabulary_2': [[1], [-1]], 'price': [[1.0], [2.0]]}
+    """
+
+    def __init__(self, columns: FeatureColumn | Iterable[FeatureColumn]):
+        self.columns = listed_columns(columns)
+        self._parts: dict[str, HostPart] = {}
+        for column in self.columns:
+            for part in column.host_parts:
+                known = self._parts.setdefault(part.part_key, part)
+                if known != part:
+                    raise ValueError(f"Column {column.name!r} and another would both give the device an array "
+                                     f"{part.part_key!r}: {known} and {part}. Give the feature under another key too.")
+
+    def __call__(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Returns the arrays of numbers, rows first.
+
+        Args:
+          features: arrays of equally many rows, by key.
+
+        Raises:
+          TypeError: if `features` is no dict.
+          ValueError: if a feature is missing, holds what its column does not take, or has another shape; or if columns
+            of sequences differ in their lengths.
+        """
+        raw = RawFeatures(features)
+        arrays = {key: part.read(raw) for key, part in self._parts.items()}
+        self._check_lengths(arrays)
+        return arrays
+
+    def __repr__(self) -> str:
+        return f"HostTransform({[column.name for column in self.columns]})"
+
+    def _check_lengths(self, arrays: Mapping[str, np.ndarray]) -> None:
+        keys = [key for key, part in self._parts.items() if isinstance(part, Lengths)]
+        for key in keys[1:]:
+            rows = np.flatnonzero(arrays[keys[0]] != arrays[key])
+            if rows.size:
+                raise ValueError(f"Sequences differ in length: {keys[0]!r} and {key!r} in {rows.size} rows, first in "
+                                 f"row {rows[0]}. Give columns of other sequences a `HostTransform` of their own, and "
+                                 "merge what they return.")

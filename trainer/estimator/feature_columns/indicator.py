@@ -1,0 +1,69 @@
+"""The dense column that counts a categorical column's ids."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from trainer.estimator.feature_columns.base import (
+    CategoricalColumn,
+    DenseColumn,
+    Features,
+    HostPart,
+    Tables,
+    as_categorical,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class IndicatorColumn(DenseColumn):
+    """See `indicator_column`."""
+
+    categorical_column: CategoricalColumn
+
+    @property
+    def name(self) -> str:
+        """See `FeatureColumn`."""
+        return f"{self.categorical_column.name}_indicator"
+
+    @property
+    def host_parts(self) -> tuple[HostPart, ...]:
+        """See `FeatureColumn`."""
+        return self.categorical_column.host_parts
+
+    @property
+    def lengths_key(self) -> str | None:
+        """See `FeatureColumn`."""
+        return self.categorical_column.lengths_key
+
+    @property
+    def width(self) -> int:
+        """See `DenseColumn`."""
+        return self.categorical_column.num_buckets
+
+    def dense(self, features: Features, tables: Tables) -> jax.Array:
+        """See `DenseColumn`."""
+        ids, weights = self.categorical_column.ids_and_weights(features)
+        hits = jax.nn.one_hot(ids, self.width, dtype=jnp.float32)  # none for negative ids
+        return jnp.sum(hits if weights is None else hits * weights[..., None], axis=-2)
+
+
+def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
+    """Describes how often each id is in a row, or the sum of its weights.
+
+    Args:
+      categorical_column: a categorical column, also one of sequences.
+
+    Raises:
+      TypeError: if it is none.
+
+    Example:
+      >>> from trainer.estimator.feature_columns import categorical_column_with_identity
+      >>> indicator_column(categorical_column_with_identity("weekday", 7)).width
+      7
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/feature_column/indicator_column.
+    """
+    return IndicatorColumn(as_categorical("categorical_column", categorical_column))

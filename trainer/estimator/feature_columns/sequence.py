@@ -1,0 +1,287 @@
+"""Columns of sequences: a number, some numbers or an id for each time step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.core import arguments
+from trainer.core.errors import describe
+from trainer.estimator.feature_columns.base import DenseColumn, Features, HostPart, LookedUpColumn, Tables, read_feature
+from trainer.estimator.feature_columns.hashed import categorical_column_with_hash_bucket
+from trainer.estimator.feature_columns.identity import categorical_column_with_identity
+from trainer.estimator.feature_columns.numeric import normalize
+from trainer.estimator.feature_columns.values import checks
+from trainer.estimator.feature_columns.values.raw_features import RawFeatures
+from trainer.estimator.feature_columns.vocabulary import (
+    Word,
+    categorical_column_with_vocabulary_file,
+    categorical_column_with_vocabulary_list,
+)
+
+
+class Lengths(HostPart):
+    """How many time steps each row has, up to its last value; int32 of shape `(rows,)`."""
+
+    def read(self, raw: RawFeatures) -> np.ndarray:
+        """See `HostPart`."""
+        is_present = self.steps_present(raw)
+        last = is_present.shape[1] - np.argmax(is_present[:, ::-1], axis=1)
+        return np.where(is_present.any(axis=1), last, 0).astype(np.int32)
+
+    def steps_present(self, raw: RawFeatures) -> np.ndarray:
+        """Returns which time steps have a value, booleans of shape `(rows, time)`."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class IdLengths(Lengths):
+    """The lengths of sequences of ids."""
+
+    column: LookedUpColumn
+
+    @property
+    def part_key(self) -> str:
+        """See `HostPart`."""
+        return f"{self.column.part_key}/lengths"
+
+    def steps_present(self, raw: RawFeatures) -> np.ndarray:
+        """See `Lengths`: a word that is not in the vocabulary is a value, too."""
+        is_present = self.column.is_present(raw)
+        return np.any(is_present.reshape(*is_present.shape[:2], -1), axis=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceCategoricalColumn(LookedUpColumn):
+    """See `sequence_categorical_column_with_identity` and the like."""
+
+    is_crossable: ClassVar[bool] = False
+
+    categorical_column: LookedUpColumn
+
+    @property
+    def name(self) -> str:
+        """See `FeatureColumn`."""
+        return self.categorical_column.name
+
+    @property
+    def kind(self) -> str:
+        """See `LookedUpColumn`."""
+        return f"sequence_{self.categorical_column.kind}"
+
+    @property
+    def num_buckets(self) -> int:
+        """See `CategoricalColumn`."""
+        return self.categorical_column.num_buckets
+
+    @property
+    def host_parts(self) -> tuple[HostPart, ...]:
+        """See `FeatureColumn`."""
+        return (self, IdLengths(self))
+
+    @property
+    def lengths_key(self) -> str | None:
+        """See `FeatureColumn`."""
+        return IdLengths(self).part_key
+
+    def read(self, raw: RawFeatures) -> np.ndarray:
+        """Returns int32 of shape `(rows, time, values)`."""
+        ids = self.host_ids(raw)
+        return np.maximum(ids, -1).astype(np.int32).reshape(*ids.shape[:2], -1)
+
+    def look_up(self, raw: RawFeatures) -> np.ndarray:
+        """See `LookedUpColumn`."""
+        return self.categorical_column.host_ids(raw)
+
+    def is_present(self, raw: RawFeatures) -> np.ndarray:
+        """See `CategoricalColumn`."""
+        return self.categorical_column.is_present(raw)
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceNumbers(HostPart):
+    """A feature of sequences of numbers, as float32 of shape `(rows, time, *shape)`, with 0 for what is missing."""
+
+    key: str
+    shape: tuple[int, ...]
+
+    @property
+    def part_key(self) -> str:
+        """See `HostPart`."""
+        return f"{self.key}/sequence"
+
+    def read(self, raw: RawFeatures) -> np.ndarray:
+        """See `HostPart`.
+
+        Raises:
+          ValueError: if the feature is missing, holds no numbers, or does not divide into time steps of that shape.
+        """
+        return np.nan_to_num(self.steps(raw), nan=0.0, posinf=np.inf, neginf=-np.inf)
+
+    def steps(self, raw: RawFeatures) -> np.ndarray:
+        """Returns the numbers in steps of the shape, with NaN for what is missing."""
+        numbers = raw.numbers(self.key)
+        size = math.prod(self.shape)
+        of_a_step = math.prod(numbers.shape[2:]) if numbers.ndim > 2 else size
+        if of_a_step != size or numbers.shape[1] % (size if numbers.ndim == 2 else 1):
+            raise ValueError(f"Feature {self.key!r} must have time steps of shape {self.shape}. Received: "
+                             f"{describe(numbers)}. Give `(rows, time, *shape)` or `(rows, time * size)`.")
+        return numbers.reshape(len(numbers), -1, *self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberLengths(Lengths):
+    """The lengths of sequences of numbers."""
+
+    numbers: SequenceNumbers
+
+    @property
+    def part_key(self) -> str:
+        """See `HostPart`."""
+        return f"{self.numbers.part_key}/lengths"
+
+    def steps_present(self, raw: RawFeatures) -> np.ndarray:
+        """See `Lengths`."""
+        steps = self.numbers.steps(raw)
+        is_number = ~np.isnan(steps).reshape(*steps.shape[:2], -1)
+        return np.any(is_number, axis=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceNumericColumn(DenseColumn):
+    """See `sequence_numeric_column`."""
+
+    key: str
+    shape: tuple[int, ...] = (1,)
+    default_value: float = 0.0
+    dtype: str = "float32"
+    normalizer_fn: Callable[[Any], Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """See `FeatureColumn`."""
+        return self.key
+
+    @property
+    def host_parts(self) -> tuple[HostPart, ...]:
+        """See `FeatureColumn`."""
+        return (self._numbers, NumberLengths(self._numbers))
+
+    @property
+    def lengths_key(self) -> str | None:
+        """See `FeatureColumn`."""
+        return NumberLengths(self._numbers).part_key
+
+    @property
+    def width(self) -> int:
+        """See `DenseColumn`."""
+        return math.prod(self.shape)
+
+    def dense(self, features: Features, tables: Tables) -> jax.Array:
+        """See `DenseColumn`: steps after the end are `default_value`, as it is."""
+        numbers = read_feature(features, self._numbers.part_key, self.name)
+        lengths = read_feature(features, NumberLengths(self._numbers).part_key, self.name)
+        is_step = jnp.arange(numbers.shape[1]) < lengths[:, None]
+        steps = normalize(self.normalizer_fn, numbers).reshape(*numbers.shape[:2], self.width)
+        return jnp.where(is_step[..., None], steps, self.default_value)
+
+    @property
+    def _numbers(self) -> SequenceNumbers:
+        return SequenceNumbers(self.key, self.shape)
+
+
+def sequence_numeric_column(
+    key: str,
+    shape: int | Sequence[int] = (1,),
+    default_value: float = 0.0,
+    dtype: Any = "float32",
+    normalizer_fn: Callable[[Any], Any] | None = None,
+) -> SequenceNumericColumn:
+    """Describes a feature of sequences of numbers, padded with NaN to one length.
+
+    Args:
+      key: the key of the feature, and the column's name.
+      shape: the shape of one time step.
+      default_value: what stands for time steps after a sequence's end.
+      dtype: the type of the numbers; models get float32 of any.
+      normalizer_fn: a function of JAX arrays of shape `(rows, time, *shape)`; it runs on the device.
+
+    Raises:
+      TypeError: if an argument is of the wrong type.
+      ValueError: if the shape or the dtype is none of numbers.
+
+    Example:
+      >>> sequence_numeric_column("temperature").name
+      'temperature'
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/feature_column/sequence_numeric_column.
+    """
+    arguments.require_functions(normalizer_fn=normalizer_fn)
+    return SequenceNumericColumn(
+        checks.as_key("key", key), checks.as_shape(shape), arguments.as_number("default_value", default_value),
+        checks.as_numeric_dtype("dtype", dtype), normalizer_fn)
+
+
+def sequence_categorical_column_with_identity(
+    key: str, num_buckets: int, default_value: int | None = None
+) -> SequenceCategoricalColumn:
+    """Describes a feature of sequences of ids, padded with -1: see `categorical_column_with_identity`.
+
+    Example:
+      >>> sequence_categorical_column_with_identity("watched", 100).num_buckets
+      100
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/feature_column/sequence_categorical_column_with_identity.
+    """
+    return SequenceCategoricalColumn(categorical_column_with_identity(key, num_buckets, default_value))
+
+
+def sequence_categorical_column_with_vocabulary_list(
+    key: str,
+    vocabulary_list: Sequence[Word],
+    dtype: Any = None,
+    default_value: int = -1,
+    num_oov_buckets: int = 0,
+) -> SequenceCategoricalColumn:
+    """Describes a feature of sequences of words, padded with "" or -1: see `categorical_column_with_vocabulary_list`.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/feature_column.
+    """
+    return SequenceCategoricalColumn(
+        categorical_column_with_vocabulary_list(key, vocabulary_list, dtype, default_value, num_oov_buckets))
+
+
+def sequence_categorical_column_with_vocabulary_file(
+    key: str,
+    vocabulary_file: str | os.PathLike[str],
+    vocabulary_size: int | None = None,
+    num_oov_buckets: int = 0,
+    default_value: int | None = None,
+    dtype: Any = "string",
+    file_format: str | None = None,
+) -> SequenceCategoricalColumn:
+    """Describes a feature of sequences of words, padded with "" or -1: see `categorical_column_with_vocabulary_file`.
+
+    Its arguments come in another order, as in TensorFlow.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/feature_column.
+    """
+    return SequenceCategoricalColumn(categorical_column_with_vocabulary_file(
+        key, vocabulary_file, vocabulary_size, dtype, default_value, num_oov_buckets, file_format))
+
+
+def sequence_categorical_column_with_hash_bucket(
+    key: str, hash_bucket_size: int, dtype: Any = "string"
+) -> SequenceCategoricalColumn:
+    """Describes a feature of sequences of words, padded with "" or -1: see `categorical_column_with_hash_bucket`.
+
+    Source: https://www.tensorflow.org/api_docs/python/tf/feature_column.
+    """
+    return SequenceCategoricalColumn(categorical_column_with_hash_bucket(key, hash_bucket_size, dtype))
