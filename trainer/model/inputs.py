@@ -57,13 +57,13 @@ def training_readers(
 
 def single_reader(
     model: LoopModel, call: str, x: Data | None, y: Any = None, sample_weight: Any = None, *, batch_size: int | None,
-    steps: int | None,
+    steps: int | None, may_be_endless: bool = False,
 ) -> Reader:
     """Returns the reader of `evaluate` or `predict`, which is the `call`."""
     arguments.check_count("steps", steps, 1, optional=True)
     loop.agree_on_data(model, call, x=x)
     source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=model.strategy.processes)
-    return Reader(source, steps)
+    return Reader(source, steps, may_be_endless=may_be_endless)
 
 
 def batch_reader(model: LoopModel, x: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Reader:

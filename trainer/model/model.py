@@ -423,10 +423,10 @@ class Model(StatefulModel):
 
     def predict_iter(self, x: Data, batch_size: int | None = None, steps: int | None = None,
                      callbacks: Callbacks | None = None) -> Iterator[Any]:
-        """Yields the outputs of `predict` batch by batch, for results that do not fit into memory at once."""
+        """Yields the outputs of `predict` batch by batch, for results that do not fit into memory, or endless data."""
         model = LoopModel(self)
-        with (inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader,
-              inputs.callback_list(self, callbacks, 0, epochs=1, steps=reader.num_batches) as called):
+        reader = inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps, may_be_endless=True)
+        with reader, inputs.callback_list(self, callbacks, 0, epochs=1, steps=reader.num_batches) as called:
             yield from loop.predict(model, reader, called)
 
     @overload
