@@ -65,8 +65,20 @@ class _OfProbabilities(HeadMetric):
         super().update_state(labels, jax.nn.sigmoid(logits), sample_weight)  # type: ignore[misc]
 
 
-class LogitsAUC(_OfProbabilities, AUC):
-    """`AUC` of logits."""
+class LogitsAUC(HeadMetric, AUC):
+    """`AUC` of logits.
+
+    Args:
+      name: the name of the log.
+      curve: "ROC" or "PR".
+    """
+
+    def __init__(self, name: str, curve: str = "ROC"):
+        super().__init__(name=name, curve=curve, from_logits=True)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds labels and logits."""
+        super().update_state(*self.part(jnp.asarray(y_true), jnp.asarray(y_pred)), sample_weight)
 
 
 class LogitsPrecision(_OfProbabilities, Precision):
