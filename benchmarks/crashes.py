@@ -1,6 +1,6 @@
 """Kills trainings at random moments and resumes them: `python benchmarks/crashes.py [--kills N] [--seed S] [--jobs J]`.
 
-Each training is `tests/crash_training.py`, over modules, data, replicas and steps per execution, with `--processes 2`
+Each training is `tests/support/crash_training.py`, over modules, data, replicas and steps per execution, with `--processes 2`
 as jobs of two processes. What differs in a bit from an undisturbed run is listed, and the exit code is 1 then.
 """
 
@@ -22,7 +22,7 @@ from measuring import table, write_section
 
 from trainer.testing import Kill, assert_resumes_exactly
 
-SCRIPT = pathlib.Path(__file__).parents[1] / "tests" / "crash_training.py"
+SCRIPT = pathlib.Path(__file__).parents[1] / "tests" / "support" / "crash_training.py"
 CASES = {
     1: list(itertools.product(("linen", "nnx"), ("arrays", "grain", "generator"), ("1", "4"), ("auto", "1"))),
     # Processes x devices of each.

@@ -289,7 +289,7 @@ class Estimator:
         return sorted(checkpoints.variables_of(self._trained()))
 
     def get_variable_value(self, name: str) -> np.ndarray:
-        """Returns an array of the newest checkpoint.
+        """Returns an array of the newest checkpoint. Of processes that train together, all must call this.
 
         Raises:
           ValueError: if there is no checkpoint, or none of that name in it.
