@@ -46,8 +46,8 @@ def main() -> None:
     print(*failures, sep="\n")
     write_section("Estimators, killed and resumed", f"""
 `train_and_evaluate` of {STEPS} steps, saved every 6, with an evaluation and a `BestExporter` at each checkpoint: in one
-process on two simulated replicas, and as two workers with an evaluator. Each killed by SIGKILL at {options.kills} random
-moments, after a step of any worker or, in one process, also within a save; then the same command again:
+process on two simulated replicas, and as two workers with an evaluator. Each is killed by SIGKILL at {options.kills}
+random moments, after a step of any worker or, in one process, also within a save; then the same command again:
 `python benchmarks/estimator_crashes.py --kills {options.kills} --seed {options.seed}`. All arrays of the last
 checkpoint and the last evaluation are compared with an undisturbed run, bit by bit. It took
 {time.monotonic() - begin:.0f} s.
