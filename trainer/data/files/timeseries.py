@@ -20,7 +20,8 @@ def timeseries_dataset_from_array(
 
     Args:
       data: the series, time first.
-      targets: the target of the window that begins at each time; None for windows alone.
+      targets: the target of the window that begins at each time of `data`, counted from its first and not from
+        `start_index`; None for windows alone.
       sequence_length: how many times a window has.
       sequence_stride: how many times later the next window begins.
       sampling_rate: how many times apart the times of a window are.
@@ -48,7 +49,7 @@ def timeseries_dataset_from_array(
                          f"start_index={start_index}, end_index={end_index}, for {len(series)} times.")
     last = end - (length - 1) * rate
     if targets is not None:
-        last = min(last, start + len(targets))
+        last = min(last, len(targets))
     begins = np.arange(start, last, stride)
     if not begins.size:
         raise DataError(f"No window of {length} times, {rate} apart, fits into the {end - start} times of the data"
@@ -61,6 +62,6 @@ def timeseries_dataset_from_array(
 
     def windows(first: np.ndarray) -> Any:
         x = series[np.asarray(first)[..., None] + offsets]
-        return x if goals is None else (x, goals[first - start])
+        return x if goals is None else (x, goals[first])
 
     return (dataset if batch_size is None else dataset.batch(batch_size)).map(windows)
