@@ -104,3 +104,25 @@ def test_texts_of_several_lengths_are_refused_by_file(folder):
     dataset = text_dataset_from_directory(folder, letters, verbose=False, shuffle=False)
     with pytest.raises(ValueError, match=r"one shape.*\(7,\) for .*1\.txt', and \(4,\) for .*0\.txt'"):
         [dataset.rows[number] for number in range(5)]
+
+
+@pytest.mark.parametrize(("encode", "message"), [
+    (lambda text: text.split(), r"array of numbers.*0\.txt'"),
+    (lambda text: [1, [2]], r"`encode` failed for the text .*0\.txt': ValueError"),
+    (lambda text: {}[text], r"`encode` failed for the text .*0\.txt': KeyError: 'poor'"),
+])
+def test_an_encoder_that_fails_is_named_with_the_file(folder, encode, message):
+    dataset = text_dataset_from_directory(folder, encode, verbose=False, shuffle=False)
+    with pytest.raises(ValueError, match=message):
+        dataset.rows[0]
+
+
+def test_an_encoder_must_be_a_function(folder):
+    with pytest.raises(TypeError, match="`encode` must be a function"):
+        text_dataset_from_directory(folder, "utf-8")
+
+
+def test_the_mark_of_utf_8_at_the_beginning_is_no_text(folder):
+    (folder / "bad" / "0.txt").write_text("poor", encoding="utf-8-sig")
+    dataset = text_dataset_from_directory(folder, letters, verbose=False, shuffle=False)
+    assert dataset.rows[0][0].tolist() == letters("poor").tolist()

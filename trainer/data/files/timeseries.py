@@ -43,8 +43,9 @@ def timeseries_dataset_from_array(
     series = np.asarray(data)
     length = as_count("sequence_length", sequence_length)
     stride, rate = as_count("sequence_stride", sequence_stride), as_count("sampling_rate", sampling_rate)
-    start, end = start_index or 0, len(series) if end_index is None else end_index
-    if not 0 <= start < end <= len(series):
+    start = 0 if start_index is None else as_count("start_index", start_index, 0)
+    end = len(series) if end_index is None else as_count("end_index", end_index)
+    if not start < end <= len(series):
         raise ValueError("`start_index` must be below `end_index`, and both within the data. Received: "
                          f"start_index={start_index}, end_index={end_index}, for {len(series)} times.")
     last = end - (length - 1) * rate
@@ -57,7 +58,7 @@ def timeseries_dataset_from_array(
     offsets = np.arange(length) * rate
     dataset = Dataset.from_arrays(begins)
     if shuffle:
-        dataset = dataset.shuffle(seed or 0)
+        dataset = dataset.shuffle(0 if seed is None else seed)
     goals = None if targets is None else np.asarray(targets)
 
     def windows(first: np.ndarray) -> Any:
