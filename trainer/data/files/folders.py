@@ -157,8 +157,8 @@ def _walk(folder: str, follow_links: bool) -> Iterator[tuple[str, list[str]]]:
         for path in (os.path.join(root, name) for name in folders if follow_links):
             real = os.path.realpath(path)
             if real in around[root]:
-                raise DataError(f"{path!r} leads through a link to a folder around it, {real!r}, so that its files would "
-                                "be found again and again. Remove the link, or pass `follow_links=False`.")
+                raise DataError(f"{path!r} leads through a link to a folder around it, {real!r}, so that its files "
+                                "would be found again and again. Remove the link, or pass `follow_links=False`.")
             around[path] = around[root] | {real}
         yield root, names
 
