@@ -182,7 +182,7 @@ def test_the_base_of_a_model_of_transfer_learning_is_loaded(keras, tmp_path, kin
     base, theirs = transfer_model(keras, kind)
     (theirs.save_weights if suffix == "weights.h5" else theirs.save)(tmp_path / f"theirs.{suffix}")
     model = built(models.MobileNetV2(alpha=0.35, include_top=False, pooling="avg"))
-    with pytest.raises(ValueError, match="of the file (is|are) not in the model: .*dense"):
+    with pytest.raises(ValueError, match=r"of the file (is|are) not in the model: .*dense"):
         models.load_keras_weights(model, tmp_path / f"theirs.{suffix}")
     models.load_keras_weights(model, tmp_path / f"theirs.{suffix}", skip_head=True)
     assert keras_twins.difference(base, model, keras_twins.images(SIZE)) < 1e-5
@@ -379,3 +379,25 @@ def test_images_that_cannot_be_prepared_are_refused():
         models.preprocess_input(np.zeros((2, 5, 4, 1)), "ResNet50")
     with pytest.raises(ValueError, match="Received: 'LeNet'"):
         models.preprocess_input(np.zeros((2, 5, 4, 3)), "LeNet")
+    for name in ("MobileNetV9", "mobilenetv2", "MobileNetV2 "):
+        with pytest.raises(ValueError, match=r"Near: .*'MobileNetV2'"):
+            models.preprocess_input(np.zeros((2, 5, 4, 3)), name)
+
+
+def test_images_are_prepared_for_a_class_a_module_and_its_style():
+    images = np.random.default_rng(0).uniform(0, 255, (2, 5, 4, 3)).astype(np.float32)
+
+    class Mine(models.MobileNetV2):
+        pass
+
+    for model, name in ((models.VGG16, "VGG16"), (models.ResNet50(), "ResNet50"), (Mine, "MobileNetV2"),
+                        (models.ResNet50(style="torchvision"), "ResNet18")):
+        np.testing.assert_array_equal(models.preprocess_input(images, model), models.preprocess_input(images, name))
+    assert models.preprocess_input(images.tolist(), "MobileNetV3Small").dtype == np.float32
+
+
+def test_all_models_with_published_weights_have_a_way_to_prepare_images():
+    others = {"CNN", "MLP", "VAE", "UNet", "DCGANGenerator", "DCGANDiscriminator", "TransformerEncoder",
+              "TransformerLM"}
+    for name in {name for name in models.__all__ if name[0].isupper()} - others:
+        assert models.preprocess_input(np.zeros((1, 2, 2, 3)), name).shape == (1, 2, 2, 3)
