@@ -55,8 +55,7 @@ def check(module: nn.Module) -> None:
     Traceback (most recent call last):
     ValueError: `num_classes` of Net must be a whole number of at least 1. Received: 0.
     """
-    for name in _RULES.keys() & module.__dataclass_fields__.keys():
-        holds, expected = _RULES[name]
-        if not holds(getattr(module, name)):
+    for name, (holds, expected) in _RULES.items():
+        if name in module.__dataclass_fields__ and not holds(getattr(module, name)):
             raise ValueError(f"`{name}` of {type(module).__name__} must be {expected}. Received: "
                              f"{getattr(module, name)!r}.")
