@@ -1,4 +1,4 @@
-"""Flax modules to train: published architectures, each in its own file, with the names of `keras.applications`.
+"""Flax modules to train: published architectures, each in its own file, under the names of `keras.applications`.
 
 They are plain Linen modules and know nothing of the trainer; any of them works with any Flax training loop.
 """

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import jax
 from flax import linen as nn
 
-from trainer.models.layers.head import classify
+from trainer.models.layers.checks import check
+from trainer.models.layers.head import ClassifierActivation, classify
 
 
 class MLP(nn.Module):
@@ -21,7 +22,8 @@ class MLP(nn.Module):
       hidden: width of each hidden layer; an empty sequence gives logistic regression.
       activation: applied after each hidden layer.
       dropout_rate: fraction of each hidden layer's outputs that is dropped in training.
-      classifier_activation: applied to the outputs; None returns logits.
+      classifier_activation: applied to the outputs: "softmax", "sigmoid" or a function; None and "linear" return
+        logits.
 
     Example:
 
@@ -37,7 +39,11 @@ class MLP(nn.Module):
     hidden: Sequence[int] = (128,)
     activation: Callable[[jax.Array], jax.Array] = nn.relu
     dropout_rate: float = 0.0
-    classifier_activation: Callable[[jax.Array], jax.Array] | None = nn.softmax
+    classifier_activation: ClassifierActivation = nn.softmax
+
+    def __post_init__(self) -> None:
+        check(self)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:

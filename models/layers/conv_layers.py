@@ -9,13 +9,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.models.layers.checks import check
+
 Activation = Callable[[jax.Array], jax.Array]
 Padding = str | Sequence[tuple[int, int]]
 _GLOROT = nn.initializers.glorot_uniform()
 
 
-class ConvLayers(nn.Module):
+class ConvLayers(nn.Module, kw_only=True):
     """A module whose methods make layers of one dtype: the base of whole models and of their blocks.
+
+    Attributes are keyword-only, those of subclasses too.
 
     A layer's path, joined by underscores, is its name in Keras: "expand" in the block "block_1" is `block_1_expand`
     there.
@@ -25,12 +29,22 @@ class ConvLayers(nn.Module):
       param_dtype: the dtype of the parameters.
       norm_momentum: what is kept of BatchNorm's running averages in a step.
       norm_epsilon: what BatchNorm adds to the variance.
+
+    Raises:
+      ValueError: an attribute of a subclass that `check` knows cannot work.
     """
 
     dtype: Any = None
     param_dtype: Any = jnp.float32
     norm_momentum: float = 0.99
     norm_epsilon: float = 1e-3
+
+    def __init_subclass__(cls, kw_only: bool = True, **kwargs: Any):
+        super().__init_subclass__(kw_only=kw_only, **kwargs)
+
+    def __post_init__(self) -> None:
+        check(self)
+        super().__post_init__()
 
     @property
     def layer_options(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.models.layers.conv_layers import Activation, ConvLayers
-from trainer.models.layers.head import classify
+from trainer.models.layers.conv_layers import ConvLayers
+from trainer.models.layers.head import ClassifierActivation, classify
 
 _POOLINGS = (None, "avg", "max")
 
@@ -22,17 +22,19 @@ class ImageModel(ConvLayers):
       include_top: whether the classifier follows: pooling, dropout and a dense layer called "predictions". Without it
         the feature map of shape `(rows, height, width, channels)` comes out.
       pooling: without the classifier, "avg" or "max" gives one vector for each image.
-      classifier_activation: applied to the classifier's outputs; None returns logits.
+      classifier_activation: applied to the classifier's outputs: "softmax", "sigmoid" or a function; None and "linear"
+        return logits.
       dropout_rate: the fraction of the classifier's inputs that is dropped in training.
 
     Raises:
       ValueError: the input is not of shape `(rows, height, width, channels)` or too small, or `pooling` is unknown.
+        Before any input: `num_classes`, a rate or a flag cannot work.
     """
 
     num_classes: int = 1000
     include_top: bool = True
     pooling: str | None = None
-    classifier_activation: Activation | None = nn.softmax
+    classifier_activation: ClassifierActivation = nn.softmax
     dropout_rate: float = 0.0
     smallest_side: int = 32
 

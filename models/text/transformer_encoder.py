@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.models.layers.head import classify
+from trainer.models.layers.checks import check
+from trainer.models.layers.head import ClassifierActivation, classify
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
     TransformerBlock,
@@ -44,7 +44,8 @@ class TransformerEncoder(nn.Module):
         it the features of all positions come out.
       pooling: without the classifier, one vector for each row: "first" is BERT's pooler, a dense layer and tanh of the
         first position; "avg" and "max" are over the positions that are not masked.
-      classifier_activation: applied to the classifier's outputs; None returns logits.
+      classifier_activation: applied to the classifier's outputs: "softmax", "sigmoid" or a function; None and "linear"
+        return logits.
       dropout_rate: the fraction that is dropped in training.
       dtype: what the layers compute in; that of the parameters by default.
       param_dtype: the dtype of the parameters.
@@ -74,10 +75,14 @@ class TransformerEncoder(nn.Module):
     num_classes: int = 2
     include_top: bool = True
     pooling: str | None = None
-    classifier_activation: Callable[[jax.Array], jax.Array] | None = nn.softmax
+    classifier_activation: ClassifierActivation = nn.softmax
     dropout_rate: float = 0.0
     dtype: Any = None
     param_dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        check(self)
+        super().__post_init__()
 
     @nn.compact
     def __call__(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.models.layers.checks import check
 from trainer.models.text.transformer_blocks import (
     KERNEL_STDDEV,
     Cache,
@@ -60,6 +61,10 @@ class TransformerLM(nn.Module):
     dropout_rate: float = 0.0
     dtype: Any = None
     param_dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        check(self)
+        super().__post_init__()
 
     def setup(self) -> None:
         """Makes the layers."""

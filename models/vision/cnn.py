@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 from flax import linen as nn
 
-from trainer.models.layers.head import classify
+from trainer.models.layers.checks import check
+from trainer.models.layers.head import ClassifierActivation, classify
 
 
 class CNN(nn.Module):
@@ -21,7 +22,8 @@ class CNN(nn.Module):
       features: channels of each convolution; every one of them halves height and width.
       hidden: width of the dense layer.
       dropout_rate: fraction of the dense layer's outputs that is dropped in training.
-      classifier_activation: applied to the outputs; None returns logits.
+      classifier_activation: applied to the outputs: "softmax", "sigmoid" or a function; None and "linear" return
+        logits.
 
     Raises:
       ValueError: the input is not of shape `(batch, height, width, channels)`, or too small to be halved that often.
@@ -40,7 +42,11 @@ class CNN(nn.Module):
     features: Sequence[int] = (32, 64)
     hidden: int = 128
     dropout_rate: float = 0.0
-    classifier_activation: Callable[[jax.Array], jax.Array] | None = nn.softmax
+    classifier_activation: ClassifierActivation = nn.softmax
+
+    def __post_init__(self) -> None:
+        check(self)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from flax import linen as nn
 
@@ -65,6 +67,8 @@ class ResNet(ImageModel):
       bottleneck: blocks of three convolutions instead of two.
       style: "keras", or "torchvision", whose convolutions have no biases, and whose blocks of three have the strides in
         the second: for `load_torch_weights`, and images normalized by the means and deviations of ImageNet.
+      norm_epsilon: what BatchNorm adds to the variance; by default that of the style: 1.001e-5 or 1e-5.
+      norm_momentum: what is kept of running averages in a step; by default that of the style: 0.99 or 0.9.
 
     Raises:
       ValueError: `style` is neither.
@@ -81,7 +85,16 @@ class ResNet(ImageModel):
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     bottleneck: bool = True
     style: str = "keras"
-    norm_epsilon: float = 1.001e-5
+    norm_epsilon: Any = None
+    norm_momentum: Any = None
+
+    def __post_init__(self) -> None:
+        is_torchvision = self.style == "torchvision"
+        if self.norm_epsilon is None:
+            self.norm_epsilon = 1e-5 if is_torchvision else 1.001e-5
+        if self.norm_momentum is None:
+            self.norm_momentum = 0.9 if is_torchvision else 0.99
+        super().__post_init__()
 
     def features(self, x: jax.Array, training: bool) -> jax.Array:
         """Returns a feature map with a thirty-second of the height and width."""
@@ -108,8 +121,6 @@ class ResNet18(ResNet):
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     bottleneck: bool = False
     style: str = "torchvision"
-    norm_momentum: float = 0.9
-    norm_epsilon: float = 1e-5
 
 
 class ResNet34(ResNet18):

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.models.layers.conv_layers import Activation, ConvLayers, max_pool
-from trainer.models.layers.head import classify
+from trainer.models.layers.conv_layers import ConvLayers, max_pool
+from trainer.models.layers.head import ClassifierActivation, classify
 
 _HE = nn.initializers.he_normal()
 
@@ -42,7 +42,8 @@ class UNet(ConvLayers):
     Attributes:
       num_classes: how many classes there are.
       features: channels at each resolution, from the highest; all but the first halve height and width.
-      classifier_activation: applied to the outputs of each pixel; None returns logits.
+      classifier_activation: applied to the outputs of each pixel: "softmax", "sigmoid" or a function; None and "linear"
+        return logits.
       dropout_rate: the fraction of the lowest resolution's channels that is dropped in training.
 
     Raises:
@@ -60,7 +61,7 @@ class UNet(ConvLayers):
 
     num_classes: int = 2
     features: Sequence[int] = (64, 128, 256, 512, 1024)
-    classifier_activation: Activation | None = nn.softmax
+    classifier_activation: ClassifierActivation = nn.softmax
     dropout_rate: float = 0.0
 
     @nn.compact

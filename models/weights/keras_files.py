@@ -19,6 +19,7 @@ import numpy as np
 _GENERATORS = "seed_generator"  # of dropout: state that is no weight
 _OPTIMIZER = "optimizer"  # of a compiled model, beside its layers
 _MEMBER = "model.weights.h5"  # of a `.keras` archive
+_ZIP = b"PK"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +28,12 @@ class KerasLayer:
 
     Attributes:
       name: its name.
+      part: where in the file the model lies that the layer belongs to; "" for the outermost one.
       arrays: the arrays in the file, in Keras's order; `read` reads one.
     """
 
     name: str
+    part: str
     arrays: list[Any]
 
 
@@ -52,6 +55,7 @@ def keras_layers(path: str, most_bytes: int) -> Iterator[list[KerasLayer]]:
     except ImportError as error:
         raise ImportError("Keras's weights need h5py. Install it: pip install 'trainer-jax[images]'.") from error
     with open(path, "rb") as opened:
+        _check_is_of_keras(path, opened.read(9))
         source: Any = opened
         if zipfile.is_zipfile(opened):
             source = _unpacked(path, opened, most_bytes)
@@ -77,18 +81,27 @@ def read(array: Any) -> np.ndarray:
     return np.array(array, jnp.bfloat16 if array.attrs.get("dtype") == "bfloat16" else None)
 
 
+def _check_is_of_keras(path: str, beginning: bytes) -> None:
+    """Raises ValueError for a file that begins as a safetensors file, or as an archive that has lost its end."""
+    if beginning[8:] == b"{":  # after the length of the header
+        raise ValueError(f"{path!r} is a safetensors file. Weights of torchvision and timm are loaded by "
+                         "`models.load_torch_weights`, and those of `Model.save_weights` by `model.load_weights`.")
+    if beginning.startswith(_ZIP) and not zipfile.is_zipfile(path):
+        raise ValueError(f"{path!r} is a truncated archive. Download or copy it again.")
+
+
 def _unpacked(path: str, opened: Any, most_bytes: int) -> io.BytesIO:
-    with zipfile.ZipFile(opened) as archive:
-        if _MEMBER not in archive.namelist():
-            raise ValueError(f"{path!r} is an archive without {_MEMBER!r}: no `.keras` file of Keras 3.")
-        size = archive.getinfo(_MEMBER).file_size
-        if size > most_bytes:
-            raise ValueError(f"{path!r} holds {size:,} bytes of weights, and the model has room for {most_bytes:,} at "
-                             "most: it is of another model.")
-        try:
+    try:
+        with zipfile.ZipFile(opened) as archive:
+            if _MEMBER not in archive.namelist():
+                raise ValueError(f"{path!r} is an archive without {_MEMBER!r}: no `.keras` file of Keras 3.")
+            size = archive.getinfo(_MEMBER).file_size
+            if size > most_bytes:
+                raise ValueError(f"{path!r} holds {size:,} bytes of weights, and the model has room for "
+                                 f"{most_bytes:,} at most: it is of another model.")
             return io.BytesIO(archive.read(_MEMBER))
-        except (zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(f"{path!r} is damaged: {error}. Download or copy it again.") from error
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path!r} is damaged: {error}. Download or copy it again.") from error
 
 
 def _is_legacy(file: Any) -> bool:
@@ -105,9 +118,9 @@ def _legacy_layers(file: Any) -> list[KerasLayer]:
         for weight in _names(group, "weight_names"):
             parts.setdefault(weight.rpartition("/")[0], []).append(_member(group, weight))
         if len(parts) == 1:  # its weights may have names of another layer
-            layers.append(KerasLayer(name.replace("/", "_"), *parts.values()))  # as Keras 3 has renamed them
+            layers.append(KerasLayer(name.replace("/", "_"), "", *parts.values()))  # as Keras 3 has renamed them
         else:  # a model of its own, such as a `Sequential`
-            layers += [KerasLayer(part.rpartition("/")[2], arrays) for part, arrays in parts.items()]
+            layers += [KerasLayer(part.rpartition("/")[2], name, arrays) for part, arrays in parts.items()]
     return layers
 
 
@@ -129,7 +142,7 @@ def _walk(group: Any, group_name: str) -> Iterator[KerasLayer]:
                 if "name" not in child.attrs:
                     raise ValueError("The file keeps no names of layers, as files of older versions of Keras. Load it "
                                      "in Keras 3, into the model that it was saved from, and save it again.")
-                yield KerasLayer(str(child.attrs["name"]), arrays)
+                yield KerasLayer(str(child.attrs["name"]), group.name.rpartition("/layers/")[0], arrays)
         elif hasattr(child, "keys"):
             yield from _walk(child, name)
 

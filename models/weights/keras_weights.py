@@ -1,48 +1,33 @@
-"""Loading Keras's weights into a model: which layer of a file is which layer of the model.
+"""Loading Keras's weights into a model.
 
-Owns the correspondence of names and layouts. The formats of files are in `keras_files.py`.
+Owns what is refused and skipped. Which layer is which is in `keras_matching.py`, the formats of files in
+`keras_files.py`.
 """
 
 from __future__ import annotations
 
-import collections
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.models.weights.keras_files import KerasLayer, keras_layers, read
-from trainer.models.weights.model_layers import (
-    HasWeights,
-    Weight,
-    layers_of,
-    listed,
-    problems_of,
-    shapes_of,
-    split_at_architecture,
-)
+from trainer.models.weights.keras_files import keras_layers, read
+from trainer.models.weights.keras_matching import Loaded, arrays_of, corresponding, in_order, matched
+from trainer.models.weights.model_layers import HasWeights, listed, problems_of, shapes_of, weights_of
 
-# The arrays of a layer in the order in which Keras lists them.
-_ORDER = ("depthwise_kernel", "pointwise_kernel", "kernel", "scale", "gamma", "bias", "mean", "var")
-_AUTOMATIC = re.compile(r"(conv2d|batch_normalization|dense|separable_conv2d|depthwise_conv2d|normalization|"
-                        r"layer_normalization)(?:_(\d+))?")
-_OF_KERAS_1 = re.compile(r"(convolution2d|batchnormalization|separableconvolution2d)(?=_\d+$)")
-_RENAMED = {"convolution2d": "conv2d", "batchnormalization": "batch_normalization",
-            "separableconvolution2d": "separable_conv2d"}
 _HEAD = re.compile(r"(.*_)?(predictions|logits|conv_preds|fc1|fc2|head_dense|head_layernorm)|conv_2|classifier")
 
 
 def load_keras_weights(
-    model: HasWeights, path: str | os.PathLike[str], skip_mismatch: bool = False, skip_head: bool = False
+    model: HasWeights, path: str | os.PathLike[str], *, skip_mismatch: bool = False, skip_head: bool = False
 ) -> None:
     """Loads the weights of a file of Keras into a model of the same architecture.
 
     A layer of the model takes the weights of the layer of that name in the file: its path, joined by underscores. The
-    architecture may be a part of the model, such as the first layer of a `trainer.Sequential`. Nothing is changed if
-    anything does not fit.
+    architecture may be a part of the model, such as the first layer of a `trainer.Sequential`, and a part of the file,
+    such as the first layer of a `keras.Sequential`. Nothing is changed if anything does not fit.
 
     Args:
       model: a built `trainer.Model`.
@@ -50,11 +35,14 @@ def load_keras_weights(
         `.keras` archive.
       skip_mismatch: leave layers of other shapes as they are, with a warning.
       skip_head: leave the classifier as it is, and what else of the model lies outside of the architecture. The file
-        may have another classifier, or none.
+        may have another classifier, layers of its own before or after the architecture, or none. A convolution among
+        the layers of the architecture that the model does not have is refused nevertheless.
 
     Raises:
       ValueError: a layer of the model is not in the file, one of the file not in the model, or shapes differ; all are
-        named. Or the file is damaged.
+        named. Or nothing at all is loaded, several parts of the file fit, or the file is damaged.
+      RuntimeError: the model is not built.
+      TypeError: `model` is not a `trainer.Model`.
       ImportError: h5py is not installed.
       OSError: the file cannot be read.
 
@@ -65,85 +53,48 @@ def load_keras_weights(
     >>> models.load_keras_weights(model, "mobilenet_v2.weights.h5", skip_head=True)  # doctest: +SKIP
     """
     path = os.fspath(path)
-    state = model.state_shapes()
-    layers = layers_of(state.params, state.model_state)
+    layers = weights_of(model)
     size = sum(4 * int(np.prod(weight.shape)) for layer in layers.values() for weight in layer.values())
     with keras_layers(path, most_bytes=4 * size + 2**26) as saved:
-        in_file = _by_name((layer.name, layer) for layer in saved)
-        inside, outside = split_at_architecture(layers, set(in_file))
-        own = _by_name(inside.items())
+        found = corresponding(path, layers, saved)
+        own, in_file, outside = found.own, found.in_file, found.outside
         if skip_head:
-            own, in_file = ({name: layer for name, layer in found.items() if not _HEAD.fullmatch(name)}
-                            for found in (own, in_file))
+            own = {name: layer for name, layer in own.items() if not _HEAD.fullmatch(name)}
             outside = {}
-        loaded: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        loaded: Loaded = {}
         differ: list[str] = []
         for name in own.keys() & in_file.keys():
-            matched = _matched(own[name], in_file[name])
-            if matched is None:
-                differ.append(f"{name} (file: {shapes_of(array.shape for array in _arrays(in_file[name]))}, model: "
-                              f"{shapes_of(weight.shape for weight in _in_order(own[name]))})")
+            layer, = in_file[name]
+            arrays = matched(own[name], layer)
+            if arrays is None:
+                differ.append(f"{name} (file: {shapes_of(array.shape for array in arrays_of(layer))}, model: "
+                              f"{shapes_of(weight.shape for weight in in_order(own[name]))})")
             else:
-                loaded |= matched
+                loaded |= arrays
         missing = [*outside, *(name for name in own if name not in in_file)]
-        unused = [name for name in in_file if name not in own]
+        unused = [name for name in (*in_file, *found.elsewhere) if name not in own and not (
+            skip_head and (_HEAD.fullmatch(name) or found.beside_the_architecture(name)))]
         refused = [] if skip_mismatch else sorted(differ)
-        if found := problems_of(missing, unused, refused):
-            advice = _advice([*missing, *unused, *refused], skip_head)
-            raise ValueError(f"{path!r} does not fit the model: {found}. {advice}")
+        if problems := problems_of(missing, unused, refused):
+            advice = _advice([*missing, *unused, *refused], bool(refused), skip_head)
+            raise ValueError(f"{path!r} does not fit the model: {problems}. {advice}")
+        if not loaded:
+            raise ValueError(f"{path!r} has nothing for the model: {len(differ)} of its {len(own)} layers have other "
+                             f"shapes: {listed(sorted(differ)) or 'none'}. Make the model with the arguments of the "
+                             "one that was saved.")
         weights = model.get_weights()
         for number, (array, axes) in loaded.items():
             weights[number] = read(array).transpose(axes)
     if differ:
-        warnings.warn(f"Layers of other shapes than in {path!r} stay as they are: {listed(sorted(differ))}.",
-                      stacklevel=2)
+        warnings.warn(f"{len(differ)} of {len(own)} layers have other shapes than in {path!r}, and stay as they are: "
+                      f"{listed(sorted(differ))}.", stacklevel=2)
     model.set_weights(weights)
 
 
-def _by_name(layers: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns layers by name, where names that Keras made up by counting count from 0."""
-    found = [(_OF_KERAS_1.sub(lambda match: _RENAMED[match[1]], name), layer) for name, layer in layers]
-    counted: dict[str, list[int]] = collections.defaultdict(list)
-    for name, _ in found:
-        if automatic := _AUTOMATIC.fullmatch(name):
-            counted[automatic[1]].append(int(automatic[2] or 0))
-    named = {}
-    for name, layer in found:
-        if automatic := _AUTOMATIC.fullmatch(name):
-            number = sorted(counted[automatic[1]]).index(int(automatic[2] or 0))
-            name = f"{automatic[1]}_{number}" if number else automatic[1]
-        named[name] = layer
-    return named
-
-
-def _matched(weights: Mapping[str, Weight], layer: KerasLayer) -> dict[int, tuple[Any, tuple[int, ...]]] | None:
-    """Returns the file's array for each array of a layer, and how to transpose it; None if shapes differ."""
-    arrays, expected = _arrays(layer), _in_order(weights)
-    if len(arrays) != len(expected):
-        return None
-    matched = {}
-    for array, weight in zip(arrays, expected, strict=True):
-        axes = tuple(range(len(array.shape)))
-        if array.shape != weight.shape and len(axes) == 4:
-            axes = (0, 1, 3, 2)  # of a depthwise convolution, one channel goes in where in Keras one comes out
-        if tuple(array.shape[axis] for axis in axes) != weight.shape:
-            return None
-        matched[weight.number] = array, axes
-    return matched
-
-
-def _arrays(layer: KerasLayer) -> list[Any]:
-    """Returns the arrays of a layer without the count of the batches that a `Normalization` was adapted to."""
-    has_count = len(layer.arrays) == 3 and layer.arrays[2].shape == ()
-    return layer.arrays[:2] if has_count else layer.arrays
-
-
-def _in_order(weights: Mapping[str, Weight]) -> list[Weight]:
-    return [weights[name] for name in sorted(weights, key=lambda name: _ORDER.index(name) if name in _ORDER else 99)]
-
-
-def _advice(names: Sequence[str], skip_head: bool) -> str:
+def _advice(names: Sequence[str], differ: bool, skip_head: bool) -> str:
     if not skip_head and all(_HEAD.fullmatch(name.partition(" ")[0]) for name in names):
         return "Pass `skip_head=True` to leave the classifier as it is."
-    return ("Make the model with the arguments of the one that was saved (`alpha`, `include_top`, `num_classes`); "
-            "`skip_head=True` leaves the classifier as it is, and `skip_mismatch=True` layers of other shapes.")
+    flags = ["`skip_head=True` leaves the classifier as it is"] * (not skip_head)
+    flags += ["`skip_mismatch=True` leaves layers of other shapes as they are"] * differ
+    return ("Make the model with the arguments of the one that was saved (`alpha`, `include_top`, `num_classes`)"
+            + (f"; {', and '.join(flags)}." if flags else "."))

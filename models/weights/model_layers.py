@@ -40,6 +40,23 @@ class Weight:
 Layers = dict[tuple[str, ...], dict[str, Weight]]
 
 
+def weights_of(model: HasWeights) -> Layers:
+    """Returns the layers of a model.
+
+    Raises:
+      TypeError: it is not a `trainer.Model`.
+      RuntimeError: it is not built.
+    """
+    if not hasattr(model, "state_shapes"):
+        raise TypeError(f"`model` must be a `trainer.Model`. Received: a value of type {type(model).__name__}. A Flax "
+                        "module becomes one by `trainer.Model(module)`.")
+    if not getattr(model, "built", True):
+        raise RuntimeError("The model is not built, so there is nothing to load weights into. Call `model.build(x)` "
+                           "first, with some rows of inputs.")
+    state = model.state_shapes()
+    return layers_of(state.params, state.model_state)
+
+
 def layers_of(params: Any, model_state: Any) -> Layers:
     """Returns the layers of a model, given the trees of its parameters and of its state."""
     layers: Layers = collections.defaultdict(dict)

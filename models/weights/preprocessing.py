@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 _BGR_MEANS = (103.939, 116.779, 123.68)
 _RGB_MEANS, _RGB_DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# By the beginning of a model's name. Families that are not here take values from 0 to 255.
-_MODES = {"MobileNetV3": "none", "MobileNet": "tf", "InceptionV3": "tf", "Xception": "tf", "VGG": "caffe",
-          "DenseNet": "torch", "EfficientNet": "none", "ConvNeXt": "none", "ViT": "tf"}
+_MODES = {
+    **dict.fromkeys(("MobileNet", "MobileNetV2", "ResNet50V2", "ResNet101V2", "ResNet152V2", "InceptionV3", "Xception",
+                     "ViTS16", "ViTB16", "ViTB32", "ViTL16"), "tf"),
+    **dict.fromkeys(("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19"), "caffe"),
+    **dict.fromkeys(("ResNet18", "ResNet34", "DenseNet121", "DenseNet169", "DenseNet201"), "torch"),
+    # Those that prepare images themselves.
+    **dict.fromkeys(("MobileNetV3Small", "MobileNetV3Large", *(f"EfficientNetB{size}" for size in range(8)),
+                     "ConvNeXtTiny", "ConvNeXtSmall", "ConvNeXtBase", "ConvNeXtLarge"), "none"),
+}
 
 
-def preprocess_input(x: np.ndarray | jax.Array, model: str) -> jax.Array:
+def preprocess_input(x: np.ndarray | jax.Array, model: str | type | nn.Module) -> jax.Array:
     """Returns images as the published weights of a model expect them, as `keras.applications` prepares them.
 
     Args:
       x: images with values from 0 to 255, of shape `(..., height, width, 3)`, of any dtype.
-      model: the name of the model, such as "ResNet50".
+      model: the name of the model, such as "ResNet50", or its class, or the module: with `style="torchvision"` images
+        are those of torchvision.
 
     Returns:
       float32. "tf" (MobileNet, MobileNetV2, ResNetV2, Inception, Xception, and ViT): from -1 to 1. "torch" (DenseNet,
@@ -33,10 +43,10 @@ def preprocess_input(x: np.ndarray | jax.Array, model: str) -> jax.Array:
     >>> preprocess_input(np.full((1, 2, 2, 3), 255), "MobileNetV2")[0, 0, 0].tolist()
     [1.0, 1.0, 1.0]
     """
-    mode = _mode_of(model)
+    mode, x = _mode_of(model), jnp.asarray(x)
     if x.ndim < 3 or x.shape[-1] != 3:
         raise ValueError(f"Images must have three channels, in the last axis. Received: shape {x.shape}.")
-    x = jnp.asarray(x, jnp.float32)
+    x = x.astype(jnp.float32)
     if mode == "tf":
         return x / 127.5 - 1
     if mode == "caffe":
@@ -46,11 +56,15 @@ def preprocess_input(x: np.ndarray | jax.Array, model: str) -> jax.Array:
     return x
 
 
-def _mode_of(model: str) -> str:
-    if model.startswith("ResNet"):
-        return "tf" if model.endswith("V2") else "torch" if model in ("ResNet18", "ResNet34") else "caffe"
-    mode = next((mode for name, mode in _MODES.items() if model.startswith(name)), None)
+def _mode_of(model: str | type | nn.Module) -> str:
+    if getattr(model, "style", None) == "torchvision":
+        return "torch"
+    kind = model if isinstance(model, (str, type)) else type(model)
+    names = [kind] if isinstance(kind, str) else [each.__name__ for each in kind.__mro__]
+    mode = next((_MODES[name] for name in names if name in _MODES), None)
     if mode is None:
-        raise ValueError(f"`model` must be the name of a model of `trainer.models` with published weights, such as "
-                         f"\"ResNet50\". Received: {model!r}.")
+        near = difflib.get_close_matches(names[0].lower(), {name.lower() for name in _MODES}, n=3)
+        hint = ", ".join(repr(name) for name in _MODES if name.lower() in near) or "'ResNet50'"
+        raise ValueError("`model` must be the name of a model of `trainer.models` with published weights, or that "
+                         f"model. Received: {names[0]!r}. Near: {hint}.")
     return mode

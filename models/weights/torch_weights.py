@@ -11,10 +11,10 @@ import numpy as np
 from trainer.models.weights.model_layers import (
     HasWeights,
     Weight,
-    layers_of,
     problems_of,
     shapes_of,
     split_at_architecture,
+    weights_of,
 )
 
 # A layer's name in a file, and the same layer in ours; the first number of a ResNet's is its stage, from 1.
@@ -31,7 +31,7 @@ _COUNTER = "num_batches_tracked"
 _AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # of kernels there, in our order
 
 
-def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_head: bool = False) -> None:
+def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], *, skip_head: bool = False) -> None:
     """Loads a safetensors file of torchvision's or timm's weights into a model of the same architecture.
 
     These are `resnet18`, `resnet34` and the larger ones of both for `ResNet18`, `ResNet34` and `ResNet50(
@@ -46,6 +46,8 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_hea
     Raises:
       ValueError: an array of the model is not in the file, one of the file not in the model, or shapes differ; all are
         named. Or the file is damaged.
+      RuntimeError: the model is not built.
+      TypeError: `model` is not a `trainer.Model`.
       ImportError: safetensors is not installed.
       OSError: the file cannot be read.
 
@@ -56,10 +58,9 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_hea
     >>> models.load_torch_weights(model, "model.safetensors", skip_head=True)  # doctest: +SKIP
     """
     path = os.fspath(path)
+    layers = weights_of(model)
     arrays = _read(path)
-    state = model.state_shapes()
-    own, outside = map(_arrays_of, split_at_architecture(
-        layers_of(state.params, state.model_state), {_layer(name) for name in arrays}))
+    own, outside = map(_arrays_of, split_at_architecture(layers, {_layer(name) for name in arrays}))
     in_file = {_name(name, own): array for name, array in arrays.items()}
     if skip_head:
         own = {name: weight for name, weight in own.items() if not _in_head(name)}
@@ -70,9 +71,9 @@ def load_torch_weights(model: HasWeights, path: str | os.PathLike[str], skip_hea
                  for name, weight in own.items() if name in loaded and loaded[name].shape != weight.shape]
     missing = [*outside, *(name for name in own if name not in loaded)]
     if found := problems_of(missing, [name for name in loaded if name not in own], differing, "array"):
+        advice = "" if skip_head else "; `skip_head=True` leaves the classifier as it is"
         raise ValueError(f"{path!r} does not fit the model: {found}. Make the model with the arguments of the one that "
-                         "was saved (`num_classes`, and `style=\"torchvision\"` of larger ResNets); `skip_head=True` "
-                         "leaves the classifier as it is.")
+                         f"was saved (`num_classes`, and `style=\"torchvision\"` of larger ResNets){advice}.")
     received = model.get_weights()
     for name, weight in own.items():
         received[weight.number] = loaded[name]
@@ -89,8 +90,13 @@ def _read(path: str) -> dict[str, np.ndarray]:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError("These weights need safetensors. Install it: pip install 'trainer-jax[images]'.") from error
-    with open(path, "rb"):  # for an error that says what is wrong with the path
-        pass
+    with open(path, "rb") as file:
+        beginning = file.read(4)
+    if beginning == b"\x89HDF" or path.endswith(".keras"):
+        raise ValueError(f"{path!r} is a file of Keras, whose weights `models.load_keras_weights` loads.")
+    if beginning.startswith((b"PK", b"\x80\x02")):
+        raise ValueError(f"{path!r} is a pickle of `torch.save`, which is not read. Write its arrays, in torch: "
+                         "`safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")`.")
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys() if not name.endswith(_COUNTER)}  # noqa: SIM118

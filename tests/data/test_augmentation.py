@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from trainer.data import RowDataset
 from trainer.data import augmentation as aug
 
 IMAGE = np.random.default_rng(0).uniform(0, 255, (9, 12, 3)).astype(np.float32)
@@ -77,13 +78,54 @@ def test_mixed_rows_have_mixed_labels():
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: aug.RandomFlip("diagonal"), "mode"),
-    (lambda: aug.RandomRotation(2.0), "between -1 and 1"),
+    (lambda: aug.RandomFlip(["horizontal"]), "mode"),
+    (lambda: aug.RandomRotation(2.0), r"between -1 and 1.*2\.0"),
+    (lambda: aug.RandomRotation(float("nan")), r"between -1 and 1.*nan"),
+    (lambda: aug.RandomRotation("0.1"), "`factor` must be a number or a pair"),
     (lambda: aug.RandomZoom((0.3, -0.3)), "in order"),
+    (lambda: aug.RandomZoom((0.1, 0.2, 0.3)), r"pair of numbers.*\(0\.1, 0\.2, 0\.3\)"),
+    (lambda: aug.RandomZoom(0.1, (None, 0.2)), r"width_factor\[0\]"),
+    (lambda: aug.RandomContrast((0.1, 5)), r"Received: \(0\.1, 5\)"),
+    (lambda: aug.RandomContrast(-0.5), r"from 0 to 1.*-0\.5"),
+    (lambda: aug.RandomContrast(None), "`factor` must be a number"),
+    (lambda: aug.RandomBrightness(0.1, (255, 0)), "`value_range` must be two numbers, the lower first"),
+    (lambda: aug.RandomBrightness(0.1, 255), "`value_range` must be a pair of numbers. Received: 255"),
     (lambda: aug.RandomCrop(0, 3), "height"),
-    (lambda: aug.RandAugment(factor=2), "between 0 and 1"),
+    (lambda: aug.RandAugment(factor=2), r"\[0, 1\].*2"),
     (lambda: aug.MixUp(0), "above 0"),
-    (lambda: aug.MixUp()(rng(), IMAGE[None], np.array([1])), "label_mode"),
+    (lambda: aug.CutMix("1"), "`alpha` must be a number above 0"),
 ])
-def test_what_cannot_work_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_arguments_that_cannot_work_are_refused(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: type(change).__name__)
+def test_a_change_takes_one_image_and_no_batch(change):
+    with pytest.raises(ValueError, match=r"one image, of shape \(height, width, channels\)\. Received: array of shape "
+                                         r"\(1, 9, 12, 3\).*`random_map` before `batch`.*batch_size=None"):
+        change(rng(), IMAGE[None], 3)
+    with pytest.raises(ValueError, match=r"shape \(9, 12\).*images?\[\.\.\., None\]"):
+        change(rng(), IMAGE[..., 0])
+
+
+def test_a_batched_dataset_is_not_augmented_as_if_it_were_an_image():
+    dataset = RowDataset([IMAGE] * 4).batch(2).random_map(aug.RandomFlip())
+    batches = iter(dataset)
+    with pytest.raises(ValueError, match="RandomFlip changes one image"):
+        next(batches)
+    batches.close()
+
+
+@pytest.mark.parametrize("mix", [aug.MixUp(), aug.CutMix()], ids=lambda mix: type(mix).__name__)
+@pytest.mark.parametrize(("batch", "message"), [
+    ((IMAGE, np.eye(9, dtype=np.float32)), r"Received: array of shape \(9, 12, 3\).*`random_map` after `batch`"),
+    ((IMAGE[None], np.array([1])), r"shape \(1,\) and dtype int64.*label_mode=\"categorical\""),
+    ((IMAGE[None], np.array([1.0])), r"shape \(1,\).*label_mode"),
+    ((IMAGE[None], np.eye(2, dtype=np.float32)), r"\(rows, classes\).*shape \(2, 2\)"),
+    ((IMAGE[None],), "images and their labels, and nothing else.*label_mode"),
+    ((IMAGE[None], np.eye(1, dtype=np.float32), np.ones(1)), "and nothing else"),
+])
+def test_mixing_needs_a_batch_of_images_and_vectors_of_labels(mix, batch, message):
+    with pytest.raises(ValueError, match=message):
+        mix(rng(), *batch)

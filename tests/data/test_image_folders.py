@@ -11,6 +11,7 @@ from PIL import Image
 import trainer
 from trainer.data import RowDataset, image_dataset_from_directory
 from trainer.data.files import resizing
+from trainer.data.files.decoding import decode_image
 
 CLASSES = ("ants", "bees", "cats")
 
@@ -228,7 +229,7 @@ def test_files_that_are_no_images_are_named_or_left_out(folder):
     truncated.write_bytes(truncated.read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"image '.*(0.jpg|9.png)' cannot be read: .*skip_unreadable"):
         compiled().fit(read(folder), verbose=0)
-    with pytest.warns(UserWarning, match=r"2 of 19 files are no images .*0\.jpg, .*9\.png\."):
+    with pytest.warns(UserWarning, match=r"2 of 19 files are left out\. 2 are not images .*0\.jpg, .*9\.png\."):
         dataset = read(folder, skip_unreadable=True)
     assert len(dataset.file_paths) == 17 == sum(len(y) for x, y in dataset)
 
@@ -240,6 +241,85 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path):
     with pytest.raises(ValueError, match=r"has 5000x5000 pixels, more than max_pixels=1,000,000"):
         next(batches)
     batches.close()
+
+
+def test_our_limit_of_pixels_alone_decides(tmp_path, monkeypatch):
+    save(tmp_path / "a" / "1.png", size=(60, 50))
+    save(tmp_path / "a" / "2.png", size=(90, 70))
+    (tmp_path / "a" / "3.png").write_bytes(b"nothing")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # a third of an image: Pillow would raise
+    assert decode_image(str(tmp_path / "a" / "1.png"), "rgb", 3000).shape == (50, 60, 3)
+    assert Image.MAX_IMAGE_PIXELS == 1000
+    with pytest.warns(UserWarning, match=r"2 of 3 files are left out\. 1 are not images that can be read: .*3\.png; "
+                                         r"1 have more than max_pixels=3,000 pixels: .*2\.png\."):
+        dataset = read(tmp_path, skip_unreadable=True, max_pixels=3000)
+    assert [path[-5:] for path in dataset.file_paths] == ["1.png"]
+    with pytest.raises(ValueError, match=r"None of the files can be used\. 1 are not images"):
+        read(tmp_path, skip_unreadable=True, max_pixels=5)
+
+
+@pytest.mark.parametrize("most", [200, 60000])
+def test_16_bits_are_scaled_by_their_range_and_not_by_what_an_image_holds(tmp_path, most):
+    values = np.linspace(0, most, 12).astype(np.uint16).reshape(3, 4)
+    Image.fromarray(values).save(tmp_path / "1.png")
+    np.testing.assert_allclose(decode_image(str(tmp_path / "1.png"), "grayscale", 100)[..., 0], values / 257, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [(np.float32, "F"), (np.int32, "I")])
+def test_values_of_32_bits_are_refused(tmp_path, dtype, mode):
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.ones((3, 4), dtype)).save(tmp_path / "a" / "1.png", "TIFF")
+    with pytest.raises(ValueError, match=rf"1\.png' has values of 32 bits \(mode '{mode}'\).*8 or 16 bits"):
+        decode_image(str(tmp_path / "a" / "1.png"), "rgb", 100)
+    save(tmp_path / "a" / "2.png")
+    with pytest.warns(UserWarning, match="1 of 2 files are left out"):
+        read(tmp_path, skip_unreadable=True)
+
+
+def test_a_link_to_a_folder_around_it_is_refused_and_others_are_entered(folder):
+    (folder / "bees" / "more").symlink_to(folder / "cats")
+    assert len(read(folder, follow_links=True).file_paths) == 17 + 6
+    (folder / "cats" / "nested" / "up").symlink_to(folder)
+    with pytest.raises(ValueError, match=r"'.*nested/up' leads through a link to a folder around it.*`follow_links="):
+        read(folder, follow_links=True)
+    assert len(read(folder).file_paths) == 17
+
+
+def test_labels_may_be_an_array_and_their_classes_are_counted_from_0(folder):
+    labels = np.arange(17) % 4
+    dataset = read(folder, labels=labels, label_mode="categorical", shuffle=False)
+    assert dataset.class_names == ["0", "1", "2", "3"]
+    np.testing.assert_array_equal(np.concatenate([y for _, y in dataset]), np.eye(4)[labels])
+
+
+@pytest.mark.parametrize("size", [np.int64(8), np.array([8, 8]), [np.int32(8), 8], (8, 8)], ids=repr)
+def test_the_size_of_images_may_be_numpys(folder, size):
+    assert next(iter(read(folder, image_size=size)))[0].shape == (4, 8, 8, 3)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"directory": None}, "`directory` must be the path of a folder"),
+    ({"seed": -1}, "`seed` must be"),
+    ({"seed": "1"}, "`seed` must be"),
+    ({"color_mode": ["rgb"]}, "`color_mode` must be"),
+    ({"interpolation": None}, "`interpolation` must be"),
+    ({"validation_split": "0.2", "subset": "training", "seed": 1}, "`validation_split` must be a number between"),
+    ({"image_size": "8"}, "`image_size` must be .*Received: '8'"),
+    ({"image_size": (8.5, 8)}, r"`image_size` must be .*\(8\.5, 8\)"),
+    ({"image_size": (8, 0)}, r"`image_size` must be .*\(8, 0\)"),
+    ({"image_size": (8, 8, 3)}, r"`image_size` must be .*\(8, 8, 3\)"),
+    ({"class_names": "ants"}, "`class_names` must be a list.*str"),
+    ({"class_names": ["ants", "bees", "ants"]}, "'ants' more than once"),
+    ({"class_names": []}, "each once. Received: none"),
+    ({"labels": "infer"}, "`labels` must be .*'infer'"),
+    ({"labels": [0, -1, *[1] * 15]}, "3 numbers from -1 to 1"),
+    ({"labels": [0, 2, *[0] * 15]}, "2 numbers from 0 to 2"),
+    ({"labels": np.zeros(17)}, "whole numbers.*float64"),
+    ({"crop_to_aspect_ratio": "yes"}, "crop_to_aspect_ratio"),
+])
+def test_arguments_of_a_wrong_type_or_value_are_named(folder, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        read(options.pop("directory", folder), **options)
 
 
 @pytest.mark.parametrize(("options", "message"), [

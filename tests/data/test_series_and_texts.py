@@ -10,6 +10,13 @@ from trainer.data import text_dataset_from_directory, timeseries_dataset_from_ar
 SERIES = np.arange(20)
 
 
+@pytest.fixture(scope="module")
+def keras():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "jax")
+        return pytest.importorskip("keras")
+
+
 def windows(**options):
     arguments = {"data": SERIES, "targets": SERIES * 10, "sequence_length": 4, "batch_size": 3, **options}
     return [(x.tolist(), y.tolist()) for batch in timeseries_dataset_from_array(**arguments)
@@ -19,12 +26,23 @@ def windows(**options):
 @pytest.mark.parametrize(("options", "first", "last", "count"), [
     ({}, ([0, 1, 2, 3], 0), ([16, 17, 18, 19], 160), 17),
     ({"sequence_stride": 3, "sampling_rate": 2}, ([0, 2, 4, 6], 0), ([12, 14, 16, 18], 120), 5),
-    ({"start_index": 5, "end_index": 11}, ([5, 6, 7, 8], 0), ([7, 8, 9, 10], 20), 3),
+    ({"start_index": 5, "end_index": 11}, ([5, 6, 7, 8], 50), ([7, 8, 9, 10], 70), 3),
     ({"targets": SERIES[:4]}, ([0, 1, 2, 3], 0), ([3, 4, 5, 6], 3), 4),
+    ({"targets": SERIES[:8], "start_index": 5}, ([5, 6, 7, 8], 5), ([7, 8, 9, 10], 7), 3),
 ])
 def test_windows_and_their_targets(options, first, last, count):
     found = windows(**options)
     assert (found[0], found[-1], len(found)) == (first, last, count)
+
+
+@pytest.mark.parametrize("start", [None, 0, 3, 7])
+@pytest.mark.parametrize("end", [None, 14, 19])
+@pytest.mark.parametrize(("stride", "rate"), [(1, 1), (2, 1), (1, 2), (3, 2)])
+def test_windows_are_those_of_keras(keras, start, end, stride, rate):
+    options = {"start_index": start, "end_index": end, "sequence_stride": stride, "sampling_rate": rate}
+    theirs = keras.utils.timeseries_dataset_from_array(SERIES, SERIES * 10, 4, batch_size=3, format="grain", **options)
+    assert windows(**options) == [(np.asarray(x).tolist(), int(y)) for batch in theirs
+                                  for x, y in zip(*batch, strict=True)]
 
 
 def test_windows_without_targets_and_of_several_features():
@@ -86,3 +104,25 @@ def test_texts_of_several_lengths_are_refused_by_file(folder):
     dataset = text_dataset_from_directory(folder, letters, verbose=False, shuffle=False)
     with pytest.raises(ValueError, match=r"one shape.*\(7,\) for .*1\.txt', and \(4,\) for .*0\.txt'"):
         [dataset.rows[number] for number in range(5)]
+
+
+@pytest.mark.parametrize(("encode", "message"), [
+    (lambda text: text.split(), r"array of numbers.*0\.txt'"),
+    (lambda text: [1, [2]], r"`encode` failed for the text .*0\.txt': ValueError"),
+    (lambda text: {}[text], r"`encode` failed for the text .*0\.txt': KeyError: 'poor'"),
+])
+def test_an_encoder_that_fails_is_named_with_the_file(folder, encode, message):
+    dataset = text_dataset_from_directory(folder, encode, verbose=False, shuffle=False)
+    with pytest.raises(ValueError, match=message):
+        dataset.rows[0]
+
+
+def test_an_encoder_must_be_a_function(folder):
+    with pytest.raises(TypeError, match="`encode` must be a function"):
+        text_dataset_from_directory(folder, "utf-8")
+
+
+def test_the_mark_of_utf_8_at_the_beginning_is_no_text(folder):
+    (folder / "bad" / "0.txt").write_text("poor", encoding="utf-8-sig")
+    dataset = text_dataset_from_directory(folder, letters, verbose=False, shuffle=False)
+    assert dataset.rows[0][0].tolist() == letters("poor").tolist()

@@ -141,7 +141,7 @@ def test_another_classifier_is_refused_unless_it_is_skipped(path):
     models.load_keras_weights(model, path, skip_head=True)
     changed = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
     assert sum(changed) == 52, "each kernel: statistics and biases are those of new layers in both"
-    with pytest.warns(UserWarning, match="Layers of other shapes .*: predictions"):
+    with pytest.warns(UserWarning, match=r"1 of 105 layers have other shapes than in .* stay as they are: predictions"):
         models.load_keras_weights(model, path, skip_mismatch=True)
 
 
@@ -163,6 +163,129 @@ def test_a_file_that_lacks_a_layer_is_refused(path):
         models.load_keras_weights(built(), path)
 
 
+def transfer_model(keras, kind):
+    """Returns a model whose base is the architecture without its classifier, followed by a layer of its own."""
+    keras.utils.set_random_seed(2)
+    base = keras.applications.MobileNetV2(weights=None, input_shape=(SIZE, SIZE, 3), alpha=0.35, include_top=False,
+                                          pooling="avg")
+    dense, inputs = keras.layers.Dense(5), keras.Input((SIZE, SIZE, 3))
+    if kind == "sequential":
+        return base, keras.Sequential([inputs, keras.layers.RandomFlip(), base, keras.layers.Dropout(0.2), dense])
+    if kind == "functional":
+        return base, keras.Model(inputs, dense(base(keras.layers.Conv2D(3, 1)(inputs))))
+    return base, keras.Model(base.input, dense(base.output))
+
+
+@pytest.mark.parametrize("suffix", ["weights.h5", "h5", "keras"])
+@pytest.mark.parametrize("kind", ["sequential", "functional", "flat"])
+def test_the_base_of_a_model_of_transfer_learning_is_loaded(keras, tmp_path, kind, suffix):
+    base, theirs = transfer_model(keras, kind)
+    (theirs.save_weights if suffix == "weights.h5" else theirs.save)(tmp_path / f"theirs.{suffix}")
+    model = built(models.MobileNetV2(alpha=0.35, include_top=False, pooling="avg"))
+    with pytest.raises(ValueError, match=r"of the file (is|are) not in the model: .*dense"):
+        models.load_keras_weights(model, tmp_path / f"theirs.{suffix}")
+    models.load_keras_weights(model, tmp_path / f"theirs.{suffix}", skip_head=True)
+    assert keras_twins.difference(base, model, keras_twins.images(SIZE)) < 1e-5
+
+
+def test_counted_names_of_a_base_count_from_its_own_first_layer(keras, tmp_path):
+    keras.backend.clear_session()
+    base = keras.Sequential([keras.layers.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="conv2d_7"),
+                             keras.layers.Conv2D(5, 3, name="conv2d_8")])
+    inputs = keras.Input((8, 8, 3))
+    theirs = keras.Model(inputs, base(keras.layers.Conv2D(3, 1, name="conv2d")(inputs)))
+    theirs.save_weights(tmp_path / "theirs.weights.h5")
+
+    class Ours(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Conv(4, (3, 3), padding="VALID", name="conv2d")(x)
+            return nn.Conv(5, (3, 3), padding="VALID", name="conv2d_1")(x)
+
+    model = built(Ours(), (1, 8, 8, 3))
+    models.load_keras_weights(model, tmp_path / "theirs.weights.h5", skip_head=True)
+    assert keras_twins.difference(base, model, keras_twins.images(8)) < 1e-5
+
+
+def test_a_longer_network_is_not_taken_for_one_with_a_head(path):
+    model = built(models.MobileNetV2(alpha=0.35, include_top=False))
+    with h5py.File(path, "r+") as file:
+        name = next(name for name, group in file["layers"].items() if group["vars"].attrs["name"] == "block_3_project")
+        file.copy(file["layers"][name], file["layers"], "another")
+        file["layers/another/vars"].attrs["name"] = "block_17_project"
+    with pytest.raises(ValueError, match=r"1 layer of the file is not in the model: block_17_project\. Make the model"):
+        models.load_keras_weights(model, path, skip_head=True)
+
+
+@pytest.mark.parametrize("skip_head", [True, False])
+def test_two_branches_of_one_architecture_are_not_told_apart_by_chance(keras, tmp_path, skip_head):
+    def branch():
+        inputs = keras.Input((8, 8, 3))
+        return keras.Model(inputs, keras.layers.Conv2D(4, 3, name="block_conv")(inputs))
+
+    inputs = keras.Input((8, 8, 3))
+    keras.Model(inputs, branch()(inputs) + branch()(inputs)).save_weights(tmp_path / "theirs.weights.h5")
+
+    class Ours(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Conv(4, (3, 3), padding="VALID", name="block_conv")(x)
+
+    model = built(Ours(), (1, 8, 8, 3))
+    with pytest.raises(ValueError, match=r"has 2 parts that fit .*'/layers/functional', '/layers/functional_1'.*alone"):
+        models.load_keras_weights(model, tmp_path / "theirs.weights.h5", skip_head=skip_head)
+
+
+def test_layers_of_one_name_are_refused(path):
+    with h5py.File(path, "r+") as file:
+        file.copy(file["layers/conv2d"], file["layers"], "another")
+    with pytest.raises(ValueError, match="several layers of one name: Conv1"):
+        models.load_keras_weights(built(), path)
+
+
+def test_advice_does_not_name_what_was_passed(path):
+    model = built(models.MobileNetV2(num_classes=7, alpha=0.5))
+    with pytest.raises(ValueError, match="num_classes") as raised:
+        models.load_keras_weights(model, path, skip_head=True)
+    assert "skip_head" not in str(raised.value) and "skip_mismatch=True" in str(raised.value)
+    with h5py.File(path, "r+") as file:
+        del file["layers/conv2d"]
+    with pytest.raises(ValueError, match="1 layer is not in the file: Conv1") as raised:
+        models.load_keras_weights(built(), path, skip_mismatch=True, skip_head=True)
+    assert "skip" not in str(raised.value)
+
+
+def test_a_file_none_of_whose_layers_fits_is_refused_by_skip_mismatch_too(keras, tmp_path):
+    keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2, name="layers_0")]).save_weights(
+        tmp_path / "theirs.weights.h5")
+    model = built(trainer.Sequential([nn.Dense(2)]), (1, 3))
+    with pytest.raises(ValueError, match=r"nothing for the model: 1 of its 1 layers have other shapes: layers_0"):
+        models.load_keras_weights(model, tmp_path / "theirs.weights.h5", skip_mismatch=True)
+
+
+def test_the_flags_are_named_and_the_model_is_built(path):
+    with pytest.raises(TypeError, match="positional"):
+        models.load_keras_weights(built(), path, True)
+    with pytest.raises(RuntimeError, match=r"not built.*`model\.build\(x\)`"):
+        models.load_keras_weights(trainer.Model(models.MobileNetV2()), path)
+    with pytest.raises(TypeError, match=r"Received: a value of type MobileNetV2.*trainer\.Model\(module\)"):
+        models.load_keras_weights(models.MobileNetV2(), path)
+
+
+def test_files_for_another_function_name_it(path, tmp_path):
+    model = built(trainer.Sequential([nn.Dense(2)]), (1, 3))
+    model.save_weights(tmp_path / "ours.safetensors")
+    with pytest.raises(ValueError, match=r"safetensors file.*`models\.load_torch_weights`.*`model\.load_weights`"):
+        models.load_keras_weights(model, tmp_path / "ours.safetensors")
+    with pytest.raises(ValueError, match=r"file of Keras.*`models\.load_keras_weights`"):
+        models.load_torch_weights(model, path)
+    with pytest.raises(ValueError, match=r"file of Keras.*models\.load_keras_weights\(model, path\)"):
+        model.load_weights(path)
+    (tmp_path / "torch.pth").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ValueError, match=r"pickle of `torch\.save`.*save_file"):
+        models.load_torch_weights(model, tmp_path / "torch.pth")
+
+
 def with_link(path):
     with h5py.File(path, "r+") as file:
         del file["layers/conv2d/vars/0"]
@@ -181,6 +304,12 @@ def with_other_bytes(path):
 
 def truncated(path):
     path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+
+
+def truncated_archive(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", bytes(1000))
+    truncated(path)
 
 
 def empty(path):
@@ -214,6 +343,7 @@ def damaged_archive(path):
     (with_external_array, "lies in other files"),
     (with_other_bytes, "is no HDF5 file, or is truncated"),
     (truncated, "is no HDF5 file, or is truncated"),
+    (truncated_archive, "is a truncated archive"),
     (empty, "has no layers with weights"),
     (bomb, "bytes of weights, and the model has room for"),
     (foreign_archive, "no `.keras` file of Keras 3"),
@@ -249,3 +379,25 @@ def test_images_that_cannot_be_prepared_are_refused():
         models.preprocess_input(np.zeros((2, 5, 4, 1)), "ResNet50")
     with pytest.raises(ValueError, match="Received: 'LeNet'"):
         models.preprocess_input(np.zeros((2, 5, 4, 3)), "LeNet")
+    for name in ("MobileNetV9", "mobilenetv2", "MobileNetV2 "):
+        with pytest.raises(ValueError, match=r"Near: .*'MobileNetV2'"):
+            models.preprocess_input(np.zeros((2, 5, 4, 3)), name)
+
+
+def test_images_are_prepared_for_a_class_a_module_and_its_style():
+    images = np.random.default_rng(0).uniform(0, 255, (2, 5, 4, 3)).astype(np.float32)
+
+    class Mine(models.MobileNetV2):
+        pass
+
+    for model, name in ((models.VGG16, "VGG16"), (models.ResNet50(), "ResNet50"), (Mine, "MobileNetV2"),
+                        (models.ResNet50(style="torchvision"), "ResNet18")):
+        np.testing.assert_array_equal(models.preprocess_input(images, model), models.preprocess_input(images, name))
+    assert models.preprocess_input(images.tolist(), "MobileNetV3Small").dtype == np.float32
+
+
+def test_all_models_with_published_weights_have_a_way_to_prepare_images():
+    others = {"CNN", "MLP", "VAE", "UNet", "DCGANGenerator", "DCGANDiscriminator", "TransformerEncoder",
+              "TransformerLM"}
+    for name in {name for name in models.__all__ if name[0].isupper()} - others:
+        assert models.preprocess_input(np.zeros((1, 2, 2, 3)), name).shape == (1, 2, 2, 3)

@@ -78,3 +78,56 @@ def test_every_public_name_leads_to_its_object():
     assert all(getattr(models, name).__name__ == name for name in models.__all__)
     with pytest.raises(AttributeError, match=r"'trainer\.models' has no attribute 'ResNet19'"):
         _ = models.ResNet19
+
+
+ZOO = {name: getattr(models, name) for name in models.__all__ if name[0].isupper()}
+CLASSIFIERS = {name: kind for name, kind in ZOO.items() if "num_classes" in kind.__dataclass_fields__}
+
+
+def made(kind, **options):
+    return kind(**{**({"vocab_size": 5} if kind is models.TransformerEncoder else {}), "num_classes": 3, **options})
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS.values(), ids=CLASSIFIERS)
+def test_arguments_of_every_model_are_checked_before_it_is_initialized(kind):
+    for options in ({"num_classes": 0}, {"num_classes": 2.0}, {"num_classes": True}, {"dropout_rate": 1.0},
+                    {"dropout_rate": -0.1}, {"classifier_activation": "softmx"}, {"classifier_activation": 3}):
+        name, value = next(iter(options.items()))
+        with pytest.raises(ValueError, match=f"`{name}` of {kind.__name__} must be .*{value}"):
+            made(kind, **options)
+    for name, value in {"include_top": "yes", "alpha": 0, "minimalistic": 1, "width_coefficient": float("nan"),
+                        "drop_path_rate": "0.1"}.items():
+        if name in kind.__dataclass_fields__:
+            with pytest.raises(ValueError, match=f"`{name}` of {kind.__name__} must be"):
+                made(kind, **{name: value})
+    assert made(kind, num_classes=np.int64(4), dropout_rate=np.float32(0.5)).num_classes == 4
+
+
+@pytest.mark.parametrize("kind", [models.MobileNetV2, models.ResNet50, models.EfficientNetB1, models.UNet])
+def test_attributes_of_models_of_images_are_keyword_only(kind):
+    with pytest.raises(TypeError, match="positional"):
+        kind(10)
+
+    class Mine(kind):
+        more: int = 1
+
+    with pytest.raises(TypeError, match="positional"):
+        Mine(10)
+
+
+@pytest.mark.parametrize("module", [
+    models.MLP(3), models.CNN(3, features=(2,), hidden=2), models.UNet(num_classes=3, features=(2,)),
+    models.MobileNetV2(num_classes=3, alpha=0.1)], ids=lambda module: type(module).__name__)
+def test_activations_of_classifiers_have_the_names_of_keras(module):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 32, 32, 3)), jnp.float32)
+    variables = module.clone(classifier_activation=None).init(jax.random.key(0), x)
+    logits = module.clone(classifier_activation=None).apply(variables, x)
+    for name, expected in (("linear", logits), ("softmax", nn.softmax(logits)), ("sigmoid", nn.sigmoid(logits))):
+        np.testing.assert_array_equal(module.clone(classifier_activation=name).apply(variables, x), expected)
+
+
+def test_a_residual_network_of_torchvision_normalizes_as_there():
+    assert [(model.norm_epsilon, model.norm_momentum) for model in (
+        models.ResNet50(), models.ResNet50(style="torchvision"), models.ResNet18(),
+        models.ResNet50(style="torchvision", norm_epsilon=1e-3))] == [
+        (1.001e-5, 0.99), (1e-5, 0.9), (1e-5, 0.9), (1e-3, 0.9)]

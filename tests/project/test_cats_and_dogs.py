@@ -43,7 +43,7 @@ def run(command, folder):
 def test_two_workers_train_as_one(photos, tmp_path):
     one, errors = run([EXAMPLE, str(photos), *OPTIONS, *ONE], tmp_path)
     assert one[:2] == ["Found 40 files belonging to 2 classes.", "Using 32 and 8 files for training and validation."]
-    assert "2 of 42 files are no images that can be read, and are left out" in errors
+    assert "2 of 42 files are left out. 2 are not images that can be read" in errors
     two, _ = run(["-m", "trainer.launch", "--workers", "2", EXAMPLE, str(photos), *OPTIONS, *EACH], tmp_path)
     alone, together = (ast.literal_eval(lines[-1].removeprefix("[worker 0] ")) for lines in (one, two))
     assert (alone["replicas"], together["replicas"]) == (1, 2)

@@ -70,6 +70,9 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
     """Replaces weights by those of a file; see `Model.load_weights`."""
     weights = _named_weights(holder.current)
     path = checked_path("filepath", filepath)
+    if path.endswith((".h5", ".hdf5", ".keras")) and os.path.isfile(path):
+        raise ValueError(f"{path!r} is a file of Keras. `trainer.models.load_keras_weights(model, path)` loads weights "
+                         "of Keras's models; `load_weights` those that `save_weights` has written.")
     expected = "a safetensors file, as `save_weights` writes it"
     with open_arrays(path, expected, "A checkpoint folder is loaded with `trainer.load`.") as file:
         _check_holds_weights(path, file.metadata)

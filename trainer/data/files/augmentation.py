@@ -1,7 +1,8 @@
 """Random changes of images, with the names and arguments of Keras's layers, for `RowDataset.random_map`.
 
 Each is called with a random generator, an image as float32 of shape `(height, width, channels)`, and whatever else is
-in the row, which it returns unchanged. `MixUp` and `CutMix` are called with batches. What a row draws is a function of
+in the row, which it returns unchanged: call `random_map` before `batch`. `MixUp` and `CutMix` are called with batches,
+of images and one-hot labels: call it after `batch`. What a row draws is a function of
 the seed, the epoch and the row, so that an epoch is the same after an interruption and on any number of machines:
 
     dataset = trainer.data.image_dataset_from_directory("photos", batch_size=None)
@@ -17,16 +18,25 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core.arguments import as_count
-from trainer.core.errors import unknown_name
+from trainer.core.arguments import as_count, as_number, check_word, require_positive, require_share
+from trainer.core.errors import describe
 from trainer.data.files import resizing
 from trainer.data.sources.arrays import DataError
 
 
 class ImageAugmentation(abc.ABC):
-    """A random change of an image."""
+    """A random change of an image.
+
+    Raises:
+      ValueError: it is called with anything but one image, such as with a batch.
+    """
 
     def __call__(self, rng: np.random.Generator, image: np.ndarray, *others: Any) -> Any:
+        if np.ndim(image) != 3:
+            advice = ("Grey images need a channel axis: `image[..., None]`." if np.ndim(image) == 2 else
+                      "Call `random_map` before `batch`, on rows: `image_dataset_from_directory(batch_size=None)`.")
+            raise DataError(f"{type(self).__name__} changes one image, of shape (height, width, channels). Received: "
+                            f"{describe(image)}. {advice}")
         changed = self.change(rng, np.asarray(image, np.float32))
         return (changed, *others) if others else changed
 
@@ -43,10 +53,7 @@ class RandomFlip(ImageAugmentation):
     """
 
     def __init__(self, mode: str = "horizontal_and_vertical"):
-        modes = ("horizontal", "vertical", "horizontal_and_vertical")
-        if mode not in modes:
-            raise unknown_name("mode", mode, modes)
-        self.mode = mode
+        self.mode = check_word("mode", mode, ("horizontal", "vertical", "horizontal_and_vertical"))
 
     def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
         left, top = rng.uniform(size=2) < 0.5
@@ -121,9 +128,8 @@ class RandomContrast(ImageAugmentation):
     """
 
     def __init__(self, factor: float | tuple[float, float], value_range: tuple[float, float] = (0, 255)):
-        lower, upper = factor if isinstance(factor, (tuple, list)) else (factor, factor)
-        self.factor = _range("factor", (-float(lower), float(upper)))
-        self.value_range = value_range
+        self.factor = _contrast_range(factor)
+        self.value_range = _values(value_range)
 
     def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
         mean = image.mean((0, 1))
@@ -140,7 +146,7 @@ class RandomBrightness(ImageAugmentation):
 
     def __init__(self, factor: float | tuple[float, float], value_range: tuple[float, float] = (0, 255)):
         self.factor = _range("factor", factor)
-        self.value_range = value_range
+        self.value_range = _values(value_range)
 
     def change(self, rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
         low, high = self.value_range
@@ -162,12 +168,12 @@ class RandAugment(ImageAugmentation):
 
     def __init__(self, num_layers: int = 2, factor: float = 0.5, value_range: tuple[float, float] = (0, 255)):
         self.num_layers = as_count("num_layers", num_layers)
-        if not 0 <= factor <= 1:
-            raise ValueError(f"`factor` must be between 0 and 1. Received: {factor}.")
-        self.factor, self.value_range = factor, value_range
+        require_share(factor=factor)
+        self.factor, self.value_range = float(factor), _values(value_range)
         self._changes = (
             RandomRotation(factor / 12).change, RandomZoom(factor / 2).change,
-            RandomContrast(0.9 * factor, value_range).change, RandomBrightness(factor / 2, value_range).change,
+            RandomContrast(0.9 * factor, self.value_range).change,
+            RandomBrightness(factor / 2, self.value_range).change,
             self._translated, self._sheared, self._inverted, self._solarized, self._posterized,
             lambda rng, image: image)
 
@@ -207,14 +213,16 @@ class MixUp:
       alpha: of the beta distribution that each row's share of itself is drawn from.
 
     Raises:
-      ValueError: labels are numbers of classes, which cannot be mixed: use `label_mode="categorical"`.
+      ValueError: it is called with a row, without labels, or with labels that are numbers of classes, which cannot be
+        mixed: use `label_mode="categorical"`.
     """
 
     def __init__(self, alpha: float = 0.2):
-        self.alpha = _positive("alpha", alpha)
+        require_positive(alpha=alpha)
+        self.alpha = alpha
 
-    def __call__(self, rng: np.random.Generator, images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
-        _check_mixable(labels)
+    def __call__(self, rng: np.random.Generator, *batch: Any) -> tuple[Any, Any]:
+        images, labels = _mixable(type(self).__name__, batch)
         share = rng.beta(self.alpha, self.alpha, len(images)).astype(np.float32)
         order = rng.permutation(len(images))
         return _mixed(images, images[order], share), _mixed(labels, labels[order], share)
@@ -229,14 +237,16 @@ class CutMix:
       alpha: of the beta distribution that the share of an image that stays is drawn from.
 
     Raises:
-      ValueError: labels are numbers of classes, which cannot be mixed: use `label_mode="categorical"`.
+      ValueError: it is called with a row, without labels, or with labels that are numbers of classes, which cannot be
+        mixed: use `label_mode="categorical"`.
     """
 
     def __init__(self, alpha: float = 1.0):
-        self.alpha = _positive("alpha", alpha)
+        require_positive(alpha=alpha)
+        self.alpha = alpha
 
-    def __call__(self, rng: np.random.Generator, images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
-        _check_mixable(labels)
+    def __call__(self, rng: np.random.Generator, *batch: Any) -> tuple[Any, Any]:
+        images, labels = _mixable(type(self).__name__, batch)
         height, width = images.shape[1:3]
         side = np.sqrt(1 - rng.beta(self.alpha, self.alpha, len(images)))
         top, left = rng.uniform(0, height, len(images)), rng.uniform(0, width, len(images))
@@ -253,24 +263,56 @@ def _mixed(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
     return share * one + (1 - share) * other
 
 
-def _check_mixable(labels: np.ndarray) -> None:
-    if not np.issubdtype(np.asarray(labels).dtype, np.floating):
-        raise DataError("Labels that are mixed must be vectors of probabilities, as `label_mode=\"categorical\"` gives "
-                        f"them. Received: {np.asarray(labels).dtype} of shape {np.shape(labels)}.")
+def _mixable(name: str, batch: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images and the labels of a batch; raises DataError where they cannot be mixed."""
+    received = f"Received: {', '.join(map(describe, batch))}."
+    if len(batch) != 2:
+        raise DataError(f"{name} mixes batches of images and their labels, and nothing else. {received} Load images "
+                        "with `label_mode=\"categorical\"`.")
+    images, labels = np.asarray(batch[0]), np.asarray(batch[1])
+    if images.ndim != 4:
+        raise DataError(f"{name} mixes batches of images, of shape (rows, height, width, channels). {received} Call "
+                        "`random_map` after `batch`.")
+    if labels.ndim != 2 or len(labels) != len(images) or not np.issubdtype(labels.dtype, np.floating):
+        raise DataError(f"{name} mixes labels that are vectors of probabilities, of shape (rows, classes). {received} "
+                        "Load images with `label_mode=\"categorical\"`.")
+    return images, labels
 
 
 def _range(name: str, factor: Any) -> tuple[float, float]:
-    low, high = factor if isinstance(factor, (tuple, list)) else (-abs(factor), abs(factor))
+    """Returns the least and the most that a factor allows."""
+    if isinstance(factor, (tuple, list)):
+        low, high = _pair(name, factor)
+    else:
+        high = abs(as_number(name, factor, "a number or a pair of numbers"))
+        low = -high
     if not -1 <= low <= high <= 1:
         raise ValueError(
             f"`{name}` must be between -1 and 1, or a pair of such numbers in order. Received: {factor!r}.")
-    return float(low), float(high)
+    return low, high
 
 
-def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"`{name}` must be above 0. Received: {value!r}.")
-    return value
+def _contrast_range(factor: Any) -> tuple[float, float]:
+    expected = "a number from 0 to 1, or a pair of numbers"
+    lower, upper = _pair("factor", factor) if isinstance(factor, (tuple, list)) else [
+        as_number("factor", factor, expected)] * 2
+    if not -1 <= -lower <= upper <= 1:
+        raise ValueError("`factor` must be a number from 0 to 1, or a pair of the most that is taken away and the most "
+                         f"that is added. Received: {factor!r}.")
+    return -lower, upper
+
+
+def _values(value_range: Any) -> tuple[float, float]:
+    low, high = _pair("value_range", value_range)
+    if not low < high:
+        raise ValueError(f"`value_range` must be two numbers, the lower first. Received: {value_range!r}.")
+    return low, high
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"`{name}` must be a pair of numbers. Received: {value!r}.")
+    return as_number(f"{name}[0]", value[0]), as_number(f"{name}[1]", value[1])
 
 
 def _transformed(image: np.ndarray, matrix: np.ndarray, shift: Any = (0.0, 0.0)) -> np.ndarray:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from trainer.data.sources.arrays import DataError
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 CHANNELS = {"rgb": 3, "rgba": 4, "grayscale": 1}
 _MODES = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}
-_WIDE = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")  # modes of 16 bits, which Pillow would cut off at 255
+_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")  # modes that Pillow would cut off at 255
+_32_BITS = ("I", "F")
+_MALFORMED = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
+_lock = threading.Lock()
+_opening = 0  # threads that open a file
+_pillows_limit: int | None = None
+
+
+class TooManyPixelsError(DataError):
+    """An image of more pixels than `max_pixels`."""
 
 
 def decode_image(path: str, color_mode: str, max_pixels: int) -> np.ndarray:
@@ -20,42 +38,76 @@ def decode_image(path: str, color_mode: str, max_pixels: int) -> np.ndarray:
       path: of the file.
       color_mode: "rgb", "rgba" or "grayscale".
       max_pixels: more are refused before they are decoded: a small file may hold an image that fills the memory.
+        Pillow's own limit does not count.
 
     Raises:
-      DataError: the file cannot be read or has too many pixels; it is named.
+      DataError: the file cannot be read, has values of 32 bits, or has too many pixels; it is named.
     """
+    image = load_image(path, color_mode, max_pixels)
+    pixels = np.asarray(image, np.float32)
+    if image.mode in _16_BITS:
+        return _from_16_bits(pixels, color_mode)
+    return pixels.reshape(*pixels.shape[:2], CHANNELS[color_mode])
+
+
+def load_image(path: str, color_mode: str, max_pixels: int) -> Image.Image:
+    """Returns an image in Pillow's mode of `color_mode`, or a grey one of 16 bits; see `decode_image`."""
+    with _open(path) as image:
+        width, height = image.size
+        if width * height > max_pixels:
+            raise TooManyPixelsError(
+                f"The image {path!r} has {width}x{height} pixels, more than max_pixels={max_pixels:,}. Make it "
+                "smaller, pass a higher limit, or pass `skip_unreadable=True`.")
+        if image.mode in _32_BITS:
+            raise DataError(f"The image {path!r} has values of 32 bits (mode {image.mode!r}), whose range is unknown. "
+                            "Save it with 8 or 16 bits, or pass `skip_unreadable=True`.")
+        with _naming(path):
+            if image.mode in _16_BITS:
+                image.load()
+                return image.copy()
+            has_transparency = image.mode == "P" and "transparency" in image.info
+            return (image.convert("RGBA") if has_transparency else image).convert(_MODES[color_mode])
+
+
+def _open(path: str) -> Image.Image:
+    from PIL import Image
+
+    with _naming(path), _without_pillows_limit():
+        return Image.open(path)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
-            width, height = image.size
-            if width * height > max_pixels:
-                raise DataError(f"The image {path!r} has {width}x{height} pixels, more than max_pixels={max_pixels:,}. "
-                                "Make it smaller, or pass a higher limit.")
-            if image.mode in _WIDE:
-                return _from_wide(np.asarray(image, np.float32), color_mode)
-            has_transparency = image.mode == "P" and "transparency" in image.info
-            pixels = np.asarray((image.convert("RGBA") if has_transparency else image).convert(_MODES[color_mode]),
-                                np.float32)
-            return pixels.reshape(height, width, CHANNELS[color_mode])
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, DataError):
-            raise
+        yield
+    except (*_MALFORMED, Image.DecompressionBombError) as error:
         raise DataError(
             f"The image {path!r} cannot be read: {error}. Delete it, or pass `skip_unreadable=True`.") from error
 
 
-def is_readable(path: str, color_mode: str, max_pixels: int) -> bool:
-    """Returns whether `decode_image` reads a file, by reading it."""
+@contextlib.contextmanager
+def _without_pillows_limit() -> Iterator[None]:
+    """Lets Pillow open images of any size: it warns and raises by a limit of the process, and `max_pixels` decides."""
+    global _opening, _pillows_limit
+    from PIL import Image
+
+    with _lock:
+        if _opening == 0:
+            _pillows_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        _opening += 1
     try:
-        decode_image(path, color_mode, max_pixels)
-    except DataError:
-        return False
-    return True
+        yield
+    finally:
+        with _lock:
+            _opening -= 1
+            if _opening == 0:
+                Image.MAX_IMAGE_PIXELS = _pillows_limit
 
 
-def _from_wide(values: np.ndarray, color_mode: str) -> np.ndarray:
-    grey = (values / 257 if values.max(initial=0) > 255 else values).clip(0, 255)[..., None]
+def _from_16_bits(values: np.ndarray, color_mode: str) -> np.ndarray:
+    grey = (values / 257)[..., None]
     if color_mode == "grayscale":
         return grey
     return np.concatenate([grey] * 3 + [np.full_like(grey, 255)] * (color_mode == "rgba"), -1)

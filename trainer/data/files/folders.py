@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core.errors import unknown_name
+from trainer.core import arguments
+from trainer.core.errors import describe, unknown_name, wrong_type
 from trainer.data.sources.arrays import DataError
 
 LABEL_MODES = ("int", "categorical", "binary", None)
@@ -47,11 +49,12 @@ def list_files(
     Raises:
       DataError: there is no such folder, or no such file in it, or classes or labels do not fit.
     """
-    directory = os.path.abspath(os.fspath(directory))
+    directory = os.path.abspath(arguments.as_path("directory", directory, "the path of a folder"))
     if not os.path.isdir(directory):
         raise DataError(f"`directory` must be a folder. Received: {directory!r}, which "
                         f"{'is a file' if os.path.exists(directory) else 'does not exist'}.")
-    if labels == "inferred":
+    is_inferred = isinstance(labels, str) and labels == "inferred"
+    if is_inferred:
         names = _class_folders(directory, class_names)
         found = [(path, number) for number, name in enumerate(names)
                  for path in _files(os.path.join(directory, name), suffixes, follow_links)]
@@ -62,9 +65,9 @@ def list_files(
         paths, numbers, names = list(_files(directory, suffixes, follow_links)), None, None
         if labels is not None:
             numbers = _given_labels(labels, paths, directory)
-            names = [str(label) for label in sorted(set(labels))]
+            names = [str(number) for number in range(numbers.max(initial=-1) + 1)]
     if not paths:
-        where = f"{directory!r}" + (" and the folders of its classes" if labels == "inferred" else "")
+        where = f"{directory!r}" + (" and the folders of its classes" if is_inferred else "")
         raise DataError(f"There are no files in {where} that end with {', '.join(suffixes)}.")
     if shuffle:
         order = np.arange(len(paths))
@@ -102,8 +105,7 @@ def check_split(validation_split: float | None, subset: str | None, shuffle: boo
                          f"validation_split={validation_split!r}, subset={subset!r}.")
     if validation_split is None:
         return
-    if not 0 < validation_split < 1:
-        raise ValueError(f"`validation_split` must be between 0 and 1. Received: {validation_split!r}.")
+    arguments.require({"validation_split": validation_split}, "a number between 0 and 1", lambda part: 0 < part < 1)
     if subset not in SUBSETS:
         raise unknown_name("subset", str(subset), SUBSETS)
     if shuffle and seed is None and subset != "both":
@@ -131,6 +133,8 @@ def _class_folders(directory: str, class_names: Sequence[str] | None) -> list[st
     if not folders:
         raise DataError(f"{directory!r} has no folders, one for each class. Pass `labels=None` for files without "
                         "labels, or a list of labels.")
+    if class_names is not None:
+        _check_names(class_names)
     missing = [] if class_names is None else [name for name in class_names if name not in folders]
     if missing:
         raise DataError(f"`class_names` has {', '.join(map(repr, missing))}, and {directory!r} no such folder. It has: "
@@ -140,17 +144,45 @@ def _class_folders(directory: str, class_names: Sequence[str] | None) -> list[st
 
 def _files(folder: str, suffixes: Sequence[str], follow_links: bool) -> Iterator[str]:
     """Yields the files of a folder and the folders in it, by path."""
-    for root, _, names in sorted(os.walk(folder, followlinks=follow_links)):
+    for root, names in sorted(_walk(folder, follow_links)):
         for name in sorted(names):
             if name.lower().endswith(tuple(suffixes)):
                 yield os.path.join(root, name)
+
+
+def _walk(folder: str, follow_links: bool) -> Iterator[tuple[str, list[str]]]:
+    """Yields folders and the names of what is in each; raises DataError for a link to a folder around it."""
+    around = {folder: {os.path.realpath(folder), os.path.realpath(os.path.dirname(folder))}}
+    for root, folders, names in os.walk(folder, followlinks=follow_links):
+        for path in (os.path.join(root, name) for name in folders if follow_links):
+            real = os.path.realpath(path)
+            if real in around[root]:
+                raise DataError(f"{path!r} leads through a link to a folder around it, {real!r}, so that its files "
+                                "would be found again and again. Remove the link, or pass `follow_links=False`.")
+            around[path] = around[root] | {real}
+        yield root, names
+
+
+def _check_names(class_names: Any) -> None:
+    if isinstance(class_names, str) or not isinstance(class_names, Sequence) or not all(
+            isinstance(name, str) for name in class_names):
+        raise wrong_type("class_names", class_names, "a list of the names of folders")
+    repeated = [name for name, count in collections.Counter(class_names).items() if count > 1]
+    if repeated or not class_names:
+        raise ValueError("`class_names` must be the names of folders, each once. Received: "
+                         f"{f'{repeated[0]!r} more than once' if repeated else 'none'}.")
 
 
 def _given_labels(labels: Any, paths: list[str], directory: str) -> np.ndarray:
     numbers = np.asarray(labels)
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
         raise DataError("`labels` must be \"inferred\", None, or a list of whole numbers. Received: "
-                        f"{numbers.dtype} of shape {numbers.shape}.")
+                        f"{repr(labels) if isinstance(labels, str) else describe(numbers)}.")
     if len(numbers) != len(paths):
         raise DataError(f"`labels` has {len(numbers)} entries, and {directory!r} {len(paths)} files.")
+    classes = np.unique(numbers)
+    if len(classes) and (classes[0] != 0 or classes[-1] != len(classes) - 1):
+        raise DataError(f"`labels` must be the numbers of classes from 0, each at least once. Received: {len(classes)} "
+                        f"numbers from {classes[0]} to {classes[-1]}. Number the classes anew: "
+                        "`np.unique(labels, return_inverse=True)[1]`.")
     return numbers.astype(np.int32)

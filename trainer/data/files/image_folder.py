@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import warnings
 from collections.abc import Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core import arguments, errors
+from trainer.core import arguments
 from trainer.data.files import folders, resizing
-from trainer.data.files.decoding import CHANNELS, decode_image, is_readable
+from trainer.data.files.decoding import CHANNELS, TooManyPixelsError, decode_image, load_image
+from trainer.data.files.folder_dataset import folder_datasets
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
@@ -64,14 +66,15 @@ def image_dataset_from_directory(
     """Returns the images of a folder as batches for `fit`, with the arguments, files, order and splits of Keras.
 
     Images are decoded and resized by threads while steps run, to float32 with values from 0 to 255 and the shape
-    `(height, width, channels)`. Each epoch has another order of all rows. The rows themselves are the same in every
+    `(height, width, channels)`. Each epoch of `fit` has another order of all rows; iterating, `evaluate` and `predict`
+    always have the first one's. The rows themselves are the same in every
     process and after any interruption, as are those of `random_map`.
 
     Args:
       directory: has a folder for each class, with images in it or in folders of it: files that end with ".bmp", ".gif",
         ".jpeg", ".jpg" or ".png"; others are ignored.
-      labels: "inferred" from the names of folders; None for images without labels; or a list of whole numbers, for the
-        files in the order of their paths.
+      labels: "inferred" from the names of folders; None for images without labels; or the numbers of classes from 0,
+        each at least once, for the files in the order of their paths.
       label_mode: "int" gives int32 numbers, "categorical" one-hot vectors, "binary" 0.0 or 1.0 of shape (1,), and None
         no labels.
       class_names: the folders in the order of the classes' numbers; by default all, by name.
@@ -84,13 +87,14 @@ def image_dataset_from_directory(
       subset: which part to return: "training", "validation", or "both", a list of two.
       interpolation: how images are resized, as `tf.image.resize` does it in float32 without antialiasing: "bilinear",
         "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian" or "mitchellcubic".
-      follow_links: whether to enter folders that are links.
+      follow_links: whether to enter folders that are links; one to a folder around it is an error.
       crop_to_aspect_ratio: whether to cut the sides off images of another ratio, and not to distort them.
       pad_to_aspect_ratio: whether to add black to such images instead.
       verbose: whether to print how many files and classes there are.
-      skip_unreadable: whether to leave out files that are no images, with a warning that counts them. All files are
-        decoded once for that. By default the first such file ends the training with its name.
-      max_pixels: images of more pixels are refused before they are decoded.
+      skip_unreadable: whether to leave out files that are not images, or have too many pixels, with a warning that
+        counts them. All files are decoded once for that. By default the first such file ends the training with its
+        name.
+      max_pixels: images of more pixels are refused before they are decoded. Pillow's own limit does not count.
       num_threads: how many threads decode; as many as the process may use processors by default.
 
     Returns:
@@ -117,43 +121,35 @@ def image_dataset_from_directory(
     Source: `keras.utils.image_dataset_from_directory`.
     """
     size = _size(image_size)
-    for name, value, known in (("color_mode", color_mode, CHANNELS),
-                               ("interpolation", str(interpolation).lower(), resizing.INTERPOLATIONS)):
-        if value not in known:
-            raise errors.unknown_name(name, value, list(known))
-    arguments.require_bool(shuffle=shuffle, follow_links=follow_links, skip_unreadable=skip_unreadable)
+    arguments.check_word("color_mode", color_mode, CHANNELS)
+    method = interpolation.lower() if isinstance(interpolation, str) else interpolation
+    arguments.check_word("interpolation", method, resizing.INTERPOLATIONS)
+    arguments.require_bool(skip_unreadable=skip_unreadable, crop_to_aspect_ratio=crop_to_aspect_ratio,
+                           pad_to_aspect_ratio=pad_to_aspect_ratio)
     arguments.check_count("max_pixels", max_pixels)
-    arguments.check_count("num_threads", num_threads, optional=True)
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise ValueError("`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot both be True.")
-    folders.check_split(validation_split, subset, shuffle, seed)
     _check_installed()
-    seed = 0 if seed is None else seed
-    files = folders.list_files(directory, None if label_mode is None else labels, SUFFIXES, class_names, shuffle, seed,
-                               follow_links)
-    if skip_unreadable:
-        files = _readable(files, color_mode, max_pixels)
-    parts = folders.split(files, validation_split, subset)
-    if verbose:
-        folders.print_found(files, parts, subset)
     fit = (resizing.crop_to_aspect_ratio if crop_to_aspect_ratio
            else resizing.pad_to_aspect_ratio if pad_to_aspect_ratio else None)
-    datasets = []
-    for number, part in enumerate(parts):
-        rows = _Images(part.paths, folders.encode_labels(part, label_mode), size, color_mode,
-                       str(interpolation).lower(), fit, max_pixels)
-        dataset = RowDataset(rows, part.class_names, part.paths, num_threads)
-        if shuffle and number == 0:
-            dataset = dataset.shuffle(seed)
-        datasets.append(dataset if batch_size is None else dataset.batch(batch_size))
-    return datasets if subset == "both" else datasets[0]
+    return folder_datasets(
+        directory, SUFFIXES, lambda paths, numbers: _Images(paths, numbers, size, color_mode, method, fit, max_pixels),
+        labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
+        seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
+        num_threads=num_threads,
+        keep=lambda files: _readable(files, color_mode, max_pixels) if skip_unreadable else files)
 
 
 def _size(image_size: Any) -> tuple[int, int]:
-    sides = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if not isinstance(sides, (tuple, list)) or len(sides) != 2:
-        raise errors.wrong_type("image_size", image_size, "the height and the width of images")
-    return arguments.as_count("image_size", sides[0]), arguments.as_count("image_size", sides[1])
+    sides = np.asarray(image_size)
+    is_whole = np.issubdtype(sides.dtype, np.integer) and sides.shape in ((), (2,))
+    if not is_whole:
+        raise TypeError("`image_size` must be the height and the width of images, or one number for both, whole "
+                        f"numbers of at least 1. Received: {image_size!r}.")
+    if sides.min() < 1:
+        raise ValueError(f"`image_size` must be at least 1 in height and width. Received: {image_size!r}.")
+    height, width = np.broadcast_to(sides, 2).tolist()
+    return height, width
 
 
 def _check_installed() -> None:
@@ -164,14 +160,30 @@ def _check_installed() -> None:
 
 
 def _readable(files: folders.LabelledFiles, color_mode: str, max_pixels: int) -> folders.LabelledFiles:
+    """Returns the files that can be read, and warns of the others."""
+    def problem(path: str) -> str | None:
+        try:
+            load_image(path, color_mode, max_pixels)
+        except TooManyPixelsError:
+            return f"have more than max_pixels={max_pixels:,} pixels"
+        except DataError:
+            return "are not images that can be read"
+        return None
+
     with ThreadPoolExecutor() as pool:
-        kept = np.array(list(pool.map(lambda path: is_readable(path, color_mode, max_pixels), files.paths)))
-    if kept.all():
+        problems = list(pool.map(problem, files.paths))
+    bad = collections.defaultdict(list)
+    for path, found in zip(files.paths, problems, strict=True):
+        if found is not None:
+            bad[found].append(path)
+    if not bad:
         return files
-    bad = [path for path, good in zip(files.paths, kept, strict=True) if not good]
-    warnings.warn(f"{len(bad)} of {len(kept)} files are no images that can be read, and are left out: "
-                  f"{', '.join(sorted(bad)[:3])}{', ...' if len(bad) > 3 else ''}.", stacklevel=3)
-    if not kept.any():
-        raise DataError("None of the files is an image that can be read.")
+    left_out = sum(map(len, bad.values()))
+    reasons = "; ".join(f"{len(paths)} {found}: {', '.join(sorted(paths)[:3])}{', ...' if len(paths) > 3 else ''}"
+                        for found, paths in sorted(bad.items()))
+    if left_out == len(files.paths):
+        raise DataError(f"None of the files can be used. {reasons}.")
+    warnings.warn(f"{left_out} of {len(files.paths)} files are left out. {reasons}.", stacklevel=5)
+    kept = np.array([found is None for found in problems])
     paths = [path for path, good in zip(files.paths, kept, strict=True) if good]
     return folders.LabelledFiles(paths, None if files.labels is None else files.labels[kept], files.class_names)

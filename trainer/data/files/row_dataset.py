@@ -33,9 +33,11 @@ class RowDataset:
     """An immutable description of batches whose rows are made one by one, by several threads.
 
     Its words are those of `trainer.data.Dataset`: before `batch` the elements are rows, after it they are batches. Each
-    pass shuffles the rows in another way. What `random_map` draws depends on the seed, the pass and the number of the
-    row alone: not on threads, on the batch size, or on how many processes read. `fit` resumes at any batch without
-    reading those before it, and of several processes each makes its own rows alone, unless batches are mapped.
+    pass shuffles the rows in another way: iterating yields pass 0, and `fit` reads another pass in each epoch.
+
+    What `random_map` draws depends on the seed, the pass and the number of the row alone: not on threads, on the batch
+    size, or on how many processes read. `fit` resumes at any batch without reading those before it, and of several
+    processes each makes its own rows alone, unless batches are mapped.
 
     Args:
       rows: gives row i for `rows[i]`: an array, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.core import arguments
-from trainer.data.files import folders
+from trainer.core.errors import describe, wrong_type
+from trainer.data.files.folder_dataset import folder_datasets
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
@@ -22,17 +22,24 @@ class _Texts:
         self._paths, self._labels, self._encode = paths, labels, encode
         self._first: tuple[str, tuple[int, ...]] | None = None  # a file and its shape, which all others must have
         self._lock = threading.Lock()
+
     def __len__(self) -> int:
         return len(self._paths)
 
     def __getitem__(self, number: int) -> Any:
         path = self._paths[number]
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"The text {path!r} cannot be read: {error}. Delete it, or write it as UTF-8.") from error
-        encoded = np.asarray(self._encode(text))
+        try:
+            encoded = np.asarray(self._encode(text))
+        except Exception as error:
+            raise DataError(f"`encode` failed for the text {path!r}: {type(error).__name__}: {error}.") from error
+        if encoded.dtype.kind in "OSUmM":
+            raise DataError("`encode` must return an array of numbers, such as the ids of words. Received: "
+                            f"{describe(encoded)} for {path!r}.")
         with self._lock:
             first_path, shape = self._first = self._first or (path, encoded.shape)
         if encoded.shape != shape:
@@ -73,20 +80,10 @@ def text_dataset_from_directory(
 
     Source: `keras.utils.text_dataset_from_directory`.
     """
-    arguments.require_bool(shuffle=shuffle, follow_links=follow_links)
-    arguments.check_count("num_threads", num_threads, optional=True)
-    folders.check_split(validation_split, subset, shuffle, seed)
-    seed = 0 if seed is None else seed
-    files = folders.list_files(directory, None if label_mode is None else labels, (".txt",), class_names, shuffle, seed,
-                               follow_links)
-    parts = folders.split(files, validation_split, subset)
-    if verbose:
-        folders.print_found(files, parts, subset)
-    datasets = []
-    for number, part in enumerate(parts):
-        dataset = RowDataset(_Texts(part.paths, folders.encode_labels(part, label_mode), encode), part.class_names,
-                             part.paths, num_threads)
-        if shuffle and number == 0:
-            dataset = dataset.shuffle(seed)
-        datasets.append(dataset if batch_size is None else dataset.batch(batch_size))
-    return datasets if subset == "both" else datasets[0]
+    if not callable(encode):
+        raise wrong_type("encode", encode, "a function that takes a text and returns an array")
+    return folder_datasets(
+        directory, (".txt",), lambda paths, numbers: _Texts(paths, numbers, encode),
+        labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
+        seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
+        num_threads=num_threads)

@@ -20,7 +20,8 @@ def timeseries_dataset_from_array(
 
     Args:
       data: the series, time first.
-      targets: the target of the window that begins at each time; None for windows alone.
+      targets: the target of the window that begins at each time of `data`, counted from its first and not from
+        `start_index`; None for windows alone.
       sequence_length: how many times a window has.
       sequence_stride: how many times later the next window begins.
       sampling_rate: how many times apart the times of a window are.
@@ -42,13 +43,14 @@ def timeseries_dataset_from_array(
     series = np.asarray(data)
     length = as_count("sequence_length", sequence_length)
     stride, rate = as_count("sequence_stride", sequence_stride), as_count("sampling_rate", sampling_rate)
-    start, end = start_index or 0, len(series) if end_index is None else end_index
-    if not 0 <= start < end <= len(series):
+    start = 0 if start_index is None else as_count("start_index", start_index, 0)
+    end = len(series) if end_index is None else as_count("end_index", end_index)
+    if not start < end <= len(series):
         raise ValueError("`start_index` must be below `end_index`, and both within the data. Received: "
                          f"start_index={start_index}, end_index={end_index}, for {len(series)} times.")
     last = end - (length - 1) * rate
     if targets is not None:
-        last = min(last, start + len(targets))
+        last = min(last, len(targets))
     begins = np.arange(start, last, stride)
     if not begins.size:
         raise DataError(f"No window of {length} times, {rate} apart, fits into the {end - start} times of the data"
@@ -56,11 +58,11 @@ def timeseries_dataset_from_array(
     offsets = np.arange(length) * rate
     dataset = Dataset.from_arrays(begins)
     if shuffle:
-        dataset = dataset.shuffle(seed or 0)
+        dataset = dataset.shuffle(0 if seed is None else seed)
     goals = None if targets is None else np.asarray(targets)
 
     def windows(first: np.ndarray) -> Any:
         x = series[np.asarray(first)[..., None] + offsets]
-        return x if goals is None else (x, goals[first - start])
+        return x if goals is None else (x, goals[first])
 
     return (dataset if batch_size is None else dataset.batch(batch_size)).map(windows)

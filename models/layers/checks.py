@@ -1,0 +1,61 @@
+"""Checks of what models are made with, before anything is computed."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flax import linen as nn
+
+from trainer.models.layers.head import ACTIVATIONS
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+
+
+def _is_rate(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and 0 < value < float("inf")
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, (bool, np.bool_))
+
+
+def _is_activation(value: Any) -> bool:
+    return value is None or callable(value) or (isinstance(value, str) and value in ACTIVATIONS)
+
+
+_COUNT, _RATE = (_is_count, "a whole number of at least 1"), (_is_rate, "a number of at least 0 and below 1")
+_POSITIVE, _FLAG = (_is_positive, "a number above 0"), (_is_flag, "True or False")
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "num_classes": _COUNT, "dropout_rate": _RATE, "drop_connect_rate": _RATE, "drop_path_rate": _RATE,
+    "alpha": _POSITIVE, "width_coefficient": _POSITIVE, "depth_coefficient": _POSITIVE,
+    "include_top": _FLAG, "include_preprocessing": _FLAG, "minimalistic": _FLAG,
+    "classifier_activation": (_is_activation, f"{', '.join(map(repr, ACTIVATIONS))}, a function or None"),
+}
+
+
+def check(module: nn.Module) -> None:
+    """Raises ValueError for an attribute of a model that cannot work: how many classes, rates, widths and flags.
+
+    >>> class Net(nn.Module):
+    ...     num_classes: int = 0
+    >>> check(Net())
+    Traceback (most recent call last):
+    ValueError: `num_classes` of Net must be a whole number of at least 1. Received: 0.
+    """
+    for name, (holds, expected) in _RULES.items():
+        if name in module.__dataclass_fields__ and not holds(getattr(module, name)):
+            raise ValueError(f"`{name}` of {type(module).__name__} must be {expected}. Received: "
+                             f"{getattr(module, name)!r}.")

@@ -1,0 +1,53 @@
+"""What datasets of folders have in common: checks of arguments, splits, shuffling and batches, as Keras has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.core import arguments
+from trainer.data.files import folders
+from trainer.data.files.row_dataset import RowDataset, Rows
+
+
+def folder_datasets(
+    directory: str | os.PathLike[str], suffixes: Sequence[str],
+    make_rows: Callable[[list[str], np.ndarray | None], Rows], *,
+    labels: Any, label_mode: str | None, class_names: Sequence[str] | None, batch_size: int | None, shuffle: bool,
+    seed: int | None, validation_split: float | None, subset: str | None, follow_links: bool, verbose: bool,
+    num_threads: int | None, keep: Callable[[folders.LabelledFiles], folders.LabelledFiles] = lambda files: files,
+) -> RowDataset | list[RowDataset]:
+    """Returns the files of a folder as rows or batches; a list of two datasets for `subset="both"`.
+
+    Args:
+      directory: the folder.
+      suffixes: of its files, in lower case.
+      make_rows: takes paths and encoded labels, and returns rows.
+      labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose,
+        num_threads: see `image_dataset_from_directory`.
+      keep: takes all files, and returns those that are used.
+
+    Raises:
+      ValueError, TypeError: see `image_dataset_from_directory`.
+    """
+    arguments.require_bool(shuffle=shuffle, follow_links=follow_links)
+    arguments.check_count("num_threads", num_threads, optional=True)
+    arguments.check_count("batch_size", batch_size, optional=True)
+    folders.check_split(validation_split, subset, shuffle, seed)
+    seed = 0 if seed is None else arguments.as_seed("seed", seed)
+    files = keep(folders.list_files(directory, None if label_mode is None else labels, suffixes, class_names, shuffle,
+                                    seed, follow_links))
+    parts = folders.split(files, validation_split, subset)
+    if verbose:
+        folders.print_found(files, parts, subset)
+    datasets = []
+    for number, part in enumerate(parts):
+        rows = make_rows(part.paths, folders.encode_labels(part, label_mode))
+        dataset = RowDataset(rows, part.class_names, part.paths, num_threads)
+        if shuffle and number == 0:
+            dataset = dataset.shuffle(seed)
+        datasets.append(dataset if batch_size is None else dataset.batch(batch_size))
+    return datasets if subset == "both" else datasets[0]
