@@ -1,8 +1,7 @@
 """Kills trainings at random moments and resumes them: `python benchmarks/crashes.py [--kills N] [--seed S] [--jobs J]`.
 
 Each training is `tests/support/crash_training.py`, over modules, data, replicas and steps per execution, with
-`--processes 2` as jobs of two processes. What differs in a bit from an undisturbed run is listed, and the exit code is 1
-then.
+`--processes 2` as jobs of two processes. What differs in a bit from an undisturbed run is listed; exit code 1.
 """
 
 from __future__ import annotations
