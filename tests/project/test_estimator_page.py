@@ -1,0 +1,22 @@
+"""docs/estimator.md is true: its blocks run one after another."""
+
+import re
+
+import pytest
+
+from tests.support import project_files
+
+PAGE = (project_files.ROOT / "docs" / "estimator.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_page_runs_from_its_beginning_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for block in BLOCKS:
+        exec(compile(block, "estimator.md", "exec"), names)
+    assert names["metrics"]["global_step"] == 40
+    assert set(names["logs"]) == {"loss"}
+    assert names["metrics_of_classifier"]["global_step"] == 20
+    assert names["prediction"]["classes"][0] in (b"0", b"1")
