@@ -151,9 +151,11 @@ class Estimator:
         has_ended = last is not None and checkpoints.is_of_an_ended_call(last)
         saver = checkpoints.CheckpointSaver(
             self.model_dir, self.config.save_freq, self.config.keep_checkpoint_max, listeners, has_ended)
-        log = TrainingLog(self.model_dir, self.config.log_step_count_steps,
-                          self.config.save_summary_steps if self.config.is_chief else None)
-        of_chief = as_callbacks("training_chief_hooks", spec.training_chief_hooks) if self.config.is_chief else []
+        log = TrainingLog(self.model_dir, self.config.log_step_count_steps, self.config.save_summary_steps,
+                          jax.process_index() == 0)
+        of_chief = as_callbacks("training_chief_hooks", spec.training_chief_hooks)
+        for callback in of_chief:
+            callback.runs_on = "chief"
         model.fit(
             batches.per_step(model.strategy.num_replicas_in_sync, spec.batch_map), verbose=0,
             max_steps=max_steps if steps is None else begin + steps,

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.callbacks import Callback
 from trainer.core.types import Phase
 
-LOGGER = logging.getLogger("trainer.estimator")
+LOGGER = logging.getLogger(".".join(__name__.split(".")[:2]))  # that of the package, by which users set its level
 
 
 class _ToStderr(logging.StreamHandler):
@@ -36,10 +36,11 @@ class TrainingLog(Callback):
       model_dir: the folder of the event file.
       log_steps: every how many steps a line is logged; None for never.
       summary_steps: every how many steps the loss is written; None for never.
+      writes: whether this process writes. All have the same steps, as they run the same batches at once.
     """
 
-    def __init__(self, model_dir: str, log_steps: int | None, summary_steps: int | None):
-        self._model_dir = model_dir
+    def __init__(self, model_dir: str, log_steps: int | None, summary_steps: int | None, writes: bool):
+        self._model_dir, self._writes = model_dir, writes
         self._log_steps, self._summary_steps = log_steps, summary_steps
         self._file: Any = None
         self._step = 0  # that the run has reached
@@ -74,7 +75,8 @@ class TrainingLog(Callback):
             secs, steps = now - before[2], done - before[0]
             loss = (total - before[1]) / steps
             speed = "" if self._logged is None else f", {steps / max(secs, 1e-9):.5g} steps/sec"
-            LOGGER.info("step %d: loss = %.6g, the mean of %d steps%s", step, loss, steps, speed)
+            level = logging.INFO if self._writes else logging.DEBUG
+            LOGGER.log(level, "step %d: loss = %.6g, the mean of %d steps%s", step, loss, steps, speed)
             self._logged = (done, total, now)
         if is_written:
             before_sum = self._summed_at or (0, 0.0)
@@ -90,12 +92,9 @@ class TrainingLog(Callback):
             self._file = None
 
     def _write(self, tag: str, value: float, step: int) -> None:
-        self._file = self._file or event_file(self._model_dir)
+        self._file = self._file or (event_file(self._model_dir) if self._writes else None)
         if self._file is not None:
             self._file.add_scalar(tag, value, step)
-
-
-TrainingLog.runs_on = "all"  # `next_sync_step` must be the same in all processes
 
 
 def event_file(directory: str) -> Any:
