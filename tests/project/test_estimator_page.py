@@ -1,21 +1,14 @@
 """docs/estimator.md is true: its blocks run one after another."""
 
-import re
-
 import pytest
 
-from tests.support import project_files
-
-PAGE = (project_files.ROOT / "docs" / "estimator.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+from tests.support import pages
 
 
 @pytest.mark.slow
 def test_the_page_runs_from_its_beginning_to_its_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": "__main__"}
-    for block in BLOCKS:
-        exec(compile(block, "estimator.md", "exec"), names)
+    names = pages.run("docs/estimator.md")
     assert names["metrics"]["global_step"] == 40
     assert set(names["logs"]) == {"loss"}
     assert names["metrics_of_classifier"]["global_step"] == 20
