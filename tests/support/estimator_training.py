@@ -50,8 +50,7 @@ def eval_input_fn():
 
 def variables():
     """Returns all arrays of the last checkpoint."""
-    checkpoint = checkpoints.opened(os.path.join("run", f"step_{STEPS}"))
-    return {name: read() for name, read in checkpoints.variables_of(checkpoint).items()}
+    return checkpoints.read_variables(checkpoints.opened(os.path.join("run", f"step_{STEPS}")))
 
 
 def main():

@@ -60,10 +60,8 @@ def restored_state(checkpoint: Checkpoint, state: TrainState) -> TrainState:
       ValueError: if the checkpoint is of another model or optimizer; the arrays that differ are listed.
     """
     targets = tree_paths.named_leaves({"state": state})
-    somewhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    for name, (shape, dtype) in checkpoint.specs.items():
-        if name.split(tree_paths.SEPARATOR)[0] == "logs":
-            targets[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=somewhere)
+    targets.update({name: target for name, target in checkpoint.targets_here().items()
+                    if name.split(tree_paths.SEPARATOR)[0] == "logs"})
     try:
         leaves = checkpoint.restore(targets)
     except CheckpointError as error:

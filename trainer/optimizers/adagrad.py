@@ -149,7 +149,7 @@ class Adadelta(Optimizer):
 class Ftrl(Optimizer):
     """Follows the regularized leader: Adagrad's steps, with weights that L1 keeps at exactly 0.
 
-    Each weight is computed anew from the sums of its gradients. So weights should start at 0, as those of linear models
+    Each weight is recomputed from the sums of its gradients. So weights should start at 0, as those of linear models
     do: others jump towards 0 at the first update. The learning rate divides these sums: at a rate of 0, nothing
     changes.
 

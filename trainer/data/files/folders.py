@@ -183,6 +183,6 @@ def _given_labels(labels: Any, paths: list[str], directory: str) -> np.ndarray:
     classes = np.unique(numbers)
     if len(classes) and (classes[0] != 0 or classes[-1] != len(classes) - 1):
         raise DataError(f"`labels` must be the numbers of classes from 0, each at least once. Received: {len(classes)} "
-                        f"numbers from {classes[0]} to {classes[-1]}. Number the classes anew: "
+                        f"numbers from {classes[0]} to {classes[-1]}. Renumber the classes: "
                         "`np.unique(labels, return_inverse=True)[1]`.")
     return numbers.astype(np.int32)

@@ -133,6 +133,23 @@ class CategoricalColumn(FeatureColumn):
         """Returns where there is a value at all, with an id or not; booleans of the same shape."""
 
 
+@dataclasses.dataclass(frozen=True)
+class DenseOfCategorical(DenseColumn):
+    """A column of numbers that are made of a categorical column's ids."""
+
+    categorical_column: CategoricalColumn
+
+    @property
+    def host_parts(self) -> tuple[HostPart, ...]:
+        """See `FeatureColumn`."""
+        return self.categorical_column.host_parts
+
+    @property
+    def lengths_key(self) -> str | None:
+        """See `FeatureColumn`."""
+        return self.categorical_column.lengths_key
+
+
 class LookedUpColumn(CategoricalColumn, HostPart):
     """A categorical column whose ids the host looks up."""
 
@@ -168,7 +185,7 @@ class LookedUpColumn(CategoricalColumn, HostPart):
 
     @abc.abstractmethod
     def look_up(self, raw: RawFeatures) -> np.ndarray:
-        """Returns what `host_ids` returns, computed anew."""
+        """Returns what `host_ids` returns, and keeps nothing."""
 
     def ids_and_weights(self, features: Features) -> IdsAndWeights:
         """See `CategoricalColumn`."""

@@ -41,7 +41,7 @@ class CrossedColumn(LookedUpColumn):
 
     @property
     def leaves(self) -> tuple[str | CategoricalColumn, ...]:
-        """What is crossed, with crosses of crosses taken apart."""
+        """What is crossed, with nested crosses flattened."""
         return tuple(leaf for key in self.keys for leaf in (key.leaves if isinstance(key, CrossedColumn) else (key,)))
 
     def look_up(self, raw: RawFeatures) -> np.ndarray:

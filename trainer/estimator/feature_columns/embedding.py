@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +13,8 @@ from trainer.core import arguments
 from trainer.core.errors import wrong_type
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
-    DenseColumn,
+    DenseOfCategorical,
     Features,
-    HostPart,
     Initializer,
     Table,
     Tables,
@@ -23,76 +23,16 @@ from trainer.estimator.feature_columns.base import (
 from trainer.estimator.feature_columns.combining import COMBINERS, combine_rows
 
 
-@dataclasses.dataclass(frozen=True)
-class EmbeddingColumn(DenseColumn):
-    """See `embedding_column`."""
+class _OfTable(DenseOfCategorical):
+    """What looks ids up in a table of weights."""
 
-    categorical_column: CategoricalColumn
-    dimension: int
-    combiner: str = "mean"
-    initializer: Initializer | None = None
-    max_norm: float | None = None
-    trainable: bool = True
+    combiner: str
+    max_norm: float | None
 
     @property
-    def name(self) -> str:
-        """See `FeatureColumn`."""
-        return f"{self.categorical_column.name}_embedding"
-
-    @property
-    def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
-        return self.categorical_column.host_parts
-
-    @property
-    def lengths_key(self) -> str | None:
-        """See `FeatureColumn`."""
-        return self.categorical_column.lengths_key
-
-    @property
-    def width(self) -> int:
-        """See `DenseColumn`."""
-        return self.dimension
-
-    @property
+    @abc.abstractmethod
     def table(self) -> Table:
-        """The table that it looks ids up in."""
-        return Table(self.name, self.categorical_column.num_buckets, self.dimension, self.initializer, self.trainable)
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """See `DenseColumn`."""
-        return (self.table,)
-
-    def dense(self, features: Features, tables: Tables) -> jax.Array:
-        """See `DenseColumn`."""
-        which = self.categorical_column.ids_and_weights(features)
-        return combine_rows(tables[self.table], which, self.combiner, self.max_norm)
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedEmbeddingColumn(DenseColumn):
-    """See `shared_embeddings`."""
-
-    categorical_column: CategoricalColumn
-    table: Table
-    combiner: str = "mean"
-    max_norm: float | None = None
-
-    @property
-    def name(self) -> str:
-        """See `FeatureColumn`."""
-        return f"{self.categorical_column.name}_shared_embedding"
-
-    @property
-    def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
-        return self.categorical_column.host_parts
-
-    @property
-    def lengths_key(self) -> str | None:
-        """See `FeatureColumn`."""
-        return self.categorical_column.lengths_key
+        """The table."""
 
     @property
     def width(self) -> int:
@@ -108,6 +48,46 @@ class SharedEmbeddingColumn(DenseColumn):
         """See `DenseColumn`."""
         which = self.categorical_column.ids_and_weights(features)
         return combine_rows(tables[self.table], which, self.combiner, self.max_norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingColumn(_OfTable):
+    """See `embedding_column`."""
+
+    dimension: int
+    combiner: str = "mean"
+    initializer: Initializer | None = None
+    max_norm: float | None = None
+    trainable: bool = True
+
+    @property
+    def name(self) -> str:
+        """See `FeatureColumn`."""
+        return f"{self.categorical_column.name}_embedding"
+
+    @property
+    def table(self) -> Table:
+        """The table that it looks ids up in."""
+        return Table(self.name, self.categorical_column.num_buckets, self.dimension, self.initializer, self.trainable)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedEmbeddingColumn(_OfTable):
+    """See `shared_embeddings`."""
+
+    shared_table: Table
+    combiner: str = "mean"
+    max_norm: float | None = None
+
+    @property
+    def name(self) -> str:
+        """See `FeatureColumn`."""
+        return f"{self.categorical_column.name}_shared_embedding"
+
+    @property
+    def table(self) -> Table:
+        """The table, which other columns look ids up in too."""
+        return self.shared_table
 
 
 def embedding_column(

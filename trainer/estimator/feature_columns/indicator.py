@@ -9,34 +9,21 @@ import jax.numpy as jnp
 
 from trainer.estimator.feature_columns.base import (
     CategoricalColumn,
-    DenseColumn,
+    DenseOfCategorical,
     Features,
-    HostPart,
     Tables,
     as_categorical,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class IndicatorColumn(DenseColumn):
+class IndicatorColumn(DenseOfCategorical):
     """See `indicator_column`."""
-
-    categorical_column: CategoricalColumn
 
     @property
     def name(self) -> str:
         """See `FeatureColumn`."""
         return f"{self.categorical_column.name}_indicator"
-
-    @property
-    def host_parts(self) -> tuple[HostPart, ...]:
-        """See `FeatureColumn`."""
-        return self.categorical_column.host_parts
-
-    @property
-    def lengths_key(self) -> str | None:
-        """See `FeatureColumn`."""
-        return self.categorical_column.lengths_key
 
     @property
     def width(self) -> int:

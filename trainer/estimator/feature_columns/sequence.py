@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 import os
@@ -36,9 +37,9 @@ class Lengths(HostPart):
         last = is_present.shape[1] - np.argmax(is_present[:, ::-1], axis=1)
         return np.where(is_present.any(axis=1), last, 0).astype(np.int32)
 
+    @abc.abstractmethod
     def steps_present(self, raw: RawFeatures) -> np.ndarray:
         """Returns which time steps have a value, booleans of shape `(rows, time)`."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

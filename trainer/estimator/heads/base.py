@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.estimator.training.spec import EstimatorSpec, Mode
 from trainer.losses import Loss
 from trainer.metrics import Metric
@@ -214,6 +214,13 @@ def class_ids(labels: Any, n_classes: int, vocabulary: Sequence[str] | None) -> 
     if unknown is not None:
         raise ValueError(f"The label {unknown!r} is not in `label_vocabulary`. {errors.near_hint(unknown, numbers)}")
     return np.array([numbers[name] for name in names], np.int32).reshape(-1, 1)
+
+
+def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
+    """Returns thresholds of a probability, none for None; raises an error unless each is between 0 and 1."""
+    for threshold in thresholds or ():
+        arguments.require({"thresholds": threshold}, "numbers between 0 and 1", lambda value: 0 < value < 1)
+    return tuple(thresholds or ())
 
 
 def checked_vocabulary(vocabulary: Any, n_classes: int) -> list[str] | None:

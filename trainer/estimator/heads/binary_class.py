@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from trainer.core import arguments
 from trainer.estimator.heads.base import (
     Head,
     LossFn,
     LossReduction,
     as_column,
+    checked_thresholds,
     checked_vocabulary,
     class_ids,
     names_of_classes,
@@ -57,9 +57,7 @@ class BinaryClassHead(Head):
                  loss_reduction: LossReduction = "sum_over_batch_size", loss_fn: LossFn | None = None,
                  name: str | None = None):
         super().__init__(weight_column, loss_reduction, loss_fn, name)
-        self._thresholds = tuple(thresholds or ())
-        for threshold in self._thresholds:
-            arguments.require({"thresholds": threshold}, "numbers between 0 and 1", lambda value: 0 < value < 1)
+        self._thresholds = checked_thresholds(thresholds)
         self._vocabulary = checked_vocabulary(label_vocabulary, 2)
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from trainer.core import arguments, errors
-from trainer.estimator.heads.base import Head, LossFn, LossReduction, as_column, checked_vocabulary
+from trainer.estimator.heads.base import Head, LossFn, LossReduction, as_column, checked_thresholds, checked_vocabulary
 from trainer.estimator.heads.metrics import LogitsAUC, MeanOf, at_thresholds
 from trainer.metrics import Metric
 
@@ -41,9 +41,7 @@ class MultiLabelHead(Head):
                  name: str | None = None):
         super().__init__(weight_column, loss_reduction, loss_fn, name)
         self._n_classes = arguments.as_count("n_classes", n_classes, 2)
-        self._thresholds = tuple(thresholds or ())
-        for threshold in self._thresholds:
-            arguments.require({"thresholds": threshold}, "numbers between 0 and 1", lambda value: 0 < value < 1)
+        self._thresholds = checked_thresholds(thresholds)
         self._vocabulary = checked_vocabulary(label_vocabulary, n_classes)
 
     @property

@@ -7,15 +7,14 @@ begin again; if it was interrupted, the whole run. How a checkpoint lies on the 
 from __future__ import annotations
 
 import datetime
-import functools
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
+import numpy as np
 
 from trainer.callbacks import BackupAndRestore
 from trainer.callbacks.base.run_protocol import SavePoint
@@ -166,31 +165,22 @@ def with_variables(checkpoint: Checkpoint, state: TrainState) -> TrainState:
     Raises:
       ValueError: if arrays are missing or have other shapes; they are listed.
     """
-    targets = tree_paths.named_leaves({STATE: state})
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    unused = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here)
-              for name, (shape, dtype) in checkpoint.specs.items() if name not in targets}
     try:
-        leaves = checkpoint.restore({**targets, **unused})
+        leaves = checkpoint.restore({**checkpoint.targets_here(), **tree_paths.named_leaves({STATE: state})})
     except CheckpointError as error:
         raise ValueError("The module of model_fn is not that of the checkpoint. Make it as in the training, or give "
                          f"another `model_dir`. {error}") from None
     return tree_paths.with_leaves({STATE: state}, leaves)[STATE]
 
 
-def variables_of(checkpoint: Checkpoint) -> dict[str, Callable[[], Any]]:
-    """Returns a function for each array of a training state, by the names that users see, that reads it."""
-    names = {f"{STATE}/{_STEP}": GLOBAL_STEP}
-    found: dict[str, Callable[[], Any]] = {}
-    for name in checkpoint.specs:
-        room, _, own = name.partition(tree_paths.SEPARATOR)
-        if room == STATE:
-            found[names.get(name, own)] = functools.partial(_read, checkpoint, name)
-    return found
+def variable_names(checkpoint: Checkpoint) -> dict[str, str]:
+    """Returns the names in a checkpoint of all arrays of its training state, by the names that users see."""
+    prefix = f"{STATE}{tree_paths.SEPARATOR}"
+    own = {name.removeprefix(prefix): name for name in checkpoint.specs if name.startswith(prefix)}
+    return {GLOBAL_STEP if name == _STEP else name: stored for name, stored in own.items()}
 
 
-def _read(checkpoint: Checkpoint, wanted: str) -> Any:
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    targets = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here)
-               for name, (shape, dtype) in checkpoint.specs.items()}
-    return jax.device_get(checkpoint.restore(targets)[wanted])
+def read_variables(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Returns all arrays of a checkpoint's training state, by the names that users see."""
+    arrays = checkpoint.restore(checkpoint.targets_here())
+    return {name: np.asarray(arrays[stored]) for name, stored in variable_names(checkpoint).items()}

@@ -22,7 +22,7 @@ from trainer.distribute import Strategy
 from trainer.estimator.training import checkpoints, serving
 from trainer.estimator.training.estimator_model import EstimatorModel, make_model
 from trainer.estimator.training.events import LOGGER, TrainingLog, write_evaluation
-from trainer.estimator.training.functions import call_input_fn, call_model_fn, check_model_fn
+from trainer.estimator.training.functions import InputFn, call_input_fn, call_model_fn, check_model_fn, check_steps
 from trainer.estimator.training.hooks import CheckpointSaverListener, as_callbacks, check_listeners
 from trainer.estimator.training.input_function import InputBatches
 from trainer.estimator.training.run_config import RunConfig
@@ -30,7 +30,6 @@ from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, Model
 from trainer.estimator.training.warm_start import WarmStartSettings, as_settings, warm_start
 from trainer.saving.checkpoint import Checkpoint
 
-InputFn = Callable[..., Any]
 Hooks = Any
 """A `SessionRunHook`, a callback, or a list of these."""
 
@@ -132,13 +131,11 @@ class Estimator:
             that cannot be used.
           TypeError: for hooks that are none.
         """
-        callbacks = as_callbacks("hooks", hooks if hooks is not None else [])
+        callbacks = as_callbacks("hooks", hooks)
         listeners = check_listeners(saving_listeners)
         if steps is not None and max_steps is not None:
             raise ValueError(f"Can not provide both steps and max_steps. Received: {steps} and {max_steps}.")
-        for name, value in (("steps", steps), ("max_steps", max_steps)):
-            if value is not None:
-                arguments.as_count(name, value, 1, f"a whole number of at least 1: must specify {name} > 0")
+        check_steps(steps=steps, max_steps=max_steps)
         last = checkpoints.newest(self.model_dir)
         begin = 0 if last is None else checkpoints.step_of(last)
         if max_steps is not None and begin >= max_steps:
@@ -190,9 +187,8 @@ class Estimator:
         Raises:
           ValueError: if `steps` is less than 1, or the checkpoint is of another module.
         """
-        if steps is not None:
-            arguments.as_count("steps", steps, 1, "a whole number of at least 1: must specify steps > 0")
-        callbacks = as_callbacks("hooks", hooks if hooks is not None else [])
+        check_steps(steps=steps)
+        callbacks = as_callbacks("hooks", hooks)
         batches = self._input(input_fn, ModeKeys.EVAL)
         spec, model, step = self._restored(ModeKeys.EVAL, batches, checkpoint_path)
         # One batch at a time, whose rows are split over the replicas: the loss of a batch is that on one device.
@@ -232,7 +228,7 @@ class Estimator:
         Raises:
           ValueError: if predictions have other names, or the checkpoint is of another module.
         """
-        callbacks = as_callbacks("hooks", hooks if hooks is not None else [])
+        callbacks = as_callbacks("hooks", hooks)
         batches = self._input(input_fn, ModeKeys.PREDICT)
         spec, model, _ = self._restored(ModeKeys.PREDICT, batches, checkpoint_path)
         callbacks += as_callbacks("prediction_hooks", spec.prediction_hooks)
@@ -254,7 +250,7 @@ class Estimator:
         serving_input_receiver_fn: Callable[[], Any],
         checkpoint_path: str | os.PathLike[str] | None = None,
     ) -> str:
-        """Writes what `predict` computes, with the weights of a checkpoint, to a new folder; see `load_exported_model`.
+        """Writes what `predict` computes, with a checkpoint's weights, to a new folder; see `trainer.load_exported`.
 
         Args:
           export_dir_base: the folder to make it in, under the time in seconds.
@@ -288,7 +284,7 @@ class Estimator:
         Raises:
           ValueError: if there is no checkpoint.
         """
-        return sorted(checkpoints.variables_of(self._trained()))
+        return sorted(checkpoints.variable_names(self._trained()))
 
     def get_variable_value(self, name: str) -> np.ndarray:
         """Returns an array of the newest checkpoint. Of processes that train together, all must call this.
@@ -296,10 +292,11 @@ class Estimator:
         Raises:
           ValueError: if there is no checkpoint, or none of that name in it.
         """
-        variables = checkpoints.variables_of(self._trained())
-        if name not in variables:
-            raise errors.unknown_name("variable", name, variables)
-        return np.asarray(variables[name]())
+        checkpoint = self._trained()
+        known = checkpoints.variable_names(checkpoint)
+        if name not in known:
+            raise errors.unknown_name("variable", name, known)
+        return checkpoints.read_variables(checkpoint)[name]
 
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the folder of the event files of `evaluate`."""

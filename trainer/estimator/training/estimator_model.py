@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from trainer.core.replica_context import get_replica_context
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
@@ -68,5 +66,5 @@ def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, featur
         if spec.loss is not None:
             model.compile(spec.optimizer, spec.loss, metrics=spec.metrics, weighted_metrics=spec.weighted_metrics,
                           **spec.compile_options)
-    model.build(jax.tree.map(lambda leaf: leaf[:8], features))
+    model.build(features)
     return model

@@ -23,7 +23,7 @@ class _ToStderr(logging.StreamHandler):
         super().emit(record)
 
 
-# As TensorFlow's logger, it is seen unless a program sets its level; and once, whoever sets up the root logger.
+# As TensorFlow's logger, it is seen unless a program sets its level; and once, if the root logger has handlers too.
 LOGGER.setLevel(logging.INFO)
 LOGGER.propagate = False
 LOGGER.addHandler(_ToStderr())
@@ -43,15 +43,13 @@ class TrainingLog(Callback):
         self._model_dir, self._writes = model_dir, writes
         self._log_steps, self._summary_steps = log_steps, summary_steps
         self._file: Any = None
-        self._step = 0  # that the run has reached
         self._logged: tuple[int, float, float] | None = None  # step, sum of the losses of this call, seconds
         self._summed_at: tuple[int, float] | None = None
-        self._point: Any = None
-        self._first = 0
+        self._first = 0  # the step that the call began after
 
     def on_save_point(self, point: Any) -> None:
         if point.kind == "start":
-            self._point, self._first = point, point.batches - point.batch
+            self._first = point.batches - point.batch
             self._logged = self._summed_at = None
 
     def next_sync_step(self, phase: Phase, batch: int) -> int | None:

@@ -6,11 +6,33 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModelFn
 
 _OF_MODEL_FN = ("features", "labels", "mode", "params", "config")
 _OF_INPUT_FN = ("mode", "params", "config")
+
+
+InputFn = Callable[..., Any]
+
+
+def check_steps(**counts: int | None) -> None:
+    """Checks numbers of steps, by their arguments' names; None is no limit.
+
+    Raises:
+      TypeError: if one is no whole number.
+      ValueError: if one is less than 1.
+    """
+    for name, count in counts.items():
+        if count is not None:
+            arguments.as_count(name, count, 1, f"a whole number of at least 1: must specify {name} > 0")
+
+
+def check_input_fn(input_fn: Any) -> InputFn:
+    """Returns an `input_fn`; raises TypeError if it is no function."""
+    if not callable(input_fn):
+        raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
+    return input_fn
 
 
 def check_model_fn(model_fn: Any, params: Mapping[str, Any] | None) -> ModelFn:
@@ -68,8 +90,7 @@ def call_input_fn(input_fn: Any, mode: Mode, params: Any, config: Any) -> Any:
       TypeError: if it is no function.
       ValueError: if it asks for something else than `mode`, `params` and `config`.
     """
-    if not callable(input_fn):
-        raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
+    check_input_fn(input_fn)
     if "input_context" in _required(input_fn):
         raise ValueError("input_fn takes an `input_context`, by which TensorFlow shards the input. Here each process "
                          "reads the same batches and takes its rows of them: return the whole dataset, and leave the "

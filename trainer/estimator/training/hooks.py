@@ -122,11 +122,13 @@ class CheckpointSaverListener:
 
 
 def as_callbacks(argument: str, hooks: Any) -> list[Callback]:
-    """Returns hooks and callbacks as callbacks of `fit` and `evaluate`.
+    """Returns hooks and callbacks, or none for None, as callbacks of `fit` and `evaluate`.
 
     Raises:
       TypeError: if one is neither.
     """
+    if hooks is None:
+        return []
     if isinstance(hooks, SessionRunHook | Callback) or not isinstance(hooks, Iterable):
         hooks = [hooks]
     found: list[Callback] = []

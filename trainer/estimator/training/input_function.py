@@ -118,7 +118,7 @@ class _IndexedSteps:
         self._batches, self._count, self._step = batches, count, step
         self._length: int | None = batches.num_batches if hasattr(batches, "num_batches") else len(batches)
         of_data = None if self._length is None else -(-self._length // count)
-        self._steps = of_data if limit is None else min(limit, limit if of_data is None else of_data)
+        self._steps = min((most for most in (of_data, limit) if most is not None), default=None)
 
     @property
     def num_batches(self) -> int | None:

@@ -6,13 +6,12 @@ import datetime
 import os
 from typing import Any, Literal
 
-from trainer.cluster import TFConfigClusterResolver
+from trainer.cluster import TF_CONFIG, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.distribute import Strategy
 
 DEFAULT_SAVE_SECS = 600
 _DEFAULT: Any = "default"
-_VARIABLE = "TF_CONFIG"
 # Arguments of TensorFlow's RunConfig that stand for nothing here.
 _WITHOUT_MEANING = {
     "session_config": "there are no sessions: leave it out, and set devices by the strategy.",
@@ -117,7 +116,7 @@ class RunConfig:
         self.task_type, self.task_id, self.is_chief = "worker", 0, True
         self.num_ps_replicas, self.num_worker_replicas = 0, 1
         self.cluster_spec: dict[str, list[str]] = {}
-        if _VARIABLE not in os.environ:
+        if TF_CONFIG not in os.environ:
             return
         cluster = TFConfigClusterResolver()
         self.task_type, self.task_id, self.is_chief = cluster.task_type, cluster.task_id, cluster.is_chief

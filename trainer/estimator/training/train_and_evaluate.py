@@ -50,7 +50,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
     for name, value, kind in (("estimator", estimator, Estimator), ("train_spec", train_spec, TrainSpec),
                               ("eval_spec", eval_spec, EvalSpec)):
         if not isinstance(value, kind):
-            raise errors.wrong_type(name, value, f"`{name}` must have type `{kind.__name__}`")
+            raise errors.wrong_type(name, value, f"an object of the type `{kind.__name__}`")
     config = estimator.config
     if config.task_type == "evaluator":
         if config.task_id != 0:
@@ -100,7 +100,6 @@ class _Evaluator:
 
     estimator: Estimator
     eval_spec: EvalSpec
-    max_steps: int | None
     metrics: dict[str, Any] | None = None
     exports: list[str | None] | None = None
 
@@ -118,7 +117,7 @@ class _EvaluationListener(CheckpointSaverListener):
     """Evaluates the checkpoints of a training in the same process."""
 
     def __init__(self, estimator: Estimator, eval_spec: EvalSpec, max_steps: int | None):
-        self.evaluator = _Evaluator(estimator, eval_spec, max_steps)
+        self.evaluator = _Evaluator(estimator, eval_spec)
         self._spec, self._max_steps = eval_spec, max_steps
         self._step: int | None = None  # that was evaluated last
         self._began = 0.0
@@ -154,19 +153,18 @@ class _EvaluationListener(CheckpointSaverListener):
 
 def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
     """Evaluates the newest checkpoints of a training in other processes until it has ended."""
-    evaluator = _Evaluator(estimator, eval_spec, train_spec.max_steps)
+    evaluator = _Evaluator(estimator, eval_spec)
     begin = reminded = time.monotonic()
-    seen: tuple[str, int] | None = None  # path and step of what was evaluated last
+    seen: int | None = None  # the step that was evaluated last
     was_there = _newest_ended(estimator)
     next_secs = begin + eval_spec.start_delay_secs
     while True:
-        checkpoint = checkpoints.newest(estimator.model_dir) if os.path.isdir(estimator.model_dir) else None
+        checkpoint = checkpoints.newest(estimator.model_dir)
         step = -1 if checkpoint is None else checkpoints.step_of(checkpoint)
         if checkpoint is not None:
             has_ended = checkpoints.is_of_an_ended_call(checkpoint) and step != was_there
             is_the_end = has_ended or (train_spec.max_steps is not None and step >= train_spec.max_steps)
-            is_new = seen is None or seen[1] != step
-            if is_new and (is_the_end or time.monotonic() >= next_secs):
+            if step != seen and (is_the_end or time.monotonic() >= next_secs):
                 next_secs = time.monotonic() + eval_spec.throttle_secs
                 try:
                     evaluator.evaluate(checkpoint.path, is_the_end)
@@ -174,8 +172,8 @@ def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) ->
                     if os.path.isdir(checkpoint.path):
                         raise
                     continue
-                seen, reminded = (checkpoint.path, step), time.monotonic()
-            if is_the_end and seen is not None and seen[1] == step:
+                seen, reminded = step, time.monotonic()
+            if is_the_end:
                 LOGGER.info("The training has ended at step %d, which is evaluated.", step)
                 return
         if time.monotonic() - reminded > _REMINDER_SECS:
@@ -186,7 +184,7 @@ def _follow(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) ->
 
 def _newest_ended(estimator: Estimator) -> int | None:
     """Returns the step of a training that had ended before; None if there is none."""
-    checkpoint = checkpoints.newest(estimator.model_dir) if os.path.isdir(estimator.model_dir) else None
+    checkpoint = checkpoints.newest(estimator.model_dir)
     if checkpoint is None or not checkpoints.is_of_an_ended_call(checkpoint):
         return None
     return checkpoints.step_of(checkpoint)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainer.core import arguments, errors
 from trainer.estimator.training.exporters import Exporter
+from trainer.estimator.training.functions import InputFn, check_input_fn, check_steps
 from trainer.estimator.training.hooks import CheckpointSaverListener, as_callbacks, check_listeners
-
-InputFn = Callable[..., Any]
 
 
 class TrainSpec:
@@ -30,9 +29,8 @@ class TrainSpec:
 
     def __init__(self, input_fn: InputFn, max_steps: int | None = None, hooks: Any = None,
                  saving_listeners: Sequence[CheckpointSaverListener] | None = None):
-        self.input_fn = _checked_input_fn(input_fn)
-        if max_steps is not None:
-            arguments.as_count("max_steps", max_steps, 1, "a whole number of at least 1: must specify max_steps > 0")
+        self.input_fn = check_input_fn(input_fn)
+        check_steps(max_steps=max_steps)
         self.max_steps = max_steps
         self.hooks = _checked_hooks(hooks)
         self.saving_listeners = check_listeners(saving_listeners)
@@ -63,9 +61,8 @@ class EvalSpec:
     def __init__(self, input_fn: InputFn, steps: int | None = 100, name: str | None = None, hooks: Any = None,
                  exporters: Exporter | Sequence[Exporter] | None = None, start_delay_secs: float = 120,
                  throttle_secs: float = 600, *, throttle_steps: int | None = None):
-        self.input_fn = _checked_input_fn(input_fn)
-        if steps is not None:
-            arguments.as_count("steps", steps, 1, "a whole number of at least 1: must specify steps > 0")
+        self.input_fn = check_input_fn(input_fn)
+        check_steps(steps=steps)
         if name is not None and not isinstance(name, str):
             raise errors.wrong_type("name", name, "a string, or None")
         arguments.require_non_negative(start_delay_secs=start_delay_secs, throttle_secs=throttle_secs)
@@ -77,12 +74,6 @@ class EvalSpec:
         self.start_delay_secs = start_delay_secs
         self.throttle_secs = throttle_secs
         self.throttle_steps = throttle_steps
-
-
-def _checked_input_fn(input_fn: Any) -> InputFn:
-    if not callable(input_fn):
-        raise errors.wrong_type("input_fn", input_fn, "a function that returns data, such as `lambda: dataset`")
-    return input_fn
 
 
 def _checked_hooks(hooks: Any) -> list[Any]:

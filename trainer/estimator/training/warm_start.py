@@ -77,7 +77,7 @@ def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
     checkpoint = checkpoints.opened(path) if is_checkpoint(path) else checkpoints.newest(path)
     if checkpoint is None:
         raise ValueError(f"`warm_start_from` has no checkpoint: {path!r}.")
-    there = checkpoints.variables_of(checkpoint)
+    there = checkpoints.read_variables(checkpoint)
     state = model.state
     weights = {"params": state.params, "model_state": state.model_state}
     leaves = tree_paths.named_leaves(weights)
@@ -96,7 +96,7 @@ def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
             raise ValueError(f"The checkpoint {checkpoint.path!r} has no variable {previous!r}. "
                              f"{errors.near_hint(previous, there)} Give its name there in `var_name_to_prev_var_name`, "
                              "or leave the variable out of `vars_to_warm_start`.")
-        value = there[previous]()
+        value = there[previous]
         if np.shape(value) != leaves[name].shape:
             raise ValueError(f"{name!r} has the shape {leaves[name].shape}, and {previous!r} of the checkpoint "
                              f"{checkpoint.path!r} {np.shape(value)}. Leave it out of `vars_to_warm_start`.")

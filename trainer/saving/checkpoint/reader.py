@@ -35,6 +35,11 @@ class Checkpoint:
     document: Any
     specs: Mapping[str, layout.Spec]
 
+    def targets_here(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns targets for `restore` of all arrays, whole on this process's first device."""
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here) for name, (shape, dtype) in self.specs.items()}
+
     def restore(self, targets: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Returns the arrays, each of them where its target says; a device reads no more than its part.
 
