@@ -23,7 +23,7 @@ from tests.support import project_files
 ROOMS = ("core", "compile", "modules/calling", "modules", "losses", "metrics", "optimizers", "data/sources",
          "data/sharding", "data/files", "data",
          "cluster/description", "cluster/liveness", "cluster/rendezvous", "cluster",
-         "distribute/placement", "distribute/replica", "distribute/strategies", "distribute",
+         "distribute/placement", "distribute/replica", "distribute/strategies", "distribute/parameter_server", "distribute",
          "step", "saving/arrays", "saving/checkpoint", "saving",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",

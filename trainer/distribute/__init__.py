@@ -7,6 +7,9 @@ from trainer.cluster import ClusterError, ClusterTimeout, TFConfigClusterResolve
 from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
+from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
+from trainer.distribute.parameter_server.failures import ParameterServerLostError, WorkerLostError
+from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.replica.collectives import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AutoShardPolicy",
     "CentralStorageStrategy",
+    "ClusterCoordinator",
     "ClusterError",
     "ClusterTimeout",
     "CommunicationImplementation",
@@ -53,16 +57,20 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerLostError",
+    "ParameterServerStrategy",
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
+    "RemoteValue",
     "RingAllReduce",
     "SidecarEvaluator",
     "Strategy",
     "TFConfigClusterResolver",
     "TPUStrategy",
     "ValueContext",
+    "WorkerLostError",
     "experimental",
     "get_replica_context",
     "get_strategy",

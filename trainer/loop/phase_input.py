@@ -159,7 +159,7 @@ def start_phase(
             phase.expect_batch(last_rows)
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
-        arrays = model.place_arrays(reader, passes, data_on_device)
+        arrays = model.place_arrays(kind, reader, passes, data_on_device)
         if reader.arrays is not None and arrays is None:
             reader.group_size = phase.steps_of_arrays(batch)
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))

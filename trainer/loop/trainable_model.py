@@ -60,7 +60,7 @@ class TrainableModel(Protocol):
           batch_rows: how many rows batches have as a rule, if that is known; otherwise 0.
         """
 
-    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+    def place_arrays(self, kind: str, reader: Reader, passes: int, requested: bool = False) -> Any | None:
         """Returns the reader's arrays on the devices, if batches are to be gathered there."""
 
     def run_settings(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Configuration:
       phases: the compiled steps, by "train", "test" and "predict".
       forwards: the compiled calls of the model, by whether they are part of training; None where a call cannot be.
       given: the arguments of the last `compile`, by name.
+      changes: how often what steps compute has changed.
       outputs_checked: whether the outputs fit the loss: for batches with rows that count apart, and for others.
     """
 
@@ -45,10 +46,12 @@ class Configuration:
         self.trainable = True
         self.penalties_are_used = False
         self._tracked: list[Metric] = []
+        self.changes = 0
         self.forget_phases()
 
     def forget_phases(self) -> None:
         """Lets go of all compiled steps: the next run traces them again."""
+        self.changes += 1
         self.phases: dict[str, CompiledPhase] = {}
         self.forwards: dict[bool, Callable[..., Any] | None] = {}
         self.outputs_checked: set[bool] = set()

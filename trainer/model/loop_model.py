@@ -24,12 +24,14 @@ from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
+from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
+from trainer.model import worker_copy
 from trainer.model.forward import check_is_outside_of_steps
 from trainer.model.overridable_steps import OverridableSteps, logs_without_update
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
-from trainer.step import output_checks, replica_checks, state_checks
+from trainer.step import output_checks, remote_phase, replica_checks, state_checks
 from trainer.step.compiled_phase import CompiledPhase
 
 if TYPE_CHECKING:
@@ -116,10 +118,11 @@ class LoopModel:
                 self._check_replicas(kind, phase, batch)
         return phase
 
-    def place_arrays(self, reader: Reader, passes: int, requested: bool = False) -> Any | None:
+    def place_arrays(self, kind: str, reader: Reader, passes: int, requested: bool = False) -> Any | None:
         """Returns the arrays that batches are gathered from on the devices; None if batches are sent there.
 
         Args:
+          kind: what they are for.
           reader: what yields the batches.
           passes: how often the data will be read.
           requested: whether `data_on_device=True` is meant for these data: they are those to train on.
@@ -138,6 +141,8 @@ class LoopModel:
                                  "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
                                  "data_on_device='auto' for other data.")
             return None
+        if kind == "train" and isinstance(self.strategy, ParameterServerStrategy):
+            return self.strategy.shared_arrays(arrays)
         if not forced and passes < 2:
             return self.strategy.placed_arrays(arrays)
         return self.strategy.place_arrays(arrays, forced)
@@ -195,8 +200,14 @@ class LoopModel:
             settings["strategy"] = type(self.strategy).__name__
             self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
-            phases[kind] = CompiledPhase(
-                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
+            if kind == "train" and isinstance(self.strategy, ParameterServerStrategy):
+                remote_phase.check_options(options)
+                phases[kind] = remote_phase.RemotePhase(
+                    step, worker_copy.SharedTrainStep(model), self.strategy, options.steps_per_execution,
+                    self.strategy.served(self.state))
+            else:
+                phases[kind] = CompiledPhase(
+                    kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
             self._configuration.penalties_are_used = False
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "

@@ -213,6 +213,11 @@ class StateHolder:
         self._made, self._making = state, None
         self.version += 1
 
+    def await_state(self, shapes: TrainState, wait: Callable[[], TrainState]) -> None:
+        """Makes what `wait` returns the model's state, when it is first needed; it has these shapes."""
+        self._making, self._is_lent = (shapes, wait), False
+        self.version += 1
+
     def keep_lent(self, state: TrainState) -> None:
         """Makes `state`, of which something else holds arrays, the model's state."""
         self.keep(state)

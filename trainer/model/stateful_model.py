@@ -22,8 +22,9 @@ from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
+from trainer.distribute.parameter_server.wire import Resource
 from trainer.loop.run_context import RunContext
-from trainer.model import forward, saved_model, weights_io
+from trainer.model import forward, saved_model, weights_io, worker_copy
 from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
@@ -71,6 +72,10 @@ class StatefulModel(OverridableSteps):
                             "devices, and steps reuse the arrays. Make another model and give it `get_weights()`, or "
                             "use `model.save` and `trainer.load`.")
         return super().__reduce_ex__(protocol)
+
+    def as_resource(self) -> Resource | None:
+        """Returns what a function that is scheduled on a parameter-server cluster gets for this model in its worker."""
+        return worker_copy.as_resource(self)
 
     def __copy__(self) -> Any:
         # A model of its own: what is held is copied, and all else is shared.

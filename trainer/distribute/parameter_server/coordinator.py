@@ -1,0 +1,339 @@
+"""ClusterCoordinator: a queue of functions, and a thread for each worker that runs them there.
+
+Owns what TensorFlow promises of it: a function runs at least once, whichever workers are lost meanwhile; an error is
+raised once, when nothing is running any more. What a function does is not known here.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from trainer.core import errors
+from trainer.distribute.parameter_server.engine import Handle, RemoteCallError
+from trainer.distribute.parameter_server.failures import ProcessLostError, WorkerLostError
+from trainer.distribute.parameter_server.per_worker import PerWorkerDataset
+from trainer.distribute.parameter_server.shared import SharedFunction
+from trainer.distribute.parameter_server.wire import Packed, Resource, pack
+
+if TYPE_CHECKING:
+    from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
+
+MAX_QUEUED = 256  # functions that wait; `schedule` blocks beyond
+MAX_HELD = 256  # resources of a worker, before it forgets functions; a closure over other values is another one
+MAX_LOSSES = 3  # workers that a function may lose
+
+
+class RemoteValue:
+    """What a scheduled function will have returned.
+
+    Its value is copied to the chief when the function ends, so that it outlives the worker.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def __repr__(self) -> str:
+        return f"RemoteValue({self._name}, {'done' if self._future.done() else 'pending'})"
+
+    def fetch(self) -> Any:
+        """Waits for the function, and returns what it returned.
+
+        Raises:
+          concurrent.futures.CancelledError: if the error of another function has cancelled it: schedule it again.
+          Exception: what the function raised.
+        """
+        try:
+            return self._future.result()
+        except concurrent.futures.CancelledError:
+            raise concurrent.futures.CancelledError(
+                f"{self._name} was cancelled, as another function has raised an error. Schedule it again.") from None
+
+    get = fetch
+
+
+class _Closure:
+    """A function that waits or runs."""
+
+    def __init__(self, name: str, packed: Packed, needs: Mapping[str, Packed]):
+        self.name = name
+        self.packed, self.needs = packed, needs
+        self.value = RemoteValue(name)
+        self.losses = 0
+
+
+class _WorkerSlot:
+    """A worker, which is replaced when it is lost."""
+
+    def __init__(self, index: int, handle: Handle):
+        self.index, self.handle = index, handle
+        self.sent: dict[str, None] = {}  # in the order in which they were sent
+
+    def oldest_function(self) -> str | None:
+        """Takes the function that was sent before all others off the list, and returns its key; None without one."""
+        key = next((key for key in self.sent if key.startswith(SharedFunction.PREFIX)), None)
+        if key is not None:
+            del self.sent[key]
+        return key
+
+
+class ClusterCoordinator:
+    """Schedules functions on the workers of a `ParameterServerStrategy`.
+
+    There is one for each strategy: calling this again returns it.
+
+    Args:
+      strategy: the strategy.
+
+    Raises:
+      ValueError: for another strategy.
+
+    Source: `tf.distribute.coordinator.ClusterCoordinator`.
+    """
+
+    strategy: ParameterServerStrategy
+
+    def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
+        made = getattr(strategy, "_coordinator", None)
+        if not isinstance(made, cls):
+            raise ValueError("`strategy` must be a ParameterServerStrategy, whose workers run what is scheduled. "
+                             f"Received: {errors.describe(strategy)}.")
+        return made
+
+    @classmethod
+    def _of(cls, strategy: ParameterServerStrategy, workers: Sequence[Handle],
+            replace: Callable[[int], Handle], timeout: float | None) -> ClusterCoordinator:
+        coordinator = object.__new__(cls)
+        coordinator.strategy = strategy
+        coordinator._start(workers, replace, timeout)
+        return coordinator
+
+    def _start(self, workers: Sequence[Handle], replace: Callable[[int], Handle], timeout: float | None) -> None:
+        self._replace, self._timeout = replace, timeout
+        self._changed = threading.Condition()
+        self._queue: collections.deque[_Closure] = collections.deque()
+        self._resources: dict[str, tuple[Packed, dict[str, Packed]]] = {}  # the newest last
+        self._running: dict[int, tuple[_Closure, float]] = {}
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._slots = [_WorkerSlot(index, handle) for index, handle in enumerate(workers)]
+        for slot in self._slots:
+            threading.Thread(target=self._serve, args=(slot,), name=f"worker {slot.index}", daemon=True).start()
+
+    # --- what users call -------------------------------------------------------------------------------------------
+
+    def schedule(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue:
+        """Has a worker run a function; returns at once, unless very many wait already.
+
+        The function runs at least once: again, if its worker is lost meanwhile. It travels by value, if it is of the
+        script; what is of a module must be importable on the workers, by the same path.
+
+        Args:
+          fn: the function.
+          args: its arguments. An iterator of a per-worker dataset becomes the worker's own.
+          kwargs: its keyword arguments.
+
+        Raises:
+          ValueError: if an argument is a `RemoteValue`: `fetch` it first.
+          Exception: what a function that was scheduled before has raised. It is raised once.
+        """
+        if not callable(fn):
+            raise errors.wrong_type("fn", fn, "a function")
+        args, kwargs = tuple(args or ()), dict(kwargs or {})
+        if any(isinstance(leaf, RemoteValue) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ValueError("A `RemoteValue` cannot be an argument of a scheduled function, which may run before the "
+                             "value is there. Pass what `fetch` returns.")
+        name = f"`{getattr(fn, '__name__', type(fn).__name__)}`"
+        try:
+            packed, resources = pack((SharedFunction.of(fn), args, kwargs))
+            needs = self._packed_resources(resources)
+        except Exception as error:
+            raise TypeError(f"{name} or its arguments cannot be sent to a worker: {error} Pass arrays and plain "
+                            "values, and open files, locks and the like inside of the function.") from error
+        closure = _Closure(name, packed, needs)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) < MAX_QUEUED or self._error is not None or self._is_closed)
+            self._raise_error()
+            if self._is_closed:
+                raise RuntimeError("The strategy is closed: schedule functions inside of its `with` block.")
+            self._queue.append(closure)
+            self._changed.notify_all()
+        return closure.value
+
+    def join(self) -> None:
+        """Waits until all scheduled functions have ended.
+
+        Raises:
+          Exception: what one of them has raised. Those that had not begun are cancelled then, and nothing is running.
+          ParameterServerLostError: if a parameter server is gone.
+          WorkerLostError: if workers were lost that cannot be replaced.
+        """
+        with self._changed:
+            self._changed.wait_for(self._is_idle)
+            self._raise_error()
+
+    def done(self) -> bool:
+        """Returns whether all scheduled functions have ended.
+
+        Raises:
+          Exception: as `join` does.
+        """
+        with self._changed:
+            if self._error is not None:
+                self._raise_error()
+            return self._is_idle()
+
+    def fetch(self, val: Any) -> Any:
+        """Returns a structure with the values of the `RemoteValue`s in it, for which it waits."""
+        return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
+
+    def create_per_worker_dataset(self, dataset_fn: Callable[[], Any] | Any) -> PerWorkerDataset:
+        """Returns a dataset of which every worker has its own.
+
+        Args:
+          dataset_fn: a function that returns an iterable, called at most once for each worker and iterator; or the
+            iterable itself.
+
+        Returns:
+          What `iter` makes an iterator of, to be passed to scheduled functions, which call `next` on it.
+        """
+        return PerWorkerDataset(dataset_fn)
+
+    # --- the queue -------------------------------------------------------------------------------------------------
+
+    def wait_until_idle(self) -> None:
+        """Waits until nothing is queued or running, without raising what functions have raised."""
+        with self._changed:
+            self._changed.wait_for(self._is_idle)
+
+    def close(self) -> None:
+        """Cancels what is queued, and ends the threads once their functions have ended or their workers are gone."""
+        with self._changed:
+            self._is_closed = True
+            self._cancel_queue()
+            self._changed.notify_all()
+
+    def _is_idle(self) -> bool:
+        return not self._queue and not self._running
+
+    def _raise_error(self) -> None:
+        """Raises the error of a function once all have ended; called with the lock."""
+        if self._error is not None:
+            self._changed.wait_for(self._is_idle)
+            error, self._error = self._error, None
+            raise error
+
+    def _cancel_queue(self) -> None:
+        for closure in self._queue:
+            closure.value._future.cancel()
+        self._queue.clear()
+
+    def _failed(self, error: BaseException, closure: _Closure | None = None) -> None:
+        """Notes an error, the first of several; called with the lock."""
+        if closure is not None:
+            closure.value._future.set_exception(error)
+        if self._error is None:
+            self._error = error
+        self._cancel_queue()
+
+    def _serve(self, slot: _WorkerSlot) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                if self._is_closed:
+                    return
+                closure = self._queue.popleft()
+                self._running[slot.index] = closure, time.monotonic()
+                self._changed.notify_all()
+            try:
+                self._run(slot, closure)
+            finally:
+                with self._changed:
+                    self._running.pop(slot.index, None)
+                    self._changed.notify_all()
+
+    def _run(self, slot: _WorkerSlot, closure: _Closure) -> None:
+        try:
+            self._send_missing(slot, closure.needs)
+            value = slot.handle.call_packed("run", closure.packed, timeout=self._timeout)
+        except RemoteCallError as error:
+            with self._changed:
+                self._failed(error.failure.error(f"{closure.name} on {slot.handle.name}"), closure)
+        except (ProcessLostError, TimeoutError) as error:
+            self._lost(slot, closure, error)
+        except Exception as error:  # of ours, which must not leave `join` waiting
+            with self._changed:
+                self._failed(error, closure)
+        else:
+            closure.value._future.set_result(value)
+
+    def _packed_resources(self, resources: Mapping[str, Resource]) -> dict[str, Packed]:
+        """Returns resources as workers keep them, each after those that it names itself."""
+        needs: dict[str, Packed] = {}
+        for key, resource in resources.items():
+            if key not in self._resources:
+                packed, others = pack(resource.build)
+                self._resources[key] = packed, self._packed_resources(others)
+                while len(self._resources) > MAX_HELD:
+                    del self._resources[next(iter(self._resources))]
+            packed, below = self._resources[key]
+            needs |= {**below, key: packed}
+        return needs
+
+    def _send_missing(self, slot: _WorkerSlot, needs: Mapping[str, Packed]) -> None:
+        for key, packed in needs.items():
+            if key not in slot.sent:
+                slot.handle.call("hold", key, packed, timeout=self._timeout)
+                slot.sent[key] = None
+                if len(slot.sent) > MAX_HELD and (old := slot.oldest_function()) is not None:
+                    slot.handle.call("forget", old, timeout=self._timeout)
+
+    def _lost(self, slot: _WorkerSlot, closure: _Closure, error: Exception) -> None:
+        """Puts a function back whose worker is lost, and replaces the worker."""
+        slot.handle.kill()
+        if self._is_closed:
+            closure.value._future.cancel()
+            return
+        closure.losses += 1
+        reason = str(error)
+        if isinstance(error, TimeoutError):
+            reason = f"{slot.handle.name} did not end {closure.name} within {self._timeout:g} s, and was killed."
+        with self._changed:
+            if closure.losses >= MAX_LOSSES:
+                self._failed(WorkerLostError(
+                    f"{closure.name} has ended {closure.losses} workers, one after the other. The last: {reason} It "
+                    "may need more memory than there is, or crash in native code."), closure)
+            elif self._error is not None:  # it would only be cancelled
+                closure.value._future.cancel()
+            else:
+                warnings.warn(f"{reason} {closure.name} is run again by another worker.", stacklevel=1)
+                self._queue.appendleft(closure)
+                self._changed.notify_all()
+            self._running.pop(slot.index, None)
+            self._changed.notify_all()
+        self._replace_worker(slot)
+
+    def _replace_worker(self, slot: _WorkerSlot) -> None:
+        for attempt in itertools.count(1):
+            if self._is_closed:
+                return
+            try:
+                slot.handle, slot.sent = self._replace(slot.index), {}
+                slot.handle.call("ready")
+                return
+            except (ProcessLostError, RemoteCallError) as error:
+                if attempt == MAX_LOSSES:
+                    with self._changed:
+                        self._failed(WorkerLostError(f"worker {slot.index} cannot be started again: {error}"))
+                    return

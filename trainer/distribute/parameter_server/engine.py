@@ -1,0 +1,62 @@
+"""What the parts of a cluster need of whatever starts its processes: local processes, or Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from trainer.distribute.parameter_server.wire import Packed
+
+
+class Handle(Protocol):
+    """A process of the cluster, as other processes hold it. It can be sent to them."""
+
+    name: str
+
+    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """Returns what a method of the process's object returns.
+
+        Args:
+          method: the method.
+          *arguments: its arguments.
+          timeout: seconds; None waits as long as the process lives.
+
+        Raises:
+          ProcessLostError: if the process ends before, or is not reached.
+          TimeoutError: if it does not answer in time.
+          RemoteCallError: if the method raises.
+        """
+
+    def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
+        """Returns what `call` does, for arguments that are packed already."""
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+
+
+class Engine(Protocol):
+    """Starts the processes of a cluster."""
+
+    def start(self, name: str, role: str, make: Callable[[], Any]) -> Handle:
+        """Starts a process and returns at once.
+
+        Args:
+          name: what messages call it, such as "worker 1".
+          role: "worker" or "ps".
+          make: returns the object that the process is there for; it is called in it.
+        """
+
+    def close(self) -> None:
+        """Ends all processes, and removes what they have left."""
+
+
+class RemoteCallError(Exception):
+    """A method of another process's object has raised.
+
+    Attributes:
+      failure: a `RemoteFailure`.
+    """
+
+    def __init__(self, failure: Any):
+        super().__init__(failure.message)
+        self.failure = failure

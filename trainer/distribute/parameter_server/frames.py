@@ -1,0 +1,49 @@
+"""Messages on a socket: a kind, and a packed value whose arrays go as they lie in memory."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+
+import numpy as np
+
+from trainer.distribute.parameter_server.wire import Packed
+
+_LENGTH = struct.Struct("!I")
+
+
+def send(connection: socket.socket, kind: str, packed: Packed) -> None:
+    """Sends a message.
+
+    Raises:
+      OSError: if the other end is gone.
+    """
+    sizes = [len(packed.data), *(buffer.nbytes for buffer in packed.buffers)]
+    header = json.dumps([kind, sizes]).encode()
+    connection.sendall(b"".join([_LENGTH.pack(len(header)), header, packed.data]))
+    for buffer in packed.buffers:
+        connection.sendall(buffer.data)
+
+
+def receive(connection: socket.socket) -> tuple[str, Packed]:
+    """Returns the next message; its arrays may be written to.
+
+    Raises:
+      OSError: if the other end is gone, as EOFError if it went between two messages.
+    """
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    kind, (first, *sizes) = json.loads(_exactly(connection, length).tobytes())
+    return kind, Packed(_exactly(connection, first).tobytes(), [_exactly(connection, size) for size in sizes])
+
+
+def _exactly(connection: socket.socket, size: int) -> np.ndarray:
+    received = np.empty(size, np.uint8)
+    view = memoryview(received)
+    done = 0
+    while done < size:
+        count = connection.recv_into(view[done:])
+        if count == 0:
+            raise EOFError("The other end has closed the connection.")
+        done += count
+    return received

@@ -1,0 +1,43 @@
+"""What a process of `local_processes.py` runs: it answers calls on a socket until the process that started it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+
+from trainer.distribute.parameter_server.frames import receive, send
+from trainer.distribute.parameter_server.host import Host
+from trainer.distribute.parameter_server.wire import Packed
+
+
+def main() -> None:
+    """Serves. The first line of standard input says what and where; its end is the end of this process."""
+    settings = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(settings["address"] + ".new")
+    listener.listen(128)
+    host = Host(Packed(bytes.fromhex(settings["make"]), []))
+    os.rename(settings["address"] + ".new", settings["address"])  # from here on it answers
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_serve, args=(connection, host), daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _serve(connection: socket.socket, host: Host) -> None:
+    with contextlib.suppress(EOFError, OSError), connection:
+        while True:
+            send(connection, *host.answer(*receive(connection)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""An engine of processes on this machine, which talk through sockets in a folder that only this user may open.
+
+A process ends with the one that started it, however that ends: it reads a pipe from it to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainer.distribute.parameter_server.engine import RemoteCallError
+from trainer.distribute.parameter_server.failures import ProcessLostError
+from trainer.distribute.parameter_server.frames import receive, send
+from trainer.distribute.parameter_server.host import RAISED
+from trainer.distribute.parameter_server.wire import Packed, pack, unpack
+
+_MODULE = f"{__package__}.local_process"
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
+_POLL = 0.02  # seconds between two attempts to reach a process that starts
+_END = 5.0  # seconds that a process has to end
+
+
+class LocalHandle:
+    """A process on this machine.
+
+    Args:
+      name: what messages call it.
+      address: the path of its socket.
+      process: the process, where it was started from this one.
+    """
+
+    def __init__(self, name: str, address: str, process: subprocess.Popen[bytes] | None = None):
+        self.name = name
+        self._address, self._process = address, process
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return LocalHandle, (self.name, self._address)
+
+    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        return self.call_packed(method, pack(arguments)[0], timeout)
+
+    def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        connection = self._connection(deadline)
+        try:
+            send(connection, method, packed)
+            if deadline is not None and not select.select([connection], [], [], deadline - time.monotonic())[0]:
+                raise TimeoutError(f"{self.name} has not answered within {timeout:g} s.")
+            kind, answer = receive(connection)
+        except TimeoutError:
+            connection.close()
+            raise
+        except (EOFError, OSError) as error:
+            connection.close()
+            raise self._lost() from error
+        with self._lock:
+            self._idle.append(connection)
+        if kind == RAISED:
+            raise RemoteCallError(unpack(answer))
+        return unpack(answer)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(_END)
+        with self._lock:
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    def _connection(self, deadline: float | None) -> socket.socket:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(self._address)
+                return connection
+            except FileNotFoundError:  # a process that was just started has no socket yet
+                connection.close()
+                if self._process is not None and self._process.poll() is not None:
+                    raise self._lost() from None
+            except OSError as error:
+                connection.close()
+                raise self._lost() from error
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.name} has not started in time.")
+            time.sleep(_POLL)
+
+    def _lost(self) -> ProcessLostError:
+        code = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(1.0)
+        how = "" if code is None else f" (exit code {code})" if code >= 0 else f" (killed by signal {-code})"
+        return ProcessLostError(f"{self.name} has ended{how}.")
+
+
+class LocalProcesses:
+    """Starts processes on this machine."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="trainer-ps-")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._count, self._is_closed = 0, False
+
+    def start(self, name: str, role: str, make: Callable[[], Any]) -> LocalHandle:
+        with self._lock:
+            if self._is_closed:
+                raise ProcessLostError(f"{name} cannot be started: the cluster is closed.")
+            self._count += 1
+            address = os.path.join(self._folder, str(self._count))
+            # A session of its own: Ctrl-C is for the chief, which then ends the others.
+            process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, env=_environment(role),
+                                       start_new_session=True)
+            self._processes.append(process)
+        assert process.stdin is not None, "a pipe"
+        settings = {"address": address, "make": pack(make)[0].data.hex()}
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the first call reports
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            process.stdin.flush()
+        return LocalHandle(name, address, process)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for process in self._processes:
+                process.kill()
+            for process in self._processes:
+                process.wait(_END)
+                if process.stdin is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.close()
+            self._processes = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _environment(role: str) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment["XLA_FLAGS"] = _DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", "")).strip()
+    if role == "ps":
+        environment["JAX_PLATFORMS"] = "cpu"
+    # Several processes share an accelerator: none may take all of its memory.
+    environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    return environment

@@ -1,0 +1,62 @@
+"""The context of a train step whose update others make: it records the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.core.replica_context import ReduceOp, ReplicaContext
+from trainer.core.types import PyTree
+
+_MADE_ELSEWHERE = ("Under ParameterServerStrategy, the servers update the parameters when the step has ended, so that "
+                   "a step cannot {}. Take all gradients first and apply them once, as "
+                   "`state.apply_gradients(generator=..., discriminator=...)`; log what depends on new parameters in a "
+                   "callback.")
+
+
+class _Unknown:
+    """An updated parameter, which the step does not get to know."""
+
+    def __init__(self, leaf: Any):
+        self.shape, self.dtype, self.size, self.ndim = leaf.shape, leaf.dtype, leaf.size, leaf.ndim
+
+    def __jax_array__(self) -> Any:
+        raise ValueError(_MADE_ELSEWHERE.format("use them after `apply_gradients`"))
+
+
+class PushContext(ReplicaContext):
+    """One worker's step.
+
+    Args:
+      rows: the rows of its batch.
+
+    Attributes:
+      grads: the gradients that the step has applied, by module for a dict of modules; None if it has applied none.
+      value: the loss that was given with them; None without one.
+    """
+
+    def __init__(self, rows: int):
+        super().__init__(rows)
+        self.grads: Any = None
+        self.value: Any = None
+        self._is_applied = False
+
+    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
+        if self._is_applied:
+            raise ValueError(_MADE_ELSEWHERE.format("apply gradients twice"))
+        self._is_applied, self.grads = True, grads
+        return grads
+
+    def update(
+        self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        self.value = extra.get("value")
+        return jax.tree.map(_Unknown, params), opt_state
+
+
+def without_memory(shapes: PyTree) -> Any:
+    """Returns arrays of zeros of given shapes that take no memory, in the place of what servers keep."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), shapes)

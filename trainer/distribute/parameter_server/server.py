@@ -1,0 +1,188 @@
+"""What a parameter server does: it holds a part of a model's parameters, and updates it as gradients come.
+
+Gradients are of the parameters that a worker has pulled, which others may have updated since: by how many updates is a
+gradient's staleness (Dean et al., "Large Scale Distributed Deep Networks", 2012).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.compile.jit import compiled
+from trainer.core.tree_paths import named_leaves, with_leaves
+from trainer.distribute.parameter_server.partition import part_of, update
+
+
+class Version(NamedTuple):
+    """Which parameters these are.
+
+    Attributes:
+      generation: which of the states that the chief has sent one after another they began with.
+      updates: how many updates they have had since.
+    """
+
+    generation: int
+    updates: int
+
+
+class Pulled(NamedTuple):
+    """What a worker pulls.
+
+    Attributes:
+      version: that of the parameters.
+      params: them by path; None if they are those of the version that the worker has.
+      model_state: the model state by path, where the server holds it.
+    """
+
+    version: Version
+    params: dict[str, np.ndarray] | None
+    model_state: dict[str, np.ndarray] | None
+
+
+class Push(NamedTuple):
+    """The outcome of a train step.
+
+    Attributes:
+      version: that of the parameters it was computed with.
+      number: which step of their generation it is of, from 0 on; None for a function that may run more than once.
+      grads: gradients by path: those of this server, or fewer.
+      value: the loss, for optimizers that ask for it; None without one.
+      model_state: the model state after the step by path, for the server that holds it, and before it.
+    """
+
+    version: Version
+    number: int | None
+    grads: dict[str, np.ndarray]
+    value: np.ndarray | None
+    model_state: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None
+
+
+class _Part:
+    """A model's part on this server."""
+
+    def __init__(self, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any,
+                 scales_by_staleness: bool):
+        self.lock = threading.Lock()
+        self.version = Version(generation, 0)
+        self.params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
+        self.model_state: dict[str, np.ndarray] | None = model_state
+        self._applied = _Numbers()
+        self._update = compiled(functools.partial(_update, optimizer))
+        self._scales = scales_by_staleness
+
+    def pull(self, known: Version | None) -> Pulled:
+        with self.lock:
+            params = None if known == self.version else self.params
+            version, model_state = self.version, self.model_state
+        # Arrays are replaced and never written to: they may be sent without the lock.
+        return Pulled(version, None if params is None else _on_host(params), model_state)
+
+    def push(self, pushed: Push) -> int | None:
+        with self.lock:
+            if pushed.version.generation != self.version.generation or not self._applied.add(pushed.number):
+                return None
+            staleness = self.version.updates - pushed.version.updates
+            if pushed.grads:
+                extra = {} if pushed.value is None else {"value": pushed.value}
+                factor = np.float32(1.0 / (1 + staleness) if self._scales else 1.0)
+                self.params, self.opt_state = self._update(
+                    self.params, self.opt_state, pushed.grads, extra, factor)
+            if pushed.model_state is not None and self.model_state is not None:
+                after, before = pushed.model_state
+                self.model_state = {
+                    name: _moved(value, after[name], before[name], staleness)
+                    for name, value in self.model_state.items()}
+            self.version = self.version._replace(updates=self.version.updates + 1)
+        return staleness
+
+
+class _Numbers:
+    """The steps that were applied, of numbers that come about in their order."""
+
+    def __init__(self) -> None:
+        self._first_missing = 0
+        self._others: set[int] = set()
+
+    def add(self, number: int | None) -> bool:
+        """Adds a number; returns whether it was not there. None is never there."""
+        if number is None:
+            return True
+        if number < self._first_missing or number in self._others:
+            return False
+        self._others.add(number)
+        while self._first_missing in self._others:
+            self._others.remove(self._first_missing)
+            self._first_missing += 1
+        return True
+
+
+def _update(optimizer: Any, params: Any, opt_state: Any, grads: Mapping[str, Any], extra: Any, factor: Any) -> Any:
+    scaled = {name: (leaf * factor).astype(leaf.dtype) for name, leaf in grads.items()}
+    return update(optimizer, with_leaves(part_of(params, frozenset(grads)), scaled), opt_state, params, extra)
+
+
+def _moved(value: np.ndarray, after: np.ndarray, before: np.ndarray, staleness: int) -> np.ndarray:
+    """Returns model state moved as far as a step has moved it, to the very bits if none was between."""
+    if staleness == 0 or not np.issubdtype(value.dtype, np.number):
+        return after
+    return (value + (after - before)).astype(value.dtype)
+
+
+def _on_host(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+class ParameterServer:
+    """The object of a server's process.
+
+    Args:
+      scales_by_staleness: whether gradients are divided by 1 + their staleness.
+    """
+
+    def __init__(self, scales_by_staleness: bool):
+        self._scales = scales_by_staleness
+        self._parts: dict[str, _Part] = {}
+
+    def load(self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any) -> None:
+        """Takes a part of a model, in the place of what it had of that model.
+
+        Args:
+          key: which model.
+          generation: which of the states that the chief sends.
+          optimizer: an `UpdateRule`, or a mapping of them by module name.
+          params: the server's parameters, nested dicts.
+          opt_state: their optimizer state.
+          model_state: the model state by path; None for servers that do not hold it.
+        """
+        self._parts[key] = _Part(generation, optimizer, params, opt_state, model_state, self._scales)
+
+    def pull(self, key: str, known: Version | None) -> Pulled:
+        """Returns the parameters, unless they are of the version `known`."""
+        return self._parts[key].pull(known)
+
+    def push(self, key: str, pushed: Push) -> int | None:
+        """Updates the parameters; returns the staleness, or None for what it had already or has no use for."""
+        return self._parts[key].push(pushed)
+
+    def snapshot(self, key: str) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], Any]:
+        """Returns how many updates there were, the parameters, the optimizer's state and the model state, each by path."""
+        part = self._parts[key]
+        with part.lock:
+            return part.version.updates, _on_host(part.params), _on_host(part.opt_state), part.model_state
+
+    def drop(self, key: str) -> None:
+        """Lets go of a model."""
+        self._parts.pop(key, None)
+
+    def ready(self) -> bool:
+        """Returns True: the process answers."""
+        return True
+
+

@@ -1,0 +1,50 @@
+"""What the chief shares with all workers, each of which gets it once: functions, and arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from trainer.distribute.parameter_server.wire import Resource, pack
+
+_numbers = itertools.count()
+
+
+class SharedFunction:
+    """A function that is the same object in a worker each time it is called there, so that it compiles once.
+
+    Functions are the same if their bytes are: those of a closure over other values differ.
+    """
+
+    PREFIX = "function "
+
+    def __init__(self, function: Callable[..., Any], key: str):
+        self._function, self._key = function, key
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> SharedFunction:
+        """Returns a function to be sent in the place of `function`."""
+        packed, _ = pack(function)
+        digest = hashlib.sha256(packed.data)
+        for buffer in packed.buffers:
+            digest.update(buffer.data)
+        return cls(function, cls.PREFIX + digest.hexdigest())
+
+    def as_resource(self) -> Resource:
+        """Returns what a worker gets for it."""
+        function = self._function
+        return Resource(self._key, lambda worker: function)
+
+
+class SharedValue:
+    """A value that a worker gets once, such as the arrays of `fit`."""
+
+    def __init__(self, value: Any):
+        self._value, self._key = value, f"value {next(_numbers)}"
+
+    def as_resource(self) -> Resource:
+        """Returns what a worker gets for it."""
+        value = self._value
+        return Resource(self._key, lambda worker: value)

@@ -1,0 +1,157 @@
+"""ParameterServerStrategy: what users make, and what becomes of models that are made under it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from types import TracebackType
+from typing import Any, Literal
+
+import jax
+
+from trainer.cluster import ClusterError, TFConfigClusterResolver
+from trainer.core import arguments, errors
+from trainer.data import HostArrays
+from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
+from trainer.distribute.parameter_server.engine import Engine, Handle
+from trainer.distribute.parameter_server.failures import exit_with_code_of_lost_server
+from trainer.distribute.parameter_server.local_processes import LocalProcesses
+from trainer.distribute.parameter_server.partitioners import Partitioner
+from trainer.distribute.parameter_server.served_model import ServedModel
+from trainer.distribute.parameter_server.server import ParameterServer
+from trainer.distribute.parameter_server.shared import SharedValue
+from trainer.distribute.parameter_server.wire import Resource
+from trainer.distribute.parameter_server.worker import Worker
+from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
+from trainer.distribute.placement.devices import default_devices
+from trainer.distribute.strategies.strategy import Strategy
+
+SHARED_BYTES = 2**28  # of arrays that every worker gets whole; batches of larger arrays are sent one by one
+
+
+class ParameterServerStrategy(Strategy):
+    """Asynchronous training: workers compute gradients, parameter servers apply them as they come.
+
+    This process is the chief. It trains nothing: it hands out batches, and keeps all that `fit` keeps. `evaluate` and
+    `predict` run here, exactly. Workers may be lost at any time; a server that is lost ends the run, and the same
+    command goes on from the newest checkpoint of `BackupAndRestore`. See docs/parameter_server.md.
+
+    Use it in a `with` block, at whose end the cluster ends; without one, it ends with this process.
+
+    Args:
+      cluster_resolver: not yet supported: give `num_workers` and `num_ps`.
+      variable_partitioner: as in `tf.distribute`. Parameters are spread over the servers by their bytes and stay whole,
+        so that it has no effect.
+      num_workers: how many processes of this machine compute.
+      num_ps: how many hold parameters.
+      max_staleness: hands out a batch only when all but the last `max_staleness` before it are applied, so that a
+        gradient misses at most twice as many updates. 0 trains one batch after the other, in their order, and gives
+        the numbers of one device. None does not wait.
+      staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None takes it as it is.
+      worker_timeout: seconds after which a function that has not ended has its worker killed, and runs on another.
+        None waits as long as the worker lives.
+
+    Raises:
+      ClusterError: if the cluster has no workers or no parameter servers.
+      ValueError, TypeError: for other arguments that cannot be used.
+
+    Example:
+      >>> with ParameterServerStrategy(num_workers=2, num_ps=1) as strategy:  # doctest: +SKIP
+      ...     with strategy.scope():
+      ...         model = trainer.Model(nn.Dense(1))
+      ...         model.compile("sgd", "mse")
+      ...     model.fit(x, y, epochs=2)
+
+    Source: `tf.distribute.ParameterServerStrategy`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: TFConfigClusterResolver | None = None,
+        variable_partitioner: Partitioner | None = None,
+        *,
+        num_workers: int | None = None,
+        num_ps: int | None = None,
+        max_staleness: int | None = None,
+        staleness: Literal["scale"] | None = None,
+        worker_timeout: float | None = None,
+    ):
+        if cluster_resolver is not None:
+            raise ValueError("`cluster_resolver` is not supported yet: a cluster of several machines cannot be made. "
+                             "Give `num_workers` and `num_ps`, for processes of this machine.")
+        if variable_partitioner is not None and not isinstance(variable_partitioner, Partitioner):
+            raise errors.wrong_type("variable_partitioner", variable_partitioner,
+                                    "a partitioner such as MinSizePartitioner()")
+        if num_workers is None or num_ps is None:
+            raise ClusterError("A ParameterServerStrategy needs workers and parameter servers. Give `num_workers` and "
+                               f"`num_ps`. Received: num_workers={num_workers}, num_ps={num_ps}.")
+        self.num_workers, self.num_ps = (arguments.as_count(name, value) for name, value in (
+            ("num_workers", num_workers), ("num_ps", num_ps)))
+        arguments.check_count("max_staleness", max_staleness, 0, optional=True)
+        if staleness not in (None, "scale"):
+            raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
+        if worker_timeout is not None:
+            arguments.require_positive(worker_timeout=worker_timeout)
+        super().__init__(default_devices()[:1])
+        self.max_staleness = max_staleness
+        exit_with_code_of_lost_server()
+        self._engine: Engine = LocalProcesses()
+        self._end = weakref.finalize(self, self._engine.close)
+        self._servers = [
+            self._engine.start(f"ps {index}", "ps", functools.partial(ParameterServer, staleness == "scale"))
+            for index in range(self.num_ps)]
+        workers = [self._start_worker(index) for index in range(self.num_workers)]
+        self._coordinator = ClusterCoordinator._of(self, workers, self._start_worker, worker_timeout)
+        self._models: weakref.WeakKeyDictionary[Any, ServedModel] = weakref.WeakKeyDictionary()
+        self._keys = itertools.count()
+        self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps})"
+
+    def __enter__(self) -> ParameterServerStrategy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all workers and servers; what is queued is cancelled. Models keep the state that was fetched last."""
+        self._coordinator.close()
+        self._end()
+
+    @property
+    def coordinator(self) -> ClusterCoordinator:
+        """What schedules functions on the workers."""
+        return self._coordinator
+
+    def _start_worker(self, index: int) -> Handle:
+        return self._engine.start(f"worker {index}", "worker", functools.partial(Worker, index, self._servers))
+
+    def as_resource(self) -> Resource:
+        """Returns what a scheduled function that names this strategy gets in its worker."""
+        return Resource("strategy", WorkerStrategy)
+
+    def served(self, model: Any) -> ServedModel:
+        """Returns a model's state on the servers.
+
+        Args:
+          model: what identifies it, as long as it exists.
+        """
+        if model not in self._models:
+            key = f"model {next(self._keys)}"
+            self._models[model] = ServedModel(key, self._servers)
+        return self._models[model]
+
+    def shared_arrays(self, arrays: HostArrays) -> SharedValue | None:
+        """Returns arrays as each worker gets them, once; None if they are too large for that."""
+        if arrays.nbytes > SHARED_BYTES:
+            return None
+        if arrays not in self._shared:
+            self._shared[arrays] = SharedValue(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
+        return self._shared[arrays]
+
+

@@ -1,0 +1,58 @@
+"""What a worker does: it holds resources by their keys, and runs functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.distribute.parameter_server.engine import Handle
+from trainer.distribute.parameter_server.wire import Packed, unpack
+
+
+class Worker:
+    """The object of a worker's process.
+
+    Args:
+      index: which of the workers it is.
+      servers: the parameter servers.
+    """
+
+    def __init__(self, index: int, servers: Sequence[Handle]):
+        self.index = index
+        self.servers = list(servers)
+        self._held: dict[str, Packed] = {}
+        self._built: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    def hold(self, key: str, build: Packed) -> None:
+        """Keeps a resource, as a packed function that builds it, until a function names it."""
+        self._held[key] = build
+
+    def forget(self, key: str) -> None:
+        """Lets go of a resource."""
+        self._held.pop(key, None)
+        self._built.pop(key, None)
+
+    def resource(self, key: str) -> Any:
+        """Returns a resource, built when it is first asked for."""
+        with self._lock:
+            if key not in self._built:
+                self._built[key] = unpack(self._held[key], self.resource)(self)
+                del self._held[key]
+            return self._built[key]
+
+    def resource_or_make(self, key: str, make: Callable[[Worker], Any]) -> Any:
+        """Returns a resource; if the worker has none of this key, what `make` returns, from then on."""
+        with self._lock:
+            if key not in self._built and key not in self._held:
+                self._built[key] = make(self)
+            return self.resource(key)
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Returns what a function returns."""
+        return function(*args, **kwargs)
+
+    def ready(self) -> bool:
+        """Returns True: the process answers."""
+        return True

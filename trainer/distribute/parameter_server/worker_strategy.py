@@ -1,0 +1,111 @@
+"""What a scheduled function sees of the strategy: `run`, whose gradients go to the parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.compile.jit import compiled
+from trainer.core import replica_context
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import restricted
+from trainer.distribute.parameter_server.push_context import PushContext, without_memory
+from trainer.distribute.parameter_server.served_model import ModelClient
+from trainer.distribute.placement.devices import default_devices
+from trainer.distribute.replica.replicated_state import is_state
+from trainer.distribute.strategies.strategy import Strategy
+
+
+class WorkerStrategy(Strategy):
+    """The strategy of code in a worker, which is one replica.
+
+    Args:
+      worker: the `Worker`.
+    """
+
+    def __init__(self, worker: Any):
+        super().__init__(default_devices()[:1])
+        self.worker_index = worker.index
+        self._clients: dict[int, tuple[TrainState, ModelClient]] = {}  # by the identity of the state last pulled
+        self._steps: dict[Any, _Step] = {}
+
+    def pulled_state(self, client: ModelClient) -> TrainState:
+        """Returns a model's state as the servers have it, without what only they need: the optimizer's is zeros."""
+        params, model_state, updates = client.pull()
+        shapes = client.shapes
+        state = shapes.replace(
+            step=np.int32(client.first_step + updates), params=params, model_state=model_state,
+            opt_state=without_memory(shapes.opt_state), seed=np.uint32(client.seed))
+        self._clients = {key: value for key, value in self._clients.items() if value[1] is not client}
+        self._clients[id(state)] = state, client
+        return state
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Runs a function on this worker, compiled once per function and shapes.
+
+        Gradients that it applies to a state that was read as `model.state` go to the parameter servers. The state that
+        it returns is the one that it was given: read `model.state` again for the servers'.
+
+        Args:
+          fn: a pure function of arrays; inside it, `get_replica_context()` is that of a single replica.
+          args: its arguments, with one pulled state at most.
+          kwargs: its keyword arguments.
+
+        Returns:
+          What `fn` returns, as host arrays.
+        """
+        leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs or {})), is_leaf=is_state)
+        places = [index for index, leaf in enumerate(leaves) if is_state(leaf)]
+        if len(places) > 1 or any(id(leaves[place]) not in self._clients for place in places):
+            raise ValueError("In a scheduled function, `strategy.run` takes one state, as `model.state` has it there. "
+                             f"Received: {len(places)} states. Read `model.state` right before, and pass it as it is.")
+        place = places[0] if places else None
+        state, client = (None, None) if place is None else self._clients[id(leaves[place])]
+        key = fn, structure, place, None if client is None else client.key
+        if key not in self._steps:
+            self._steps[key] = _Step(fn, structure, place, None if client is None else client.shapes)
+        returned, pushed = self._steps[key](leaves, state)
+        if client is not None:
+            client.push(None, *pushed)
+        return returned
+
+
+class _Step:
+    """A function of `WorkerStrategy.run`, compiled.
+
+    Args:
+      function: see there.
+      structure: of its arguments.
+      place: which of their leaves is a state; None if there is none.
+      shapes: that state's shapes.
+    """
+
+    def __init__(self, function: Callable[..., Any], structure: Any, place: int | None, shapes: TrainState | None):
+        self._function, self._structure, self._place, self._shapes = function, structure, place, shapes
+        self._returned: Any = None  # the structure of what the function returns
+        self._compiled = compiled(self._traced)
+
+    def __call__(self, leaves: list[Any], state: TrainState | None) -> tuple[Any, Any]:
+        rest = [None if index == self._place else leaf for index, leaf in enumerate(leaves)]
+        moving = None if state is None else state.replace(opt_state=None)
+        values, pushed = jax.device_get(self._compiled(moving, rest))
+        return jax.tree.unflatten(self._returned, [state if value is None else value for value in values]), pushed
+
+    def _traced(self, state: TrainState | None, leaves: list[Any]) -> tuple[list[Any], Any]:
+        rows = next((leaf.shape[0] for leaf in jax.tree.leaves(leaves) if leaf.ndim), 1)
+        context = PushContext(rows)
+        if state is not None and self._shapes is not None and self._place is not None:
+            leaves[self._place] = state = state.replace(opt_state=without_memory(self._shapes.opt_state))
+        args, kwargs = jax.tree.unflatten(self._structure, leaves)
+        with replica_context.enter(context):
+            returned = self._function(*args, **kwargs)
+        found, self._returned = jax.tree.flatten(returned, is_leaf=is_state)
+        values = [None if is_state(leaf) else leaf for leaf in found]
+        model_states = [leaf.model_state for leaf in found if is_state(leaf)]
+        if state is None:
+            return values, ()
+        model_state = restricted(model_states[0], state.model_state) if model_states else state.model_state
+        return values, (context.grads or {}, context.value, model_state)

@@ -1,0 +1,106 @@
+"""A model as a scheduled function has it in its worker: the same code and configuration, its state on the servers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainer.core.train_state import TrainState
+from trainer.distribute.parameter_server.served_model import ModelClient, ServedModel
+from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
+from trainer.distribute.parameter_server.wire import Resource
+from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
+from trainer.model.configuration import Configuration
+from trainer.model.state_holder import shapes_of
+
+if TYPE_CHECKING:
+    from trainer.model.stateful_model import StatefulModel
+
+_OF_THE_CHIEF = ("strategy", "_configuration", "_run_context", "_state_holder", "current_run", "history")
+_CONFIGURED = ("is_compiled", "loss", "metrics", "options", "rules", "trainable")
+
+
+def as_resource(model: StatefulModel) -> Resource | None:
+    """Returns what a worker gets for a model; None for one that is not made under a `ParameterServerStrategy`.
+
+    The servers then have its state, and the chief fetches it when it is needed again.
+    """
+    if not isinstance(model.strategy, ParameterServerStrategy):
+        return None
+    strategy, held = model.strategy, model._state_holder
+    served = strategy.served(held)
+    client = None
+    if held.is_built:
+        if held.version != served.version_of_chief:
+            served.load(held.current)
+        shapes = shapes_of(held.state_or_shapes)
+        client = served.client(shapes)
+        held.await_state(shapes, functools.partial(_fetched, strategy, served, shapes))
+        served.version_of_chief = held.version
+    return Resource(f"{served.key}, {served.generation}, {model._configuration.changes}", _copier(model, client))
+
+
+class SharedTrainStep:
+    """The `train_step` of a model, as a worker gets it for `fit`: without a state of its own."""
+
+    def __init__(self, model: StatefulModel):
+        self._model = model
+
+    def as_resource(self) -> Resource:
+        """Returns what a worker gets for it."""
+        strategy, copy = self._model.strategy, _copier(self._model, None)
+        assert isinstance(strategy, ParameterServerStrategy), "which alone sends steps"
+        served = strategy.served(self._model._state_holder)
+        return Resource(f"step of {served.key}, {self._model._configuration.changes}",
+                        lambda worker: copy(worker).train_step)
+
+
+def _copier(model: StatefulModel, client: ModelClient | None) -> Callable[[Any], StatefulModel]:
+    """Returns a function that makes the copy in a worker."""
+    attributes = {name: value for name, value in vars(model).items() if name not in _OF_THE_CHIEF}
+    configured = {name: getattr(model._configuration, name) for name in _CONFIGURED}
+    return functools.partial(_in_worker, type(model), attributes, configured, client)
+
+
+def _fetched(strategy: ParameterServerStrategy, served: ServedModel, shapes: TrainState) -> TrainState:
+    strategy.coordinator.wait_until_idle()
+    return strategy.place_state(served.fetch(shapes)[0])
+
+
+def _in_worker(
+    kind: type[StatefulModel], attributes: dict[str, Any], configured: dict[str, Any], client: ModelClient | None,
+    worker: Any,
+) -> StatefulModel:
+    model = object.__new__(kind)
+    vars(model).update(attributes)
+    strategy: WorkerStrategy = worker.resource_or_make("strategy", WorkerStrategy)
+    model.strategy = strategy
+    model._configuration = Configuration()
+    vars(model._configuration).update(configured)
+    model._state_holder = _ServedState(strategy, client)  # type: ignore[assignment]
+    return model
+
+
+class _ServedState:
+    """What a worker has in the place of a `StateHolder`: each read pulls the parameters."""
+
+    def __init__(self, strategy: WorkerStrategy, client: ModelClient | None):
+        self._strategy, self._client = strategy, client
+
+    @property
+    def is_built(self) -> bool:
+        """Whether there are weights."""
+        return self._client is not None
+
+    def lend(self) -> TrainState:
+        """Returns the state as the servers have it."""
+        if self._client is None:
+            raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs before "
+                               "functions that use it are scheduled.")
+        return self._strategy.pulled_state(self._client)
+
+    current = property(lend)
+
+    def assign(self, state: TrainState) -> None:
+        """Does nothing: `strategy.run` has sent the gradients, and the servers have the state."""

@@ -1,0 +1,183 @@
+"""The train phase of a model whose steps run on workers: what the loop sees of asynchronous training.
+
+An execution hands its batches to the workers, waits until all are applied, and fetches the state. So all that the loop
+does between executions, such as checkpoints and callbacks, sees the state after exactly so many updates; what is
+asynchronous is within an execution.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.compile.jit import compiled
+from trainer.compile.recompilation_guard import CompileGuard
+from trainer.core.timing import Timing
+from trainer.core.train_state import TrainState
+from trainer.data import Group
+from trainer.distribute.parameter_server.coordinator import RemoteValue
+from trainer.distribute.parameter_server.served_model import ServedModel
+from trainer.distribute.parameter_server.shared import SharedValue
+from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
+from trainer.distribute.placement.placement import PlacedGroup
+from trainer.step import running_logs, steps
+from trainer.step.compile_options import CompileOptions
+from trainer.step.compiled_phase import CompiledPhase
+from trainer.step.remote_step import SharedStep, outcome_of_step, train_on_batch
+
+STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
+SENT_BYTES = 2**28  # of batches that an execution sends
+_numbers = itertools.count()
+
+
+def check_options(options: CompileOptions) -> None:
+    """Raises ValueError for options of `compile` that steps on workers do not have."""
+    fixes = {
+        "run_eagerly=True": (options.eager, "debug under `OneDeviceStrategy`"),
+        "skip_non_finite=True": (options.skip_non_finite, "use `TerminateOnNaN`"),
+        'precision="mixed_float16"': (options.scales_gradients, 'use "mixed_bfloat16", which needs no loss scale'),
+    }
+    for given, (is_given, fix) in fixes.items():
+        if is_given:
+            raise ValueError(f"`compile({given})` cannot be used under ParameterServerStrategy: {fix}.")
+
+
+class SharedRows:
+    """A group of batches as row numbers of arrays that the workers have.
+
+    Attributes:
+      arrays: these, to be sent.
+      numbers: int32 of shape `(batches, rows)`.
+    """
+
+    def __init__(self, arrays: SharedValue, numbers: np.ndarray):
+        self.arrays, self.numbers = arrays, numbers
+
+
+class RemotePhase(CompiledPhase):
+    """A model's train step on the workers of a `ParameterServerStrategy`.
+
+    Args:
+      user_step: the model's `train_step`.
+      shared_step: what workers get in its place.
+      strategy: the strategy.
+      steps_per_execution: as in `CompiledPhase`; "auto" is `STEPS_PER_WORKER` for each worker.
+      served: the model's state on the servers.
+    """
+
+    def __init__(self, user_step: steps.Step, shared_step: Any, strategy: ParameterServerStrategy,
+                 steps_per_execution: int | str, served: ServedModel):
+        super().__init__("train", user_step, strategy, steps_per_execution, eager=False)
+        self._user_step, self._shared_step, self._cluster, self._served = user_step, shared_step, strategy, served
+        self._last: TrainState | None = None  # what the servers have
+        self._step: SharedStep | None = None
+        self._next_number = 0
+        self._logs: Any = None  # the structure of a step's logs
+        self._add: Any = None
+        self._has_warned = False
+
+    def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
+        if self._logs is None:
+            shapes = _shapes_of(state)
+            moving = shapes.step, shapes.params, shapes.model_state, shapes.seed
+            self._logs = jax.eval_shape(
+                lambda *args: outcome_of_step(self._user_step, shapes, *args)[3], moving, batch)
+        super().prepare(state, batch, batch_rows)
+
+    def _learn(self, shapes: Any, state: Any) -> None:
+        logs = {**self._logs, "staleness": jax.ShapeDtypeStruct((), np.float32)}
+        super()._learn((shapes[0], logs), state)
+        self._add = compiled(running_logs.add_step)
+
+    def _affordable_steps(self, cost: Any, stacked: Any) -> int:
+        size = max(sum(leaf.nbytes for leaf in jax.tree.leaves(stacked)), 1)
+        return max(min(STEPS_PER_WORKER * self._cluster.num_workers, SENT_BYTES // size), self._cluster.num_workers)
+
+    def steps_of_arrays(self, batch: Any) -> int:
+        return self.steps_per_execution
+
+    def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
+        """Returns a group of batches, which stay on the host until they are sent."""
+        data = SharedRows(arrays, group.data) if isinstance(arrays, SharedValue) else group.data
+        return PlacedGroup(data, None, group.count, group.rows, group.first, group.resume_token)
+
+    def executable(
+        self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,
+        stop: int | None = None,
+    ) -> Callable[..., Any]:
+        stop = group.count if stop is None else stop
+
+        def execute(state: TrainState, running: Any) -> tuple[TrainState, Any]:
+            with timing.measure("device"):
+                return self._trained(state, running, group, range(start, stop))
+
+        return execute
+
+    def text(self) -> str | None:
+        return None  # programs are the workers'
+
+    def _trained(self, state: TrainState, running: Any, group: PlacedGroup, batches: range) -> tuple[TrainState, Any]:
+        coordinator = self._cluster.coordinator
+        coordinator.join()
+        if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
+            self._last = None
+            self._served.load(state)
+            shapes = _shapes_of(state)
+            self._step = SharedStep(f"step {next(_numbers)}", self._shared_step, self._served.client(shapes))
+            self._next_number = 0
+        self._last = None  # should a step fail, servers have what the chief does not know
+        pending: collections.deque[RemoteValue] = collections.deque()
+        outcomes: list[Any] = []
+        most = self._cluster.max_staleness
+        for batch in _batches(group, batches):
+            while most is not None and len(pending) > most:
+                outcomes.append(self._outcome(pending.popleft()))
+            pending.append(coordinator.schedule(train_on_batch, args=(self._step, self._next_number, *batch)))
+            self._next_number += 1
+        outcomes += [self._outcome(value) for value in pending]
+        coordinator.join()
+        fetched, updates = self._served.fetch(state)
+        if updates != self._next_number:
+            raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
+                               "updates. A scheduled function must not train a model that `fit` is training.")
+        state = self._strategy.place_state(fetched)
+        for leaves, rows, staleness in outcomes:
+            running = self._added(running, leaves, rows, staleness)
+        self._last = state
+        return state, running
+
+    def _outcome(self, value: RemoteValue) -> Any:
+        try:
+            return value.fetch()
+        except BaseException:
+            self._cluster.coordinator.join()  # which raises what has gone wrong first, when nothing runs any more
+            raise
+
+    def _added(self, running: Any, leaves: list[Any], rows: Any, staleness: int) -> Any:
+        if staleness > 2 * self._cluster.num_workers and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"A gradient has missed {staleness} updates, with {self._cluster.num_workers} workers: some "
+                          "are much slower than others. Bound it by `max_staleness`, or divide such gradients by "
+                          "`staleness=\"scale\"`.", stacklevel=2)
+        logs = {**jax.tree.unflatten(jax.tree.structure(self._logs), leaves), "staleness": np.float32(staleness)}
+        return self._add(running, logs, rows)
+
+
+def _batches(group: PlacedGroup, numbers: range) -> Iterator[tuple[Any, SharedValue | None]]:
+    """Yields batches as `train_on_batch` takes them."""
+    if isinstance(group.data, SharedRows):
+        for number in numbers:
+            yield group.data.numbers[number], group.data.arrays
+        return
+    for number in numbers:
+        yield jax.tree.map(lambda leaf, number=number: leaf[number], group.data), None
+
+
+def _shapes_of(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)

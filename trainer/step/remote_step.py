@@ -1,0 +1,99 @@
+"""A train step on a worker: its gradients, of parameters that it has pulled, go to the parameter servers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.compile.jit import compiled
+from trainer.core.replica_context import RowMask
+from trainer.core.train_state import TrainState
+from trainer.data import HostArrays
+from trainer.data.sources.buffers import POOL
+from trainer.distribute.parameter_server.push_context import PushContext, without_memory
+from trainer.distribute.parameter_server.served_model import ModelClient
+from trainer.distribute.parameter_server.wire import Resource
+from trainer.step import steps
+
+
+def outcome_of_step(user_step: steps.Step, shapes: TrainState, moving: Any, batch: Any) -> tuple[Any, ...]:
+    """Returns what a step leaves: gradients, loss, model state, logs and rows.
+
+    Args:
+      user_step: the model's `train_step`.
+      shapes: the state's, whose optimizer state the servers have.
+      moving: the step count, the parameters, the model state and the seed.
+      batch: the batch.
+
+    Raises:
+      ValueError: if the step needs parameters that it has updated, or applies gradients twice.
+    """
+    contexts: list[PushContext] = []
+
+    def make_context(rows: int, mask: RowMask) -> PushContext:
+        contexts.append(PushContext(rows))
+        return contexts[0]
+
+    step, params, model_state, seed = moving
+    state = shapes.replace(step=step, params=params, model_state=model_state, seed=seed,
+                           opt_state=without_memory(shapes.opt_state))
+    left, logs, rows = steps.train_one_batch(user_step, make_context, state, batch, None)
+    return contexts[0].grads or {}, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
+
+
+class RemoteStep:
+    """A model's train step in a worker.
+
+    Args:
+      user_step: the model's `train_step`.
+      client: pulls and pushes.
+    """
+
+    def __init__(self, user_step: steps.Step, client: ModelClient):
+        self._client = client
+        self._compiled = compiled(functools.partial(outcome_of_step, user_step, client.shapes))
+
+    def __call__(self, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
+        """Makes one step; returns the leaves of its logs, its rows, and the staleness of its gradients."""
+        params, model_state, _ = self._client.pull()
+        moving = np.int32(self._client.first_step + number), params, model_state, np.uint32(self._client.seed)
+        grads, value, model_state, logs, rows = jax.device_get(self._compiled(moving, batch))
+        staleness = self._client.push(number, grads, value, model_state)
+        return jax.tree.leaves(logs), rows, staleness
+
+
+class SharedStep:
+    """What the chief sends of a train step: each worker makes a `RemoteStep` of it, once.
+
+    Args:
+      key: its name, of which no other has the same.
+      user_step: what each worker gets as the model's `train_step`.
+      client: what each worker gets to pull and push with.
+    """
+
+    def __init__(self, key: str, user_step: Any, client: ModelClient):
+        self._key, self._user_step, self._client = key, user_step, client
+
+    def as_resource(self) -> Resource:
+        """Returns what a worker gets for it."""
+        user_step, client = self._user_step, self._client
+        return Resource(self._key, lambda worker: RemoteStep(user_step, client))
+
+
+def train_on_batch(step: Callable[..., Any], number: int, batch: Any, arrays: HostArrays | None) -> Any:
+    """Runs in a worker: makes one step.
+
+    Args:
+      step: the worker's `RemoteStep`.
+      number: which step of the state's it is.
+      batch: the batch, or the numbers of its rows in `arrays`.
+      arrays: the data, where the worker has them.
+    """
+    if arrays is not None:
+        batch = jax.tree.map(lambda leaf: leaf[0], arrays.gather(batch[None], None, POOL))
+    return step(number, batch)
