@@ -13,12 +13,13 @@ from flax import linen as nn
 from flax import nnx
 
 import trainer
+import trainer.estimator
 from tests.support import pages, project_files
 
 GUIDES = sorted(str(path.relative_to(project_files.ROOT)) for path in project_files.ROOT.glob("docs/migration/*.md"))
 KERAS_GUIDE = "docs/migration/from_keras3_jax.md"
 ROOTS = {"trainer": trainer, "callbacks": trainer.callbacks, "Model": trainer.Model, "optax": optax, "jax": jax,
-         "nn": nn, "nnx": nnx,
+         "nn": nn, "nnx": nnx, "est": trainer.estimator,
          **{name: getattr(trainer.Model, name) for name in ("compile", "fit", "evaluate", "predict", "train_on_batch")}}
 
 

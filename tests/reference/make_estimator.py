@@ -192,6 +192,11 @@ def a_hook_stops_the_training():
 
 
 @behaviour
+def a_hook_alone_stops_the_training():
+    return step(estimator().train(lambda: data(repeat=True), hooks=[tf.compat.v1.train.StopAtStepHook(num_steps=4)]))
+
+
+@behaviour
 def order_of_a_hooks_methods():
     calls = []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,7 +121,7 @@ class Estimator:
           hooks: `SessionRunHook`s, callbacks of `trainer.callbacks`, or a list of both.
           steps: how many steps to train for, more than were done before.
           max_steps: the global step to train to. If it is reached already, nothing is called. Without either, the
-            training ends with the data.
+            training ends with the data, or when a hook stops it.
           saving_listeners: called around each checkpoint.
 
         Returns:
@@ -150,12 +151,14 @@ class Estimator:
             self.model_dir, self.config.save_freq, self.config.keep_checkpoint_max, listeners, has_ended)
         log = TrainingLog(self.model_dir, self.config.log_step_count_steps, self.config.save_summary_steps,
                           jax.process_index() == 0)
+        if steps is not None:
+            max_steps = begin + steps
         of_chief = as_callbacks("training_chief_hooks", spec.training_chief_hooks)
         for callback in of_chief:
             callback.runs_on = "chief"
         model.fit(
             batches.per_step(model.strategy.num_replicas_in_sync, spec.batch_map), verbose=0,
-            max_steps=max_steps if steps is None else begin + steps,
+            max_steps=sys.maxsize if max_steps is None else max_steps,  # data without end may be ended by a hook
             callbacks=[saver, log, *callbacks, *as_callbacks("training_hooks", spec.training_hooks), *of_chief])
         return self
 
