@@ -149,6 +149,7 @@ class RemotePhase(CompiledPhase):
         state = self._strategy.place_state(fetched)
         for leaves, rows, staleness in outcomes:
             running = self._added(running, leaves, rows, staleness)
+        self._warn_of_staleness(sum(staleness for *_, staleness in outcomes) / len(outcomes))
         self._last = state
         return state, running
 
@@ -159,12 +160,14 @@ class RemotePhase(CompiledPhase):
             self._cluster.coordinator.join()  # which raises what has gone wrong first, when nothing runs any more
             raise
 
-    def _added(self, running: Any, leaves: list[Any], rows: Any, staleness: int) -> Any:
-        if staleness > 2 * self._cluster.num_workers and not self._has_warned:
+    def _warn_of_staleness(self, mean: float) -> None:
+        if mean > 2 * self._cluster.num_workers and not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"A gradient has missed {staleness} updates, with {self._cluster.num_workers} workers: some "
-                          "are much slower than others. Bound it by `max_staleness`, or divide such gradients by "
-                          "`staleness=\"scale\"`.", stacklevel=2)
+            warnings.warn(f"Gradients have missed {mean:.0f} updates on average, with {self._cluster.num_workers} "
+                          "workers: some are much slower than others. Bound it by `max_staleness`, or divide such "
+                          'gradients by `staleness="scale"`.', stacklevel=2)
+
+    def _added(self, running: Any, leaves: list[Any], rows: Any, staleness: int) -> Any:
         logs = {**jax.tree.unflatten(jax.tree.structure(self._logs), leaves), "staleness": np.float32(staleness)}
         return self._add(running, logs, rows)
 

@@ -127,7 +127,7 @@ class ClusterCoordinator:
         self._is_closed = False
         self._slots = [_WorkerSlot(index, handle) for index, handle in enumerate(workers)]
         for slot in self._slots:
-            threading.Thread(target=self._serve, args=(slot,), name=f"worker {slot.index}", daemon=True).start()
+            threading.Thread(target=self._serve, args=(slot,), name=f"trainer worker {slot.index}", daemon=True).start()
 
     # --- what users call -------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -17,7 +18,7 @@ from trainer.distribute.parameter_server.wire import Packed
 def main() -> None:
     """Serves. The first line of standard input says what and where; its end is the end of this process."""
     settings = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(settings["address"],), daemon=True).start()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings["address"] + ".new")
     listener.listen(128)
@@ -28,8 +29,9 @@ def main() -> None:
         threading.Thread(target=_serve, args=(connection, host), daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(address: str) -> None:
     sys.stdin.buffer.read()
+    shutil.rmtree(os.path.dirname(address), ignore_errors=True)  # a parent that was killed could not
     os._exit(0)
 
 

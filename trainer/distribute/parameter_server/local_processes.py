@@ -46,6 +46,7 @@ class LocalHandle:
         self._address, self._process = address, process
         self._idle: list[socket.socket] = []
         self._lock = threading.Lock()
+        self._is_killed = False
 
     def __reduce__(self) -> Any:
         return LocalHandle, (self.name, self._address)
@@ -68,16 +69,22 @@ class LocalHandle:
             connection.close()
             raise self._lost() from error
         with self._lock:
-            self._idle.append(connection)
+            if self._is_killed:
+                connection.close()
+            else:
+                self._idle.append(connection)
         if kind == RAISED:
             raise RemoteCallError(unpack(answer))
         return unpack(answer)
 
     def kill(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self._process.stdin is not None:
             self._process.kill()
             self._process.wait(_END)
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         with self._lock:
+            self._is_killed = True
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
@@ -116,7 +123,7 @@ class LocalProcesses:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="trainer-ps-")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._handles: list[LocalHandle] = []
         self._lock = threading.Lock()
         self._count, self._is_closed = 0, False
 
@@ -127,35 +134,39 @@ class LocalProcesses:
             self._count += 1
             address = os.path.join(self._folder, str(self._count))
             # A session of its own: Ctrl-C is for the chief, which then ends the others.
-            process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, env=_environment(role),
+            process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, env={**os.environ, **environment_of(role)},
                                        start_new_session=True)
-            self._processes.append(process)
+            handle = LocalHandle(name, address, process)
+            self._handles.append(handle)
         assert process.stdin is not None, "a pipe"
         settings = {"address": address, "make": pack(make)[0].data.hex()}
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the first call reports
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             process.stdin.flush()
-        return LocalHandle(name, address, process)
+        return handle
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            for process in self._processes:
-                process.kill()
-            for process in self._processes:
-                process.wait(_END)
-                if process.stdin is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        process.stdin.close()
-            self._processes = []
+            for handle in self._handles:
+                handle.kill()
+            self._handles = []
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _environment(role: str) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    environment["XLA_FLAGS"] = _DEVICE_COUNT.sub("", environment.get("XLA_FLAGS", "")).strip()
+def environment_of(role: str) -> dict[str, str]:
+    """Returns what differs in the environment of a process from that of the chief.
+
+    Args:
+      role: "worker" or "ps".
+    """
+    # The modules of the user's script are found as here, on machines with the same folders.
+    environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                   "XLA_FLAGS": _DEVICE_COUNT.sub("", os.environ.get("XLA_FLAGS", "")).strip()}
     if role == "ps":
         environment["JAX_PLATFORMS"] = "cpu"
+    elif "JAX_PLATFORMS" in os.environ:
+        environment["JAX_PLATFORMS"] = os.environ["JAX_PLATFORMS"]
     # Several processes share an accelerator: none may take all of its memory.
-    environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return environment

@@ -18,6 +18,7 @@ from trainer.distribute.parameter_server.engine import Engine, Handle
 from trainer.distribute.parameter_server.failures import exit_with_code_of_lost_server
 from trainer.distribute.parameter_server.local_processes import LocalProcesses
 from trainer.distribute.parameter_server.partitioners import Partitioner
+from trainer.distribute.parameter_server.ray_cluster import RayCluster
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
 from trainer.distribute.parameter_server.shared import SharedValue
@@ -43,8 +44,10 @@ class ParameterServerStrategy(Strategy):
       cluster_resolver: not yet supported: give `num_workers` and `num_ps`.
       variable_partitioner: as in `tf.distribute`. Parameters are spread over the servers by their bytes and stay whole,
         so that it has no effect.
-      num_workers: how many processes of this machine compute.
+      num_workers: how many processes compute.
       num_ps: how many hold parameters.
+      address: "host:port" of a Ray cluster, whose nodes these processes are then on, or "local" for one that is started
+        on this machine. None starts them on this machine without Ray.
       max_staleness: hands out a batch only when all but the last `max_staleness` before it are applied, so that a
         gradient misses at most twice as many updates. 0 trains one batch after the other, in their order, and gives
         the numbers of one device. None does not wait.
@@ -73,6 +76,7 @@ class ParameterServerStrategy(Strategy):
         *,
         num_workers: int | None = None,
         num_ps: int | None = None,
+        address: str | None = None,
         max_staleness: int | None = None,
         staleness: Literal["scale"] | None = None,
         worker_timeout: float | None = None,
@@ -89,6 +93,8 @@ class ParameterServerStrategy(Strategy):
         self.num_workers, self.num_ps = (arguments.as_count(name, value) for name, value in (
             ("num_workers", num_workers), ("num_ps", num_ps)))
         arguments.check_count("max_staleness", max_staleness, 0, optional=True)
+        if address is not None and not isinstance(address, str):
+            raise errors.wrong_type("address", address, "the address of a Ray cluster, such as '10.0.0.1:6379'")
         if staleness not in (None, "scale"):
             raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
         if worker_timeout is not None:
@@ -96,7 +102,7 @@ class ParameterServerStrategy(Strategy):
         super().__init__(default_devices()[:1])
         self.max_staleness = max_staleness
         exit_with_code_of_lost_server()
-        self._engine: Engine = LocalProcesses()
+        self._engine: Engine = LocalProcesses() if address is None else RayCluster(address)
         self._end = weakref.finalize(self, self._engine.close)
         self._servers = [
             self._engine.start(f"ps {index}", "ps", functools.partial(ParameterServer, staleness == "scale"))

@@ -1,0 +1,65 @@
+"""A parameter-server cluster in threads of one process: the semantics of its queue without the start of processes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
+from trainer.distribute.parameter_server.engine import RemoteCallError
+from trainer.distribute.parameter_server.failures import ProcessLostError
+from trainer.distribute.parameter_server.host import RAISED, Host
+from trainer.distribute.parameter_server.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.worker import Worker
+
+
+class KillWorker(BaseException):
+    """Raised by a function to end the worker that runs it."""
+
+
+class InlineHandle:
+    """A worker in this process. A function ends it through `lose_current`."""
+
+    current = threading.local()
+
+    def __init__(self, name):
+        self.name = name
+        self._host = Host(pack(lambda: Worker(0, []))[0])
+        self._is_lost = False
+
+    def call(self, method, *arguments, timeout=None):
+        return self.call_packed(method, pack(arguments)[0], timeout)
+
+    def call_packed(self, method, packed, timeout=None):
+        if self._is_lost:
+            raise ProcessLostError(f"{self.name} has ended.")
+        InlineHandle.current.handle = self
+        copied = Packed(packed.data, [buffer.copy() for buffer in packed.buffers])
+        kind, answer = self._host.answer(method, copied)
+        if self._is_lost:
+            raise ProcessLostError(f"{self.name} has ended.")
+        if kind == RAISED:
+            raise RemoteCallError(unpack(answer))
+        return unpack(answer)
+
+    def kill(self):
+        self._is_lost = True
+
+
+def lose_current():
+    """Ends the worker that runs the calling function."""
+    InlineHandle.current.handle.kill()
+
+
+class InlineStrategy:
+    """What a coordinator needs of a strategy."""
+
+    def __init__(self, workers=2, timeout=None):
+        numbers = itertools.count()
+        self.started = []
+
+        def start(index):
+            self.started.append(index)
+            return InlineHandle(f"worker {index} (start {next(numbers)})")
+
+        self._coordinator = ClusterCoordinator._of(self, [start(index) for index in range(workers)], start, timeout)

@@ -1,0 +1,184 @@
+"""An engine of Ray's actors, on the nodes of a cluster. The only file that names `ray`.
+
+Ray's processes listen on all interfaces of their machines, also for a cluster of one machine. They answer who has the
+cluster's token: it is made once a process, since Ray keeps the first, and is in a file that only this user may read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trainer.distribute.parameter_server.engine import RemoteCallError
+from trainer.distribute.parameter_server.failures import ProcessLostError
+from trainer.distribute.parameter_server.host import RAISED, Host
+from trainer.distribute.parameter_server.local_processes import environment_of
+from trainer.distribute.parameter_server.wire import Packed, pack, unpack
+
+LOCAL = "local"  # the address that stands for a cluster on this machine, which is started
+_OBJECT_STORE = 512 * 2**20  # bytes, of a cluster that is started here
+_CALLS_AT_ONCE = 64  # of an actor, which more than so many workers may call
+
+
+class RayHost(Host):
+    """A `Host` as an actor. Ray hands out views of shared memory, which users could not write to."""
+
+    def answer(self, method: str, arguments: Packed) -> tuple[str, Packed]:
+        return super().answer(method, _owned(arguments))
+
+
+class RayHandle:
+    """An actor.
+
+    Args:
+      name: what messages call it.
+      actor: the actor's handle.
+    """
+
+    def __init__(self, name: str, actor: Any):
+        self.name = name
+        self._actor = actor
+
+    def __reduce__(self) -> Any:
+        return RayHandle, (self.name, self._actor)
+
+    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        return self.call_packed(method, pack(arguments)[0], timeout)
+
+    def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
+        import ray
+
+        try:
+            kind, answer = ray.get(self._actor.answer.remote(method, packed), timeout=timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError(f"{self.name} has not answered within {timeout:g} s.") from None
+        except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError,
+                ray.exceptions.OutOfMemoryError) as error:
+            raise ProcessLostError(f"{self.name} has ended. {_reason(error)}") from None
+        except ray.exceptions.RayTaskError as error:  # of Ray's own: a `Host` answers with those of functions
+            raise ProcessLostError(f"{self.name} cannot be used: {error}") from None
+        answer = _owned(Packed(*answer))
+        if kind == RAISED:
+            raise RemoteCallError(unpack(answer))
+        return unpack(answer)
+
+    def kill(self) -> None:
+        import ray
+
+        with contextlib.suppress(Exception):  # it is gone, or all of Ray is
+            ray.kill(self._actor, no_restart=True)
+
+
+class RayCluster:
+    """Starts actors on a Ray cluster.
+
+    Args:
+      address: "host:port" of a cluster that runs; `LOCAL` starts one on this machine, which ends with this object.
+
+    Raises:
+      ImportError: without Ray.
+      RuntimeError: if Ray cannot be started, or is not reached.
+    """
+
+    def __init__(self, address: str):
+        _use_token()
+        try:
+            import ray
+        except ImportError:
+            raise ImportError("`address` needs Ray: pip install 'trainer-jax[ray]'. Without it, leave `address` out: "
+                              "workers and servers are then processes of this machine.") from None
+        self._ray = ray
+        self._starts = not ray.is_initialized()
+        self._handles: list[RayHandle] = []
+        if self._starts:
+            _begin(address)
+
+    def start(self, name: str, role: str, make: Callable[[], Any]) -> RayHandle:
+        actor = self._ray.remote(RayHost).options(
+            num_cpus=0, max_restarts=0, max_concurrency=_CALLS_AT_ONCE,
+            runtime_env={"env_vars": environment_of(role)}).remote(pack(make)[0])
+        handle = RayHandle(name, actor)
+        self._handles.append(handle)
+        return handle
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.kill()
+        self._handles = []
+        if self._starts and self._ray.is_initialized():
+            self._ray.shutdown()
+
+
+def _owned(packed: Packed) -> Packed:
+    return Packed(packed.data, [np.array(buffer) for buffer in packed.buffers])
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _begin(address: str) -> None:
+    """Connects this process to Ray; starts it, if `address` says so."""
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "ERROR"}
+    if address != LOCAL:
+        try:
+            ray.init(address=address, **quiet)
+        except Exception as error:
+            raise RuntimeError(f"The Ray cluster at {address!r} is not reached: {_reason(error)} Start it with the "
+                               "token of this process, as RAY_AUTH_TOKEN_PATH says, and give the address of its "
+                               "head.") from error
+        return
+    for is_last in (False, True):
+        before = _children()
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # its children run other programs at once
+                ray.init(address=LOCAL, include_dashboard=False, object_store_memory=_OBJECT_STORE,
+                         num_cpus=os.cpu_count(), **quiet)
+            return
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+            _end(_children() - before)
+            if is_last:
+                raise RuntimeError(f"Ray could not be started on this machine: {_reason(error)} It gives itself 30 s, "
+                                   "and a busy machine takes longer: end other work, or leave `address` out for local "
+                                   "processes.") from error
+
+
+def _use_token() -> None:
+    """Has Ray ask for a token, unless the environment says which. Ray looks for it when it is imported."""
+    if os.environ.keys() & {"RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"} or "ray" in sys.modules:
+        return
+    folder = tempfile.mkdtemp(prefix="trainer-ray-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = os.path.join(folder, "token")
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    os.environ["RAY_AUTH_TOKEN_PATH"] = path
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _children() -> set[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False)
+    return {int(pid) for pid in listed.stdout.split()}
+
+
+def _end(processes: set[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+
