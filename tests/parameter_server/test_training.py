@@ -216,7 +216,7 @@ class Twice(Adversaries):
 class ReadsUpdated(Adversaries):
     def train_step(self, state, batch):
         logs, state = super().train_step(state, batch)
-        return {**logs, "norm": optax.global_norm(state.params)}, state
+        return {**logs, "norm": optax.tree.norm(state.params)}, state
 
 
 @pytest.mark.parametrize(("kind", "message"), [

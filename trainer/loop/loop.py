@@ -244,7 +244,8 @@ def _run_epoch(
     running = inputs.phase.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
-    one_by_one = per_batch or _stops(model, kind, agrees)  # asked before the epoch, it ends after one batch
+    one_by_one = per_batch and not inputs.phase.is_asynchronous
+    one_by_one = _stops(model, kind, agrees) or one_by_one  # asked before the epoch, it ends after one batch
     with inputs.interrupts, inputs.groups(epoch, batch) as groups:
         for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
             first, last = group.first + start, group.first + stop - 1

@@ -103,7 +103,11 @@ class CompiledPhase:
       microbatches: into how many parts the step divides a replica's rows, which pads too; may be assigned.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
+      is_asynchronous: whether the batches of an execution are trained side by side, so that hooks of single batches
+        are called for whole executions.
     """
+
+    is_asynchronous = False
 
     def __init__(
         self, kind: str, user_step: steps.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,

@@ -71,6 +71,8 @@ class RemotePhase(CompiledPhase):
       served: the model's state on the servers.
     """
 
+    is_asynchronous = True
+
     def __init__(self, user_step: steps.Step, shared_step: Any, strategy: ParameterServerStrategy,
                  steps_per_execution: int | str, served: ServedModel):
         super().__init__("train", user_step, strategy, steps_per_execution, eager=False)

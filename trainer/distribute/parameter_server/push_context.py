@@ -23,8 +23,12 @@ class _Unknown:
     def __init__(self, leaf: Any):
         self.shape, self.dtype, self.size, self.ndim = leaf.shape, leaf.dtype, leaf.size, leaf.ndim
 
-    def __jax_array__(self) -> Any:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise ValueError(_MADE_ELSEWHERE.format("use them after `apply_gradients`"))
+
+    __getattr__ = _refuse  # also of what JAX looks for in an argument
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = _refuse
+    __matmul__ = __rmatmul__ = __neg__ = __abs__ = __getitem__ = _refuse
 
 
 class PushContext(ReplicaContext):
