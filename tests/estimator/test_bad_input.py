@@ -31,7 +31,7 @@ SPECS = {
     "outputs that are a dict": ({"export_outputs": {"a": 1}}, TypeError, "`export_outputs` must be a list of names"),
     "outputs that are a number": ({"export_outputs": 3}, TypeError, "`export_outputs` must be a list of names"),
     "no outputs": ({"export_outputs": []}, ValueError, "`export_outputs` must be a list of at least one name"),
-    "a batch_map without a result": ({"batch_map": lambda x, y: None}, TypeError, "`batch_map` must return .* NoneType"),
+    "a batch_map of nothing": ({"batch_map": lambda x, y: None}, TypeError, "`batch_map` must return .* NoneType"),
     "a batch_map of features alone": ({"batch_map": lambda x, y: x}, TypeError, r"`batch_map` must return .*\(5, 2\)"),
 }
 
@@ -74,7 +74,7 @@ def test_a_list_of_batches_without_labels_is_predicted_batch_by_batch(trained):
 CALLS = {
     "one thing for listeners": (lambda made: made.train(data, steps=1, saving_listeners=3), TypeError,
                                 "`saving_listeners` must be `CheckpointSaverListener`s"),
-    "a number for exporters": (lambda made: est.EvalSpec(data, exporters=3), TypeError, "`exporters` must be `Exporter`"),
+    "a number for exporters": (lambda made: est.EvalSpec(data, exporters=3), TypeError, "`exporters` must be"),
     "a number for a path": (lambda made: made.evaluate(data, 1, checkpoint_path=3), TypeError,
                             "`checkpoint_path` must be the path of a checkpoint"),
     "the folder for a path": (lambda made: made.evaluate(data, 1, checkpoint_path=made.model_dir), ValueError,
@@ -144,7 +144,7 @@ HEADS = {
         {"size": Y, "kind": IDS}, 1, r"MultiHead, of shape \(rows, 2\)"),
     "rows that differ between heads": (
         lambda: est.MultiHead([est.RegressionHead(name="size"), est.BinaryClassHead(name="kind")]),
-        {"size": Y, "kind": IDS[:3]}, 2, "labels of all heads must have as many rows. Received: {'size': 5, 'kind': 3}"),
+        {"size": Y, "kind": IDS[:3]}, 2, "must have as many rows. Received: {'size': 5, 'kind': 3}"),
     "labels that are not finite": (lambda: est.MultiClassHead(3), IDS * np.nan, 3, "must be whole numbers from 0"),
     "a weight column without names": (lambda: est.RegressionHead(weight_column="w"), Y, 1, "must be a dict by name"),
 }
@@ -172,7 +172,7 @@ MADE = {
                                     "`head_weights` must be a finite number"),
     "a name that is a number": (lambda: est.MultiClassHead(3, name=4), TypeError, "`name` must be text"),
     "one threshold": (lambda: est.BinaryClassHead(thresholds=0.5), TypeError, "`thresholds` must be a list of numbers"),
-    "a name twice": (lambda: est.BinaryClassHead(label_vocabulary=["a", "a"]), ValueError, "must have names that differ"),
+    "a name twice": (lambda: est.BinaryClassHead(label_vocabulary=["a", "a"]), ValueError, "names that differ"),
     "a link that is no function": (lambda: est.RegressionHead(inverse_link_fn=3), TypeError,
                                    "`inverse_link_fn` must be a function"),
 }
@@ -186,5 +186,5 @@ def test_heads_that_cannot_be_made(name):
 
 
 def test_weights_that_are_text_are_refused():
-    with pytest.raises(ValueError, match="`weight_column` 'w' must have numbers. Received: dtype <U1"):
+    with pytest.raises(ValueError, match=r"`weight_column` 'w' must have numbers\. Received: dtype <U1"):
         est.RegressionHead(weight_column="w").weights({"w": np.array(["a", "b"])}, 2)

@@ -44,6 +44,14 @@ def test_a_model_without_weights_begins_as_it_would(tmp_path):
     np.testing.assert_allclose(made.get_variable_value("params/kernel"), model.state.params["kernel"], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("seed", "expected"), [(None, 3), (4, 4)])
+def test_the_seed_is_that_of_the_config_or_else_of_the_model(tmp_path, seed, expected):
+    model = trainer.Model(nn.Dense(1), seed=3)
+    model.compile("sgd", "mse")
+    made = est.model_to_estimator(model, tmp_path, est.RunConfig(tf_random_seed=seed))
+    assert made.config.seed == expected
+
+
 def test_arguments_of_compile_are_kept(tmp_path):
     model = compiled(freeze=["bias"])
     model.build(X[:1])
@@ -82,7 +90,7 @@ def own_step():
 @pytest.mark.parametrize(("make", "error", "message"), [
     (lambda: est.model_to_estimator(nn.Dense(1)), TypeError, r"`model` must be a compiled `trainer.Model`. .*Dense"),
     (lambda: est.model_to_estimator(trainer.Model(nn.Dense(1))), ValueError, "has not been compiled"),
-    (lambda: est.model_to_estimator(own_step()), ValueError, "overrides train_step, which an estimator would leave out"),
+    (lambda: est.model_to_estimator(own_step()), ValueError, "overrides train_step, which an estimator would"),
     (lambda: est.model_to_estimator(compiled(), config={}), TypeError, "`config` must be a `RunConfig`"),
     (lambda: est.model_to_estimator(compiled(), metric_names_map=["mae"]), TypeError,
      "`metric_names_map` must be a dict of names by names"),

@@ -28,7 +28,8 @@ def test_an_interrupted_call_goes_on_where_it_was(tmp_path):
 
 def test_an_interrupted_call_with_other_data_warns_and_begins_them_again(tmp_path):
     made, step = interrupted(tmp_path, lambda: dataset(repeat=True))
-    with pytest.warns(UserWarning, match=f"cannot go on where it was: .* go on from step {step}, and the data begin again"):
+    message = f"cannot go on where it was: .* go on from step {step}, and the data begin again"
+    with pytest.warns(UserWarning, match=message):
         made.train(lambda: dataset(3, repeat=True), max_steps=6)
     before = [[0, 1], [2, 3], [4]][:step]
     kernel, _ = trained_by_hand([*before, *([[0, 1, 2], [3, 4]] * 3)[:6 - step]])

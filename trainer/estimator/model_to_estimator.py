@@ -79,7 +79,10 @@ class _ModelEstimator(Estimator):
         def model_fn(features: Any, labels: Any, mode: Mode) -> EstimatorSpec:
             return EstimatorSpec(mode, module=model.module, compile_options=given, **of_spec)
 
-        super().__init__(model_fn, model_dir, config or RunConfig(tf_random_seed=model._state_holder.seed))
+        config = RunConfig() if config is None else config
+        if isinstance(config, RunConfig) and config.tf_random_seed is None:
+            config = config.replace(tf_random_seed=model._state_holder.seed)
+        super().__init__(model_fn, model_dir, config)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         logs = super().evaluate(*args, **kwargs)

@@ -50,10 +50,9 @@ class WarmStartSettings:
             except re.error as error:
                 raise ValueError(f"`vars_to_warm_start` has {pattern!r}, which is no regular expression: {error}."
                                  ) from None
-
         names = self.var_name_to_prev_var_name
         if not isinstance(names, Mapping) or not all(isinstance(name, str) for pair in names.items() for name in pair):
-            raise errors.wrong_type("var_name_to_prev_var_name", names, "a dict of the checkpoint's names of variables, "
+            raise errors.wrong_type("var_name_to_prev_var_name", names, "a dict of names in the checkpoint "
                                     "by this model's")
 
     @property
