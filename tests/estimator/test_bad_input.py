@@ -49,12 +49,14 @@ INPUTS = {
     "lists": (lambda: (X.tolist(), Y.tolist()), TypeError, r"must be arrays: .*Make arrays of lists, by `np.asarray`"),
     "batches that are lists": (lambda: [[X, Y]], TypeError, r"or a tuple `\(features, labels\)`. Received: \[array"),
     "features and labels in a list": (lambda: [X, Y], ValueError, "The loss needs targets"),
-    "no rows": (lambda: (X[:0], Y[:0]), ValueError, "Expected at least one row"),
+    "no rows": (lambda: (X[:0], Y[:0]), ValueError,
+                "features of input_fn cannot be used: .*at least one row"),
     "other rows of labels": (lambda: (X, Y[:3]), ValueError, "must have the same number of rows"),
     "other columns of labels": (lambda: (X, np.c_[Y, Y]), ValueError, "Give one label for each output"),
     "no labels": (lambda: X, ValueError, "The loss needs targets"),
     "three parts": (lambda: (X, Y, Y), ValueError, r"must be `features` or `\(features, labels\)`. .*a tuple of 3"),
-    "features that are text": (lambda: (IDS.astype(str), Y), ValueError, "must be of a boolean or numeric dtype"),
+    "features that are text": (lambda: (IDS.astype(str), Y), ValueError,
+                               "features of input_fn cannot be used: .*For text, give the spec a `batch_map`"),
 }
 
 
@@ -99,6 +101,13 @@ def test_calls(trained, name):
     call, error, message = CALLS[name]
     with pytest.raises(error, match=message):
         call(trained)
+
+
+def test_params_are_an_empty_dict_by_default(tmp_path):
+    def model_fn(features, labels, mode, params):
+        return spec_fn(nn.Dense(params.get("units", 1)))(features, labels, mode)
+
+    assert est.Estimator(model_fn, tmp_path).train(data, steps=1).params == {}
 
 
 def test_one_hook_or_listener_needs_no_list(tmp_path):

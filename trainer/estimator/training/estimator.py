@@ -54,7 +54,7 @@ class Estimator:
         that returns an `EstimatorSpec`. It gets the first batch of the input, as numpy arrays.
       model_dir: the folder; by default that of `config`, or a new temporary folder.
       config: a `RunConfig`.
-      params: what `model_fn` and `input_fn` get as `params`, copied.
+      params: what `model_fn` and `input_fn` get as `params`, copied; an empty dict by default.
       warm_start_from: the folder of another training whose weights to begin with, or `WarmStartSettings`.
 
     Attributes:
@@ -90,7 +90,7 @@ class Estimator:
             raise errors.wrong_type("config", config, "a `RunConfig`")
         if params is not None and not isinstance(params, Mapping):
             raise errors.wrong_type("params", params, "a dict")
-        self._params = copy.deepcopy(params)
+        self._params = copy.deepcopy({} if params is None else params)
         self._model_fn = check_model_fn(model_fn, params)
         self.config = _with_model_dir(config or RunConfig(), model_dir)
         assert self.config.model_dir is not None, "it was chosen above"

@@ -11,6 +11,7 @@ from trainer.core import errors
 from trainer.core.replica_context import get_replica_context
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
+from trainer.data.sources.batches import as_batch
 from trainer.distribute import Strategy, get_strategy
 from trainer.estimator.training.spec import EstimatorSpec
 from trainer.metrics import Mean
@@ -76,7 +77,16 @@ def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, featur
       strategy: where it runs; None for that in scope, or the default.
       seed: what the weights derive from.
       features: some rows of what the module is called with.
+
+    Raises:
+      ValueError: if they are no rows of numbers.
     """
+    try:
+        as_batch((features,))
+    except ValueError as error:
+        raise ValueError(f"The features of input_fn cannot be used: they are {errors.describe(features)}. {error} For "
+                         "text, give the spec a `batch_map` that makes numbers of it, such as `HostTransform(columns)`."
+                         ) from error
     with (strategy or get_strategy()).scope():
         model = EstimatorModel(spec, seed)
         if spec.loss is not None:
