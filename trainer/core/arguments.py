@@ -83,6 +83,20 @@ def as_path(argument: str, value: Any, expected: str = "the path of a file") -> 
     return path
 
 
+def as_names(argument: str, value: Any) -> list[str]:
+    """Returns `value`, a list of at least one name, as a list.
+
+    Raises:
+      TypeError: if it is no list of texts.
+      ValueError: if it is empty.
+    """
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"`{argument}` must be a list of names. Received: {describe(value)}.")
+    if not value:
+        raise ValueError(f"`{argument}` must be a list of at least one name. Received: an empty one.")
+    return list(value)
+
+
 def as_count_or_word(
     argument: str, value: Any, words: Sequence[str], minimum: int = 1, expected: str | None = None
 ) -> int | str:

@@ -36,7 +36,7 @@ def model_to_estimator(
       metric_names_map: other names for logs of `evaluate`, by the model's names.
 
     Raises:
-      TypeError: if `model` is no `Model`.
+      TypeError: if `model` is no `Model`, or for arguments of a wrong type.
       ValueError: if it is not compiled, or overrides a step.
 
     Example:
@@ -59,6 +59,10 @@ def model_to_estimator(
     if overridden:
         raise ValueError(f"The model overrides {', '.join(overridden)}, which an estimator would leave out. Use "
                          "`Model.fit`, or write a `model_fn`.")
+    if metric_names_map is not None and not (
+            isinstance(metric_names_map, Mapping)
+            and all(isinstance(name, str) for pair in metric_names_map.items() for name in pair)):
+        raise errors.wrong_type("metric_names_map", metric_names_map, "a dict of names by names, or None")
     return _ModelEstimator(model, model_dir, config, metric_names_map)
 
 
@@ -75,11 +79,21 @@ class _ModelEstimator(Estimator):
         def model_fn(features: Any, labels: Any, mode: Mode) -> EstimatorSpec:
             return EstimatorSpec(mode, module=model.module, compile_options=given, **of_spec)
 
-        super().__init__(model_fn, model_dir, config or RunConfig(tf_random_seed=model._state_holder.seed))
+        config = RunConfig() if config is None else config
+        if isinstance(config, RunConfig) and config.tf_random_seed is None:
+            config = config.replace(tf_random_seed=model._state_holder.seed)
+        super().__init__(model_fn, model_dir, config)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         logs = super().evaluate(*args, **kwargs)
-        return {self._names.get(name, name): value for name, value in logs.items()}
+        for name in self._names:
+            if name not in logs:
+                raise errors.unknown_name("metric in `metric_names_map`", name, logs)
+        named = {self._names.get(name, name): value for name, value in logs.items()}
+        if len(named) < len(logs):
+            raise ValueError("`metric_names_map` gives two logs one name. The names of the logs: "
+                             f"{', '.join(logs)}. Received: {dict(self._names)}.")
+        return named
 
     def _begin(self, mode: Mode, model: EstimatorModel) -> None:
         if self._weights is not None:

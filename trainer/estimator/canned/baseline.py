@@ -12,7 +12,7 @@ from flax import linen as nn
 from trainer.estimator.canned.common import OptimizerOrName, canned_model_fn, classifier_head, named_optimizer
 from trainer.estimator.canned.linear import Path
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction
+from trainer.estimator.heads.base import LossReduction, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 
@@ -50,7 +50,7 @@ class BaselineEstimator(Estimator):
     def __init__(self, head: Head, model_dir: Path | None = None, optimizer: OptimizerOrName = "Ftrl",
                  config: RunConfig | None = None):
         named_optimizer(optimizer, LEARNING_RATE)  # refuses what is none
-        module = BaselineLogits(head.logits_dimension)
+        module = BaselineLogits(check_head(head).logits_dimension)
         super().__init__(canned_model_fn(head, (), module, lambda: named_optimizer(optimizer, LEARNING_RATE)),
                          model_dir, config)
 

@@ -20,7 +20,7 @@ from trainer.estimator.canned.dnn import Activation, DNNLogits, dnn_logits
 from trainer.estimator.canned.linear import Combiner, LinearLogits, Path
 from trainer.estimator.feature_columns import FeatureColumn
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction
+from trainer.estimator.heads.base import LossReduction, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.warm_start import WarmStartSettings
@@ -78,19 +78,20 @@ class DNNLinearCombinedEstimator(Estimator):
                  warm_start_from: Path | WarmStartSettings | None = None):
         if not linear_feature_columns and not dnn_feature_columns:
             raise ValueError("Either linear_feature_columns or dnn_feature_columns must be defined.")
+        units = check_head(head).logits_dimension
         linear, dnn = None, None
         optimizers: dict[str, tuple[OptimizerOrName, float]] = {}
         columns: list[FeatureColumn] = []
         if linear_feature_columns:
             wide = checked_columns("linear_feature_columns", linear_feature_columns)
-            linear = LinearLogits(tuple(wide), head.logits_dimension, linear_sparse_combiner)
+            linear = LinearLogits(tuple(wide), units, linear_sparse_combiner)
             optimizers["linear"] = linear_optimizer, linear_learning_rate(wide, MOST_LINEAR_LEARNING_RATE)
             columns += wide
         if dnn_feature_columns:
             if not dnn_hidden_units:
                 raise ValueError("dnn_hidden_units must be defined when dnn_feature_columns is specified.")
             deep = checked_columns("dnn_feature_columns", dnn_feature_columns)
-            dnn = dnn_logits(dnn_hidden_units, deep, head.logits_dimension, dnn_activation_fn, dnn_dropout, batch_norm)
+            dnn = dnn_logits(dnn_hidden_units, deep, units, dnn_activation_fn, dnn_dropout, batch_norm)
             optimizers["dnn"] = dnn_optimizer, DNN_LEARNING_RATE
             columns += deep
 

@@ -19,7 +19,7 @@ from trainer.estimator.canned.common import (
 from trainer.estimator.canned.linear import Path
 from trainer.estimator.feature_columns import DenseFeatures, FeatureColumn
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction
+from trainer.estimator.heads.base import LossReduction, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.warm_start import WarmStartSettings
@@ -105,7 +105,8 @@ class DNNEstimator(Estimator):
                  warm_start_from: Path | WarmStartSettings | None = None, batch_norm: bool = False):
         columns = checked_columns("feature_columns", feature_columns)
         named_optimizer(optimizer)  # refuses what is none
-        module = dnn_logits(hidden_units, columns, head.logits_dimension, activation_fn, dropout, batch_norm)
+        units = check_head(head).logits_dimension
+        module = dnn_logits(hidden_units, columns, units, activation_fn, dropout, batch_norm)
         super().__init__(canned_model_fn(head, columns, module, lambda: named_optimizer(optimizer)), model_dir, config,
                          warm_start_from=warm_start_from)
 

@@ -19,7 +19,7 @@ from trainer.estimator.canned.common import (
 )
 from trainer.estimator.feature_columns import FeatureColumn, LinearFeatures
 from trainer.estimator.heads import Head, RegressionHead
-from trainer.estimator.heads.base import LossReduction
+from trainer.estimator.heads.base import LossReduction, check_head
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.warm_start import WarmStartSettings
@@ -68,7 +68,7 @@ class LinearEstimator(Estimator):
         columns = checked_columns("feature_columns", feature_columns)
         rate = linear_learning_rate(columns, MOST_LEARNING_RATE)
         named_optimizer(optimizer, rate)  # refuses what is none
-        module = LinearLogits(tuple(columns), head.logits_dimension, sparse_combiner)
+        module = LinearLogits(tuple(columns), check_head(head).logits_dimension, sparse_combiner)
         super().__init__(canned_model_fn(head, columns, module, lambda: named_optimizer(optimizer, rate)), model_dir,
                          config, warm_start_from=warm_start_from)
 

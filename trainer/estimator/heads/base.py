@@ -7,7 +7,7 @@ knows no strategy and no loop.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -66,6 +66,8 @@ class Head(abc.ABC):
         weight_key = getattr(weight_column, "key", weight_column)
         if weight_key is not None and not isinstance(weight_key, str):
             raise errors.wrong_type("weight_column", weight_column, "the name of a feature, a numeric column, or None")
+        if name is not None:
+            arguments.require_text(name=name)
         self.weight_key: str | None = weight_key
         self.loss_reduction = loss_reduction
         self.name = name
@@ -115,6 +117,7 @@ class Head(abc.ABC):
 
     def row_losses(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Returns the loss of each row by the `loss_fn` that was given, or else the task's."""
+        self._check_logits(logits)
         if self._loss_fn is None:
             return self.losses(labels, logits)
         values = self._loss_fn(labels, logits)
@@ -137,7 +140,19 @@ class Head(abc.ABC):
                    **options}
         return EstimatorSpec(
             mode, module=module, loss=self.loss(), optimizer=optimizer, weighted_metrics=self.metrics(),
-            predictions=self.predictions, decode_predictions=self.decoded, **options)
+            predictions=self._checked_predictions, decode_predictions=self.decoded, **options)
+
+    def _check_logits(self, logits: Any) -> None:
+        """Raises ValueError unless logits, on the device, have the shape (rows, logits_dimension)."""
+        shape = getattr(logits, "shape", None)
+        if shape is None or len(shape) != 2 or shape[1] != self.logits_dimension:
+            raise ValueError(f"The module must return the logits of {type(self).__name__}, of shape (rows, "
+                             f"{self.logits_dimension}). Received: {errors.describe(logits)}. Give its last layer "
+                             f"{self.logits_dimension} units, those of `head.logits_dimension`.")
+
+    def _checked_predictions(self, logits: jax.Array) -> dict[str, jax.Array]:
+        self._check_logits(logits)
+        return self.predictions(logits)
 
     def labels_and_weights(self, features: Any, labels: Any) -> tuple[np.ndarray, ...]:
         """Returns a batch's labels as the loss takes them, and the weights of its rows if there are any."""
@@ -159,15 +174,27 @@ class Head(abc.ABC):
         """
         if self.weight_key is None:
             return None
-        if not isinstance(features, Mapping) or self.weight_key not in features:
-            known = list(features) if isinstance(features, Mapping) else []
+        if not isinstance(features, Mapping):
+            raise ValueError(f"`weight_column` names the feature {self.weight_key!r}: features must be a dict by name. "
+                             f"Received: {errors.describe(features)}.")
+        if self.weight_key not in features:
             raise ValueError(f"`weight_column` names the feature {self.weight_key!r}, which is missing. "
-                             f"{errors.near_hint(self.weight_key, known)}")
-        weights = np.asarray(features[self.weight_key], np.float32)
+                             f"{errors.near_hint(self.weight_key, features)}")
+        weights = np.asarray(features[self.weight_key])
+        if weights.dtype.kind not in "buif":
+            raise ValueError(f"`weight_column` {self.weight_key!r} must have numbers. Received: dtype {weights.dtype}.")
+        weights = weights.astype(np.float32)
         if weights.size != rows:
             raise ValueError(f"`weight_column` {self.weight_key!r} must have one number for each of {rows} rows. "
                              f"Received: shape {weights.shape}.")
         return weights.reshape(rows)
+
+
+def check_head(head: Any) -> Head:
+    """Returns a head; raises TypeError if it is none."""
+    if not isinstance(head, Head):
+        raise errors.wrong_type("head", head, "a head of `trainer.estimator`, such as `RegressionHead()`")
+    return head
 
 
 def as_column(labels: Any, dtype: type, width: int, what: str) -> np.ndarray:
@@ -218,6 +245,8 @@ def class_ids(labels: Any, n_classes: int, vocabulary: Sequence[str] | None) -> 
 
 def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
     """Returns thresholds of a probability, none for None; raises an error unless each is between 0 and 1."""
+    if thresholds is not None and (isinstance(thresholds, str) or not isinstance(thresholds, Iterable)):
+        raise errors.wrong_type("thresholds", thresholds, "a list of numbers between 0 and 1, or None")
     for threshold in thresholds or ():
         arguments.require({"thresholds": threshold}, "numbers between 0 and 1", lambda value: 0 < value < 1)
     return tuple(thresholds or ())
@@ -232,6 +261,8 @@ def checked_vocabulary(vocabulary: Any, n_classes: int) -> list[str] | None:
     names = [name.decode() if isinstance(name, bytes) else name for name in vocabulary]
     if any(not isinstance(name, str) for name in names):
         raise ValueError("`label_vocabulary` must be names, as text. Leave it out for numbers.")
+    if len(set(names)) < len(names):
+        raise ValueError("`label_vocabulary` must have names that differ. Received: one that is there twice.")
     if len(names) != n_classes:
         raise ValueError(f"Length of label_vocabulary must be n_classes ({n_classes}). Given: {len(names)}.")
     return names

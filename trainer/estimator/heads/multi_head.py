@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.estimator.heads.base import Head
 from trainer.estimator.heads.metrics import HeadMetric, MeanOf
 from trainer.metrics import Metric
@@ -37,6 +37,8 @@ class MultiHead(Head):
 
     def __init__(self, heads: Sequence[Head], head_weights: Sequence[float] | None = None):
         super().__init__()
+        if isinstance(heads, Head) or not isinstance(heads, Sequence):
+            raise errors.wrong_type("heads", heads, "a list of heads of `trainer.estimator`")
         if not heads:
             raise ValueError("Must specify heads. Given: []")
         for head in heads:
@@ -53,6 +55,8 @@ class MultiHead(Head):
         if head_weights is not None and len(head_weights) != len(heads):
             raise ValueError(f"heads and head_weights must have the same size. Given: {len(heads)} and "
                              f"{len(head_weights)}.")
+        for weight in head_weights or ():
+            arguments.require_finite(head_weights=weight)
         self._heads = list(heads)
         self._factors = [1.0] * len(heads) if head_weights is None else [float(weight) for weight in head_weights]
 
@@ -96,6 +100,9 @@ class MultiHead(Head):
             if head.name not in labels:
                 raise ValueError(f"There are no labels for the head {head.name!r}. Received: {sorted(labels)}.")
             parts.append(head.encoded_labels(labels[head.name]).astype(np.float32))
+        rows = {head.name: len(part) for head, part in zip(self._heads, parts, strict=True)}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"The labels of all heads must have as many rows. Received: {rows}.")
         return np.concatenate(parts, axis=-1)
 
     @property

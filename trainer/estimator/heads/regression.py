@@ -37,6 +37,7 @@ class RegressionHead(Head):
                  loss_reduction: LossReduction = "sum_over_batch_size", loss_fn: LossFn | None = None,
                  inverse_link_fn: Callable[[jax.Array], jax.Array] | None = None, name: str | None = None):
         super().__init__(weight_column, loss_reduction, loss_fn, name)
+        arguments.require_functions(inverse_link_fn=inverse_link_fn)
         self._dimension = arguments.as_count("label_dimension", label_dimension)
         self._inverse_link = inverse_link_fn
 

@@ -18,13 +18,13 @@ import numpy as np
 
 from trainer.callbacks import BackupAndRestore
 from trainer.callbacks.base.run_protocol import SavePoint
-from trainer.core import tree_paths
+from trainer.core import arguments, tree_paths
 from trainer.core.train_state import TrainState
 from trainer.core.types import Phase
 from trainer.distribute import Strategy
 from trainer.estimator.training.hooks import CheckpointSaverListener
 from trainer.loop.resumable_run import check_is_of_run, is_at_the_end
-from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, open_checkpoint
+from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, is_checkpoint, open_checkpoint
 
 STATE = "state"
 GLOBAL_STEP = "global_step"
@@ -132,11 +132,17 @@ def opened(path: str | os.PathLike[str]) -> Checkpoint:
     """Returns a checkpoint of a training by its path.
 
     Raises:
+      TypeError: if it is no path.
       FileNotFoundError: if there is none.
       CheckpointError: if it is damaged.
-      ValueError: if it is none of a training.
+      ValueError: if it is none of a training, or a folder of checkpoints.
     """
-    return _opened(os.fspath(path), verify=True)
+    path = arguments.as_path("checkpoint_path", path, "the path of a checkpoint")
+    folder = CheckpointFolder(path)
+    if not is_checkpoint(path) and folder.steps():
+        raise ValueError(f"`checkpoint_path` {path!r} is a folder of checkpoints. Give the path of one of them, such "
+                         f"as {folder.path_of(folder.steps()[-1])!r}.")
+    return _opened(path, verify=True)
 
 
 def _opened(path: str, verify: bool) -> Checkpoint:
@@ -168,8 +174,8 @@ def with_variables(checkpoint: Checkpoint, state: TrainState) -> TrainState:
     try:
         leaves = checkpoint.restore({**checkpoint.targets_here(), **tree_paths.named_leaves({STATE: state})})
     except CheckpointError as error:
-        raise ValueError("The module of model_fn is not that of the checkpoint. Make it as in the training, or give "
-                         f"another `model_dir`. {error}") from None
+        raise ValueError("The module or the optimizer of model_fn is not that of the checkpoint. Make it as in the "
+                         f"training, or give another `model_dir`. {error}") from None
     return tree_paths.with_leaves({STATE: state}, leaves)[STATE]
 
 

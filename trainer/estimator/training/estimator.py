@@ -23,9 +23,16 @@ from trainer.distribute import Strategy
 from trainer.estimator.training import checkpoints, serving
 from trainer.estimator.training.estimator_model import EstimatorModel, make_model
 from trainer.estimator.training.events import LOGGER, TrainingLog, write_evaluation
-from trainer.estimator.training.functions import InputFn, call_input_fn, call_model_fn, check_model_fn, check_steps
+from trainer.estimator.training.functions import (
+    InputFn,
+    call_input_fn,
+    call_model_fn,
+    check_model_fn,
+    check_receiver,
+    check_steps,
+)
 from trainer.estimator.training.hooks import CheckpointSaverListener, as_callbacks, check_listeners
-from trainer.estimator.training.input_function import InputBatches
+from trainer.estimator.training.input_function import InputBatches, mapped_batch
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
 from trainer.estimator.training.warm_start import WarmStartSettings, as_settings, warm_start
@@ -48,7 +55,7 @@ class Estimator:
         that returns an `EstimatorSpec`. It gets the first batch of the input, as numpy arrays.
       model_dir: the folder; by default that of `config`, or a new temporary folder.
       config: a `RunConfig`.
-      params: what `model_fn` and `input_fn` get as `params`, copied.
+      params: what `model_fn` and `input_fn` get as `params`, copied; an empty dict by default.
       warm_start_from: the folder of another training whose weights to begin with, or `WarmStartSettings`.
 
     Attributes:
@@ -84,7 +91,7 @@ class Estimator:
             raise errors.wrong_type("config", config, "a `RunConfig`")
         if params is not None and not isinstance(params, Mapping):
             raise errors.wrong_type("params", params, "a dict")
-        self._params = copy.deepcopy(params)
+        self._params = copy.deepcopy({} if params is None else params)
         self._model_fn = check_model_fn(model_fn, params)
         self.config = _with_model_dir(config or RunConfig(), model_dir)
         assert self.config.model_dir is not None, "it was chosen above"
@@ -192,6 +199,8 @@ class Estimator:
         """
         check_steps(steps=steps)
         callbacks = as_callbacks("hooks", hooks)
+        if name is not None:
+            arguments.require_text(name=name)
         batches = self._input(input_fn, ModeKeys.EVAL)
         spec, model, step = self._restored(ModeKeys.EVAL, batches, checkpoint_path)
         # One batch at a time, whose rows are split over the replicas: the loss of a batch is that on one device.
@@ -232,6 +241,10 @@ class Estimator:
           ValueError: if predictions have other names, or the checkpoint is of another module.
         """
         callbacks = as_callbacks("hooks", hooks)
+        if predict_keys is not None:
+            predict_keys = arguments.as_names(
+                "predict_keys", [predict_keys] if isinstance(predict_keys, str) else predict_keys)
+        arguments.require_bool(yield_single_examples=yield_single_examples)
         batches = self._input(input_fn, ModeKeys.PREDICT)
         spec, model, _ = self._restored(ModeKeys.PREDICT, batches, checkpoint_path)
         callbacks += as_callbacks("prediction_hooks", spec.prediction_hooks)
@@ -266,15 +279,20 @@ class Estimator:
           The path of the folder, which has the file "model.export" of `Model.export`.
 
         Raises:
-          ValueError: if there is no checkpoint.
+          ValueError: if there is no checkpoint, or `export_outputs` names what is not predicted.
+          TypeError: for arguments of a wrong type.
         """
+        base = arguments.as_path("export_dir_base", export_dir_base, "the path of a folder")
+        check_receiver(serving_input_receiver_fn)
         checkpoint = self._checkpoint(checkpoint_path)
         if checkpoint is None:
             raise ValueError(f"Couldn't find trained model at {self.model_dir}. Train first.")
         features = serving_input_receiver_fn()
+        if features is None:
+            raise errors.wrong_type("the result of serving_input_receiver_fn", features, "some rows of features")
         spec, model = self._model_of(ModeKeys.PREDICT, features, None)
         model.state = checkpoints.with_variables(checkpoint, model.state)
-        return serving.export(model, spec.export_outputs, os.fspath(export_dir_base))
+        return serving.export(model, spec.export_outputs, base)
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest whole checkpoint; None without any."""
@@ -295,6 +313,7 @@ class Estimator:
         Raises:
           ValueError: if there is no checkpoint, or none of that name in it.
         """
+        arguments.require_text(name=name)
         checkpoint = self._trained()
         known = checkpoints.variable_names(checkpoint)
         if name not in known:
@@ -321,9 +340,7 @@ class Estimator:
         if is_new or key not in self._models:
             self._models = {other: made for other, made in self._models.items() if other[0] != mode}
             spec = call_model_fn(self._model_fn, features, labels, mode, self.params, self.config)
-            mapped = features
-            if spec.batch_map is not None:
-                mapped = spec.batch_map(features, labels)[0]
+            mapped = mapped_batch(spec.batch_map, features, labels)[0]
             self._models[key] = spec, make_model(spec, self._strategy(mode), self.config.seed, mapped)
         return self._models[key]
 
@@ -374,8 +391,7 @@ def _form_of(leaf: Any) -> tuple[str, tuple[int, ...]]:
     return array.dtype.kind, array.shape[1:]
 
 
-def _named(outputs: Any, names: str | Sequence[str]) -> dict[str, Any]:
-    names = [names] if isinstance(names, str) else list(names)
+def _named(outputs: Any, names: Sequence[str]) -> dict[str, Any]:
     if not isinstance(outputs, Mapping):
         raise ValueError(f"`predict_keys` argument is not valid in case of non-dict predictions. Received: {names}.")
     found = {name: outputs[name] for name in names if name in outputs}

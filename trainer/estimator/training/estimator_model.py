@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
+from trainer.core import errors
 from trainer.core.replica_context import get_replica_context
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
+from trainer.data.sources.batches import as_batch
 from trainer.distribute import Strategy, get_strategy
 from trainer.estimator.training.spec import EstimatorSpec
 from trainer.metrics import Mean
@@ -49,7 +53,20 @@ class EstimatorModel(Model):
         outputs = super().predict_step(state, batch)
         if self._spec.predictions is not None:
             outputs = self._spec.predictions(outputs)
-        return outputs if self.output_names is None else {name: outputs[name] for name in self.output_names}
+        if not jax.tree.leaves(outputs):
+            raise ValueError("`predictions` of the spec must return arrays, rows first. Received: "
+                             f"{errors.describe(outputs)}.")
+        return outputs if self.output_names is None else _named(outputs, self.output_names)
+
+
+def _named(outputs: Any, names: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(outputs, Mapping):
+        raise ValueError(f"`export_outputs` names {', '.join(names)}, and the predictions are no dict. Give "
+                         "`predictions` of the spec a function that returns one, or leave `export_outputs` out.")
+    for name in names:
+        if name not in outputs:
+            raise errors.unknown_name("name in `export_outputs`", name, outputs)
+    return {name: outputs[name] for name in names}
 
 
 def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, features: Any) -> EstimatorModel:
@@ -60,7 +77,16 @@ def make_model(spec: EstimatorSpec, strategy: Strategy | None, seed: int, featur
       strategy: where it runs; None for that in scope, or the default.
       seed: what the weights derive from.
       features: some rows of what the module is called with.
+
+    Raises:
+      ValueError: if they are no rows of numbers.
     """
+    try:
+        as_batch((features,))
+    except ValueError as error:
+        raise ValueError(f"The features of input_fn cannot be used: they are {errors.describe(features)}. {error} For "
+                         "text, give the spec a `batch_map` that makes numbers of it, such as `HostTransform(columns)`."
+                         ) from error
     with (strategy or get_strategy()).scope():
         model = EstimatorModel(spec, seed)
         if spec.loss is not None:

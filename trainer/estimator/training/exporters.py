@@ -13,6 +13,7 @@ from trainer.core import arguments, errors
 from trainer.estimator.training import serving
 from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.events import LOGGER
+from trainer.estimator.training.functions import check_receiver
 
 EvalResult = Mapping[str, Any]
 Receiver = Callable[[], Any]
@@ -45,9 +46,7 @@ class _SavedModelExporter(Exporter):
     def __init__(self, name: str, serving_input_receiver_fn: Receiver):
         if not isinstance(name, str) or not name:
             raise errors.wrong_type("name", name, "a name that is not empty")
-        if not callable(serving_input_receiver_fn):
-            raise errors.wrong_type("serving_input_receiver_fn", serving_input_receiver_fn,
-                                    "a function that returns some rows of features")
+        check_receiver(serving_input_receiver_fn)
         self._name, self._receiver = name, serving_input_receiver_fn
 
     @property

@@ -35,6 +35,13 @@ def check_input_fn(input_fn: Any) -> InputFn:
     return input_fn
 
 
+def check_receiver(serving_input_receiver_fn: Any) -> None:
+    """Raises TypeError if a `serving_input_receiver_fn` is no function."""
+    if not callable(serving_input_receiver_fn):
+        raise errors.wrong_type("serving_input_receiver_fn", serving_input_receiver_fn,
+                                "a function that returns some rows of features")
+
+
 def check_model_fn(model_fn: Any, params: Mapping[str, Any] | None) -> ModelFn:
     """Returns a `model_fn` that has arguments by which it can be called.
 

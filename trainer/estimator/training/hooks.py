@@ -127,25 +127,26 @@ def as_callbacks(argument: str, hooks: Any) -> list[Callback]:
     Raises:
       TypeError: if one is neither.
     """
-    if hooks is None:
-        return []
+    return [_HookCallback(hook) if isinstance(hook, SessionRunHook) else hook for hook in check_hooks(argument, hooks)]
+
+
+def check_hooks(argument: str, hooks: Any) -> list[Any]:
+    """Returns hooks and callbacks, of which there may be one or none, as a list; raises TypeError if one is neither."""
+    hooks = [] if hooks is None else hooks
     if isinstance(hooks, SessionRunHook | Callback) or not isinstance(hooks, Iterable):
         hooks = [hooks]
-    found: list[Callback] = []
+    hooks = list(hooks)
     for hook in hooks:
-        if isinstance(hook, SessionRunHook):
-            found.append(_HookCallback(hook))
-        elif isinstance(hook, Callback):
-            found.append(hook)
-        else:
+        if not isinstance(hook, SessionRunHook | Callback):
             raise errors.wrong_type(argument, hook, "`SessionRunHook`s of `trainer.estimator`, or callbacks of "
                                     "`trainer.callbacks`")
-    return found
+    return hooks
 
 
 def check_listeners(listeners: Any) -> Sequence[CheckpointSaverListener]:
-    """Returns listeners as a sequence; raises TypeError if one is none."""
-    listeners = tuple(listeners or ())
+    """Returns listeners, of which there may be one or none, as a sequence; raises TypeError if one is none."""
+    listeners = () if listeners is None else listeners
+    listeners = tuple(listeners) if isinstance(listeners, Iterable) else (listeners,)
     for listener in listeners:
         if not isinstance(listener, CheckpointSaverListener):
             raise errors.wrong_type("saving_listeners", listener, "`CheckpointSaverListener`s of `trainer.estimator`")

@@ -40,7 +40,8 @@ class InputBatches:
 
     def __init__(self, data: Any):
         self._data: Any = _Forever(data) if _is_batch(data) else data
-        if not any(hasattr(self._data, name) for name in ("__iter__", "__getitem__")):
+        has_batches = any(hasattr(self._data, name) for name in ("__iter__", "__getitem__"))
+        if not has_batches or (isinstance(self._data, str | bytes | dict) and self._data):
             raise errors.wrong_type("the result of input_fn", data, "a `trainer.data.Dataset` of batches, another "
                                     "iterable of batches `(features, labels)`, or arrays `(features, labels)`")
         if isinstance(self._data, Dataset | RowDataset) and self._data.batch_size is None:
@@ -67,12 +68,13 @@ class InputBatches:
           limit: how many steps to take at most; None for all.
         """
         data = self._data
-        if batch_map is None and replicas == 1 and (limit is None or isinstance(data, Dataset)):
+        is_taken_whole = isinstance(data, Dataset) or (limit is None and not isinstance(data, list | tuple))
+        if batch_map is None and replicas == 1 and is_taken_whole:
             return data if limit is None else data.take(limit)
 
         def step(batches: list[Any]) -> Any:
-            return _concatenated([batch if batch_map is None else batch_map(*_features_and_labels(batch))
-                                  for batch in batches])
+            pairs = [_features_and_labels(batch) for batch in batches]
+            return _concatenated([mapped_batch(batch_map, *pair) for pair in pairs])
 
         if hasattr(data, "__next__"):
             return _in_steps(data, replicas, step, limit)
@@ -81,6 +83,21 @@ class InputBatches:
         if hasattr(data, "__getitem__") and not isinstance(data, RowDataset):
             return _IndexedSteps(data, replicas, step, limit)
         return _Steps(data, replicas, step, limit)
+
+
+def mapped_batch(batch_map: BatchMap | None, features: Any, labels: Any) -> Any:
+    """Returns what a `batch_map` makes of a batch; without one, the batch.
+
+    Raises:
+      TypeError: if it returns no tuple of one to three.
+    """
+    if batch_map is None:
+        return features, labels
+    batch = batch_map(features, labels)
+    if not isinstance(batch, tuple) or not 1 <= len(batch) <= 3:
+        raise TypeError("`batch_map` must return `(x,)`, `(x, y)` or `(x, y, sample_weight)`. Received: "
+                        f"{errors.describe(batch)}.")
+    return batch
 
 
 class _Forever:
@@ -163,6 +180,9 @@ def _is_batch(data: Any) -> bool:
 
 
 def _features_and_labels(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, list | str | bytes):
+        raise TypeError("The batches of input_fn must be arrays: `features` or a tuple `(features, labels)`. Received: "
+                        f"{errors.describe(batch)}. Make arrays of lists, by `np.asarray`.")
     if not isinstance(batch, tuple):
         return batch, None
     if len(batch) > 2:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from trainer.core import errors
+from trainer.core import arguments, errors
 from trainer.data import Batch
+from trainer.estimator.training.hooks import check_hooks
 from trainer.model.types import Losses, Metrics, ModuleLike, Optimizers
 
 Mode: TypeAlias = Literal["train", "eval", "infer"]
@@ -26,6 +27,7 @@ class ModeKeys:
     PREDICT: Mode = "infer"
 
 
+_OF_COMPILE = {"optimizer", "loss", "metrics", "weighted_metrics"}
 _MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 # Arguments of TensorFlow's EstimatorSpec, and what says the same here.
 _OTHER_NAMES = {
@@ -107,8 +109,14 @@ class EstimatorSpec:
                                ("batch_map", batch_map)):
             if function is not None and not callable(function):
                 raise errors.wrong_type(name, function, "a function, or None")
-        if isinstance(export_outputs, str):
-            raise errors.wrong_type("export_outputs", export_outputs, "a list of names, or None")
+        if export_outputs is not None:
+            export_outputs = arguments.as_names("export_outputs", export_outputs)
+        if compile_options is not None and not isinstance(compile_options, Mapping):
+            raise errors.wrong_type("compile_options", compile_options, "a dict of arguments of `Model.compile`")
+        twice = sorted(set(compile_options or ()) & _OF_COMPILE)
+        if twice:
+            raise ValueError(f"`compile_options` has {', '.join(twice)}, which `EstimatorSpec` has arguments for. Give "
+                             "them there.")
         self.mode: Mode = mode
         self.module = module
         self.loss = loss
@@ -118,9 +126,9 @@ class EstimatorSpec:
         self.predictions = predictions
         self.decode_predictions = decode_predictions
         self.batch_map = batch_map
-        self.export_outputs = None if export_outputs is None else list(export_outputs)
-        self.training_hooks = tuple(training_hooks)
-        self.training_chief_hooks = tuple(training_chief_hooks)
-        self.evaluation_hooks = tuple(evaluation_hooks)
-        self.prediction_hooks = tuple(prediction_hooks)
+        self.export_outputs = export_outputs
+        self.training_hooks = check_hooks("training_hooks", training_hooks)
+        self.training_chief_hooks = check_hooks("training_chief_hooks", training_chief_hooks)
+        self.evaluation_hooks = check_hooks("evaluation_hooks", evaluation_hooks)
+        self.prediction_hooks = check_hooks("prediction_hooks", prediction_hooks)
         self.compile_options = dict(compile_options or {})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainer.core import arguments, errors
 from trainer.estimator.training.exporters import Exporter
 from trainer.estimator.training.functions import InputFn, check_input_fn, check_steps
-from trainer.estimator.training.hooks import CheckpointSaverListener, as_callbacks, check_listeners
+from trainer.estimator.training.hooks import CheckpointSaverListener, check_hooks, check_listeners
 
 
 class TrainSpec:
@@ -32,7 +32,7 @@ class TrainSpec:
         self.input_fn = check_input_fn(input_fn)
         check_steps(max_steps=max_steps)
         self.max_steps = max_steps
-        self.hooks = _checked_hooks(hooks)
+        self.hooks = check_hooks("hooks", hooks)
         self.saving_listeners = check_listeners(saving_listeners)
 
 
@@ -69,24 +69,18 @@ class EvalSpec:
         arguments.check_count("throttle_steps", throttle_steps, optional=True)
         self.steps = steps
         self.name = name
-        self.hooks = _checked_hooks(hooks)
+        self.hooks = check_hooks("hooks", hooks)
         self.exporters = _checked_exporters(exporters)
         self.start_delay_secs = start_delay_secs
         self.throttle_secs = throttle_secs
         self.throttle_steps = throttle_steps
 
 
-def _checked_hooks(hooks: Any) -> list[Any]:
-    if hooks is None:
-        return []
-    as_callbacks("hooks", hooks)
-    return list(hooks) if isinstance(hooks, (list, tuple)) else [hooks]
-
-
 def _checked_exporters(exporters: Any) -> tuple[Exporter, ...]:
     if exporters is None:
         return ()
-    found = (exporters,) if isinstance(exporters, Exporter) else tuple(exporters)
+    is_one = isinstance(exporters, Exporter) or not isinstance(exporters, Iterable)
+    found = (exporters,) if is_one else tuple(exporters)
     for exporter in found:
         if not isinstance(exporter, Exporter):
             raise errors.wrong_type("exporters", exporter, "`Exporter`s of `trainer.estimator`")

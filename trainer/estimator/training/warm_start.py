@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,12 +50,17 @@ class WarmStartSettings:
             except re.error as error:
                 raise ValueError(f"`vars_to_warm_start` has {pattern!r}, which is no regular expression: {error}."
                                  ) from None
+        names = self.var_name_to_prev_var_name
+        if not isinstance(names, Mapping) or not all(isinstance(name, str) for pair in names.items() for name in pair):
+            raise errors.wrong_type("var_name_to_prev_var_name", names, "a dict of names in the checkpoint "
+                                    "by this model's")
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """The regular expressions of `vars_to_warm_start`."""
         patterns = self.vars_to_warm_start
-        return (patterns,) if isinstance(patterns, str) else tuple(patterns or ())
+        is_one = isinstance(patterns, str) or not isinstance(patterns, Iterable | None)
+        return (patterns,) if is_one else tuple(patterns or ())  # type: ignore[return-value]
 
 
 def as_settings(value: Any) -> WarmStartSettings | None:
@@ -71,7 +76,8 @@ def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
     """Replaces weights of a built model by those of a checkpoint; returns their names.
 
     Raises:
-      ValueError: if there is no checkpoint, nothing matches, a weight is missing there, or its shape differs.
+      ValueError: if there is no checkpoint, an expression matches nothing, a new name is not used, a weight is missing
+        there, or its shape differs.
     """
     path = os.fspath(settings.ckpt_to_initialize_from)
     checkpoint = checkpoints.opened(path) if is_checkpoint(path) else checkpoints.newest(path)
@@ -86,9 +92,14 @@ def warm_start(model: Model, settings: WarmStartSettings) -> list[str]:
         raise ValueError(f"`var_name_to_prev_var_name` names {unknown}, which the model has not. "
                          f"{errors.near_hint(unknown[0], leaves)}")
     taken = [name for name in leaves if any(re.search(pattern, name) for pattern in settings.patterns)]
-    if not taken:
-        raise ValueError(f"`vars_to_warm_start` {list(settings.patterns)} matches no variable of the model. "
-                         f"They are: {', '.join(list(leaves)[:errors.MAX_ITEMS])}.")
+    for pattern in settings.patterns:
+        if not any(re.search(pattern, name) for name in leaves):
+            raise ValueError(f"`vars_to_warm_start` has {pattern!r}, which matches no variable of the model. They are: "
+                             f"{', '.join(list(leaves)[:errors.MAX_ITEMS])}.")
+    unused = sorted(set(settings.var_name_to_prev_var_name) - set(taken))
+    if unused:
+        raise ValueError(f"`var_name_to_prev_var_name` names {unused}, which `vars_to_warm_start` does not match. "
+                         "Leave them out, or give a regular expression for them too.")
     values: dict[str, Any] = {}
     for name in taken:
         previous = settings.var_name_to_prev_var_name.get(name, name)
