@@ -13,8 +13,9 @@ REQUIREMENTS ?=
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip --disable-pip-version-check -qq
 pytest := $(bin)/python -m pytest -q -n 2 --dist worksteal
-# What `make test` leaves to `make test-all`: slow cases and those that start processes, but for a few of each.
-rest := (slow or processes) and not smoke
+# What `make test` leaves to `make test-rest`: slow cases and those that start processes, but for a few of each. Cases
+# like many others, such as each further architecture, are in `make test-all` alone.
+rest := (slow or processes) and not smoke and not exhaustive
 
 .PHONY: demo test test-rest test-all lint pre-commit bench bench-strategies clean
 
@@ -22,7 +23,7 @@ demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
 
 test: $(VENV)/.dev
-	@$(pytest) -m "not ($(rest))" $(TESTS)
+	@$(pytest) -m "not exhaustive and not ($(rest))" $(TESTS)
 
 test-rest: $(VENV)/.dev
 	@$(pytest) -m "$(rest)" $(TESTS)

@@ -41,6 +41,8 @@ CASES = [
     (models.UNet(num_classes=3, features=(4, 8, 8)), 16, sharded, {}),
 ]
 
+NOT_EXHAUSTIVE = ("ResNet", "ViTB16", "MobileNet")
+
 
 def moved(module, side, strategy, options):
     """Returns the weights before and after a step."""
@@ -57,8 +59,9 @@ def moved(module, side, strategy, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "side", "strategy", "options"), CASES,
-                         ids=[type(module).__name__ for module, *_ in CASES])
+@pytest.mark.parametrize(("module", "side", "strategy", "options"), [
+    pytest.param(*case, id=type(case[0]).__name__, marks=() if type(case[0]).__name__ in NOT_EXHAUSTIVE else
+                 pytest.mark.exhaustive) for case in CASES])
 def test_a_step_has_the_numbers_of_one_device(module, side, strategy, options):
     before, expected = moved(module, side, mirrored(1), {})
     begin, received = moved(module, side, strategy(4), options)

@@ -239,6 +239,7 @@ def test_dropout_acts_in_training_only(model, side):
     np.testing.assert_array_equal(model.apply(variables, x), plain.apply(variables, x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "side"), TINY, ids=names(TINY))
 def test_a_training_step_in_bfloat16_is_finite(model, side):
     trained = trainer.Model(model.clone(dtype=jnp.bfloat16))

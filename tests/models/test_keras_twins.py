@@ -12,6 +12,9 @@ pytestmark = [
 ]
 
 
+MARKS = {"MobileNetV2": pytest.mark.smoke, "ResNet50": (), "MobileNetV3Small": ()}
+
+
 @pytest.fixture(scope="module")
 def keras():
     with pytest.MonkeyPatch.context() as patch:
@@ -20,7 +23,7 @@ def keras():
 
 
 @pytest.mark.parametrize("twin", [
-    pytest.param(twin, marks=[pytest.mark.smoke] if twin.name == "MobileNetV2" else []) for twin in FAMILIES
+    pytest.param(twin, marks=MARKS.get(twin.name, pytest.mark.exhaustive)) for twin in FAMILIES
 ], ids=lambda twin: twin.name)
 def test_predictions_are_those_of_keras(keras, twin, tmp_path):
     theirs = twin.theirs(keras, twin.sizes[0])

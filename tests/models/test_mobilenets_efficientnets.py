@@ -58,6 +58,7 @@ def test_layers_of_other_widths_are_those_of_keras(keras, name, options):
     assert keras_twins.own_outline(getattr(models, name)(**options)) == expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", SMALL, ids=names)
 def test_a_step_in_bfloat16_is_finite(model):
     trained = trainer.Model(model)
@@ -75,6 +76,7 @@ def test_bfloat16_is_what_all_layers_compute_in(model):
     assert (shape.dtype, shape.shape[:3]) == (jnp.bfloat16, (4, 1, 1))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", SMALL, ids=names)
 def test_without_a_classifier_features_come_out(model):
     images = pixels(size=64).astype(np.float32)
@@ -87,7 +89,7 @@ def test_without_a_classifier_features_come_out(model):
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    pytest.param("EfficientNetB0", {}, marks=pytest.mark.slow), ("MobileNet", {"alpha": 0.25}),
+    pytest.param("EfficientNetB0", {}, marks=pytest.mark.exhaustive), ("MobileNet", {"alpha": 0.25}),
     ("MobileNetV3Small", {"minimalistic": True}),
 ])
 def test_weights_without_a_classifier_load(keras, name, options, tmp_path):

@@ -78,7 +78,7 @@ def test_resnets_of_basic_blocks_have_as_many_parameters_as_in_torchvision(name,
 
 
 @pytest.mark.parametrize("name", [
-    *(pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in SIZES)])
+    *(pytest.param(name, marks=pytest.mark.exhaustive) if name in LARGE else name for name in SIZES)])
 def test_layers_are_called_in_the_order_of_keras(keras, name):
     theirs, ours = keras_model(keras, name, 32), getattr(models, name)(num_classes=10)
     for kind, own in [(keras.layers.Conv2D, nn.Conv), (keras.layers.BatchNormalization, nn.BatchNorm),
@@ -88,7 +88,7 @@ def test_layers_are_called_in_the_order_of_keras(keras, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ResNet50", "DenseNet121"])
+@pytest.mark.parametrize("name", ["ResNet50", pytest.param("DenseNet121", marks=pytest.mark.exhaustive)])
 def test_statistics_after_training_are_those_of_keras(keras, name, tmp_path):
     steps, rows, size = 12, 8, 64
     theirs = keras_model(keras, name, size)
@@ -117,6 +117,7 @@ def test_statistics_after_training_are_those_of_keras(keras, name, tmp_path):
         np.testing.assert_allclose(received[f"{layer.name}_var"], variance, rtol=0, atol=1e-4 * variance.max())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("module", SMALL, ids=NAMES)
 @pytest.mark.parametrize("param_dtype", [jnp.float32, jnp.bfloat16], ids=["float32-params", "bfloat16-params"])
 def test_a_step_in_bfloat16_gives_finite_numbers(module, param_dtype):

@@ -42,13 +42,13 @@ def test_a_small_gpt_learns_to_add(tmp_path):
     assert ast.literal_eval(printed_by("miniature_gpt.py", tmp_path)[-1])["share_of_right_sums"] > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_reconstructions_are_nearer_to_the_images_than_their_mean_is(tmp_path):
     metrics = ast.literal_eval(printed_by("vae.py", tmp_path)[-1])
     assert metrics["mse"] < 0.6 * metrics["mse_of_mean_image"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_made_digits_have_the_mean_and_the_spread_of_real_ones(tmp_path):
     metrics = ast.literal_eval(printed_by("dcgan.py", tmp_path)[-1])
     assert metrics["difference_of_mean_images"] < 0.15
@@ -78,7 +78,8 @@ def write_idx(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "accuracy"), [("dense", 0.85), ("cnn", 0.93)])
+@pytest.mark.parametrize(("model", "accuracy"), [
+    ("dense", 0.85), pytest.param("cnn", 0.93, marks=pytest.mark.exhaustive)])
 def test_mnist_trains_on_digits_that_take_its_place(tmp_path, model, accuracy):
     lines = printed_by("mnist.py", tmp_path, "--model", model)
     assert lines[0].startswith("No --data: scikit-learn's digits")
@@ -130,35 +131,35 @@ def test_texts_are_classified_by_what_they_mean(tmp_path):
     assert metrics_of("text_classification.py", tmp_path)["accuracy"] > 0.85
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_student_learns_more_from_a_teacher_than_from_labels(tmp_path):
     metrics = metrics_of("distillation.py", tmp_path)
     assert metrics["accuracy_teacher"] > 0.95
     assert metrics["accuracy_distilled"] > metrics["accuracy_alone"] + 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pairs_of_digits_tell_which_digits_are_alike(tmp_path):
     metrics = metrics_of("siamese.py", tmp_path)
     assert metrics["accuracy"] > 0.92
     assert metrics["accuracy_of_neighbours"] > 0.93
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_weights_for_some_digits_help_with_others(tmp_path):
     metrics = metrics_of("transfer_learning.py", tmp_path)
     assert metrics["accuracy_of_fine_tuned"] > metrics["accuracy_from_scratch"] + 0.1
     assert metrics["accuracy_of_fine_tuned"] > metrics["accuracy_of_frozen"] > 0.35
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_actor_learns_to_balance_a_pole(tmp_path):
     metrics = metrics_of("actor_critic.py", tmp_path)
     assert metrics["return_before"] < 50
     assert metrics["return_after"] > 300
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lora_adapts_a_transformer_whose_weights_stay_as_they_are(tmp_path):
     metrics = metrics_of("lora.py", tmp_path)
     assert metrics["base_is_unchanged"] is True
