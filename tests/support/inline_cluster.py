@@ -6,10 +6,10 @@ import itertools
 import threading
 
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
-from trainer.distribute.parameter_server.engine import RemoteCallError
-from trainer.distribute.parameter_server.failures import ProcessLostError
-from trainer.distribute.parameter_server.host import RAISED, Host
-from trainer.distribute.parameter_server.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.processes.engine import RemoteCallError
+from trainer.distribute.parameter_server.processes.failures import ProcessLostError
+from trainer.distribute.parameter_server.processes.host import RAISED, Host
+from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
 from trainer.distribute.parameter_server.worker import Worker
 
 

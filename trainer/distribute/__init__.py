@@ -8,7 +8,7 @@ from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_c
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
-from trainer.distribute.parameter_server.failures import ParameterServerLostError, WorkerLostError
+from trainer.distribute.parameter_server.processes.failures import ParameterServerLostError, WorkerLostError
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.replica.collectives import (
     CrossDeviceOps,
@@ -62,8 +62,8 @@ __all__ = [
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",
-    "ReplicaContext",
     "RemoteValue",
+    "ReplicaContext",
     "RingAllReduce",
     "SidecarEvaluator",
     "Strategy",

@@ -22,7 +22,7 @@ from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
-from trainer.distribute.parameter_server.wire import Resource
+from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.loop.run_context import RunContext
 from trainer.model import forward, saved_model, weights_io, worker_copy
 from trainer.model.configuration import Configuration

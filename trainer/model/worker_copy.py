@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainer.core.train_state import TrainState
+from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.served_model import ModelClient, ServedModel
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
-from trainer.distribute.parameter_server.wire import Resource
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.model.configuration import Configuration
 from trainer.model.state_holder import shapes_of

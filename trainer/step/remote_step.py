@@ -15,9 +15,9 @@ from trainer.core.replica_context import RowMask
 from trainer.core.train_state import TrainState
 from trainer.data import HostArrays
 from trainer.data.sources.buffers import POOL
+from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.push_context import PushContext, without_memory
 from trainer.distribute.parameter_server.served_model import ModelClient
-from trainer.distribute.parameter_server.wire import Resource
 from trainer.step import steps
 
 

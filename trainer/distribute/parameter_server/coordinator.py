@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from trainer.core import errors
-from trainer.distribute.parameter_server.engine import Handle, RemoteCallError
-from trainer.distribute.parameter_server.failures import ProcessLostError, WorkerLostError
 from trainer.distribute.parameter_server.per_worker import PerWorkerDataset
+from trainer.distribute.parameter_server.processes.engine import Handle, RemoteCallError
+from trainer.distribute.parameter_server.processes.failures import ProcessLostError, WorkerLostError
+from trainer.distribute.parameter_server.processes.wire import Packed, Resource, pack
 from trainer.distribute.parameter_server.shared import SharedFunction
-from trainer.distribute.parameter_server.wire import Packed, Resource, pack
 
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from trainer.distribute.parameter_server.wire import Resource
+from trainer.distribute.parameter_server.processes.wire import Resource
 
 _numbers = itertools.count()
 

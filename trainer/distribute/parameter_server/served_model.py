@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,9 +17,9 @@ import numpy as np
 
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves, with_leaves
-from trainer.distribute.parameter_server.engine import Handle, RemoteCallError
-from trainer.distribute.parameter_server.failures import ParameterServerLostError, ProcessLostError
 from trainer.distribute.parameter_server.partition import Partition
+from trainer.distribute.parameter_server.processes.engine import Handle, RemoteCallError
+from trainer.distribute.parameter_server.processes.failures import ParameterServerLostError, ProcessLostError
 from trainer.distribute.parameter_server.server import Pulled, Push, Version
 
 Answer = TypeVar("Answer")
@@ -88,8 +89,8 @@ class ServedModel:
 
         def sent(index: int) -> Callable[[], None]:
             params, opt_state = partition.state_of(host, index)
-            return lambda: self._servers[index].call(
-                "load", self.key, self.generation, state.optimizer, params, opt_state,
+            return functools.partial(
+                self._servers[index].call, "load", self.key, self.generation, state.optimizer, params, opt_state,
                 model_state if index == 0 else None)
 
         on_each([sent(index) for index in range(len(self._servers))])
@@ -103,7 +104,7 @@ class ServedModel:
           like: a state of the same structure, of arrays or shapes.
         """
         assert self._partition is not None, "it was loaded"
-        found = on_each([lambda server=server: server.call("snapshot", self.key) for server in self._servers])
+        found = on_each([functools.partial(server.call, "snapshot", self.key) for server in self._servers])
         state = self._partition.joined(like, [params for _, params, _, _ in found], [opt for _, _, opt, _ in found])
         updates = found[0][0]
         return state.replace(model_state=with_leaves(like.model_state, found[0][3]), seed=np.uint32(self._seed),
@@ -140,12 +141,11 @@ class ModelClient:
 
     def pull(self) -> tuple[Any, Any, int]:
         """Returns the parameters, the model state, and the number of updates that they have had, as they are now."""
-        known = [pulled.version for pulled in self._pulled] or [None] * len(self.servers)
+        known: list[Version | None] = [pulled.version for pulled in self._pulled]
+        known = known or [None] * len(self.servers)
 
-        def call(server: Handle, version: Version | None) -> Callable[[], Pulled]:
-            return lambda: server.call("pull", self.key, version)
-
-        answers = on_each([call(server, version) for server, version in zip(self.servers, known, strict=True)])
+        answers: list[Pulled] = on_each([functools.partial(server.call, "pull", self.key, version)
+                                         for server, version in zip(self.servers, known, strict=True)])
         self._pulled = [answer if answer.params is not None else answer._replace(params=self._pulled[index].params)
                         for index, answer in enumerate(answers)]
         params = {name: leaf for pulled in self._pulled for name, leaf in (pulled.params or {}).items()}
@@ -170,6 +170,6 @@ class ModelClient:
             own = {name: np.asarray(leaf) for name, leaf in by_name.items() if name in self.partition.parts[index]}
             states = (moved, pulled.model_state) if index == 0 and pulled.model_state is not None else None
             push = Push(pulled.version, number, own, value, states)
-            return lambda: server.call("push", self.key, push)
+            return functools.partial(server.call, "push", self.key, push)
 
         return max(staleness or 0 for staleness in on_each([call(index) for index in range(len(self.servers))]))

@@ -172,7 +172,7 @@ class ParameterServer:
         return self._parts[key].push(pushed)
 
     def snapshot(self, key: str) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], Any]:
-        """Returns how many updates there were, the parameters, the optimizer's state and the model state, each by path."""
+        """Returns the number of updates, the parameters, the optimizer's state and the model state, each by path."""
         part = self._parts[key]
         with part.lock:
             return part.version.updates, _on_host(part.params), _on_host(part.opt_state), part.model_state

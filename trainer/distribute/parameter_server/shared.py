@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from trainer.distribute.parameter_server.wire import Resource, pack
+from trainer.distribute.parameter_server.processes.wire import Resource, pack
 
 _numbers = itertools.count()
 

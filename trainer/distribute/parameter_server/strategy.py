@@ -14,15 +14,15 @@ from trainer.cluster import ClusterError, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.data import HostArrays
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
-from trainer.distribute.parameter_server.engine import Engine, Handle
-from trainer.distribute.parameter_server.failures import exit_with_code_of_lost_server
-from trainer.distribute.parameter_server.local_processes import LocalProcesses
 from trainer.distribute.parameter_server.partitioners import Partitioner
-from trainer.distribute.parameter_server.ray_cluster import RayCluster
+from trainer.distribute.parameter_server.processes.engine import Engine, Handle
+from trainer.distribute.parameter_server.processes.failures import exit_with_code_of_lost_server
+from trainer.distribute.parameter_server.processes.local_processes import LocalProcesses
+from trainer.distribute.parameter_server.processes.ray_cluster import RayCluster
+from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
 from trainer.distribute.parameter_server.shared import SharedValue
-from trainer.distribute.parameter_server.wire import Resource
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.distribute.parameter_server.engine import Handle
-from trainer.distribute.parameter_server.wire import Packed, unpack
+from trainer.distribute.parameter_server.processes.engine import Handle
+from trainer.distribute.parameter_server.processes.wire import Packed, unpack
 
 
 class Worker:

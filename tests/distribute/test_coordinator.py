@@ -44,7 +44,8 @@ def fail(message="boom"):
 
 
 def test_values_come_back_in_any_structure(coordinator):
-    values = {"a": [coordinator.schedule(double, (np.arange(3),)), 5], "b": coordinator.schedule(double, (4,), {"plus": 1})}
+    values = {"a": [coordinator.schedule(double, (np.arange(3),)), 5],
+              "b": coordinator.schedule(double, (4,), {"plus": 1})}
     fetched = coordinator.fetch(values)
     np.testing.assert_array_equal(fetched["a"][0], [0, 2, 4])
     assert (fetched["a"][1], fetched["b"]) == (5, 9)
@@ -79,7 +80,7 @@ def test_a_full_queue_makes_schedule_wait(coordinator, monkeypatch):
 
 def test_one_coordinator_for_a_strategy(coordinator):
     assert ClusterCoordinator(coordinator.strategy) is coordinator
-    with pytest.raises(ValueError, match="must be a ParameterServerStrategy.*Received"):
+    with pytest.raises(ValueError, match=r"must be a ParameterServerStrategy.*Received"):
         ClusterCoordinator(distribute.OneDeviceStrategy())
 
 
@@ -179,7 +180,7 @@ def is_first_run():
 def test_a_function_whose_worker_is_lost_runs_again_before_all_others(coordinator):
     with pytest.warns(UserWarning, match=r"worker \d .* has ended.*`is_first_run` is run again"):
         assert coordinator.schedule(is_first_run).fetch() == 2
-        coordinator.join()
+    coordinator.join()
     deadline = time.monotonic() + 10
     while len(coordinator.strategy.started) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -204,10 +205,11 @@ def test_workers_that_cannot_be_replaced_are_an_error():
 
     made._replace = refuse
     made.schedule(lose_current)
+    deadline = time.monotonic() + 20
+    while made._error is None and time.monotonic() < deadline:
+        time.sleep(0.01)
     with pytest.raises(WorkerLostError, match=r"worker 0 cannot be started again.*exit code 1"):
-        while True:
-            made.done()
-            time.sleep(0.01)
+        made.done()
     made.close()
 
 

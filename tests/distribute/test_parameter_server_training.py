@@ -209,7 +209,7 @@ def test_a_step_of_two_optimizers_gives_the_numbers_of_one_device(one_worker):
 
 class Twice(Adversaries):
     def train_step(self, state, batch):
-        logs, state = super().train_step(state, batch)
+        _, state = super().train_step(state, batch)
         return super().train_step(state, batch)
 
 

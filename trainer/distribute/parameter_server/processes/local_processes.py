@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer.distribute.parameter_server.engine import RemoteCallError
-from trainer.distribute.parameter_server.failures import ProcessLostError
-from trainer.distribute.parameter_server.frames import receive, send
-from trainer.distribute.parameter_server.host import RAISED
-from trainer.distribute.parameter_server.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.processes.engine import RemoteCallError
+from trainer.distribute.parameter_server.processes.failures import ProcessLostError
+from trainer.distribute.parameter_server.processes.frames import receive, send
+from trainer.distribute.parameter_server.processes.host import RAISED
+from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
 
 _MODULE = f"{__package__}.local_process"
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
@@ -134,8 +134,8 @@ class LocalProcesses:
             self._count += 1
             address = os.path.join(self._folder, str(self._count))
             # A session of its own: Ctrl-C is for the chief, which then ends the others.
-            process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, env={**os.environ, **environment_of(role)},
-                                       start_new_session=True)
+            process = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, start_new_session=True,
+                                       env={**os.environ, **environment_of(role)})
             handle = LocalHandle(name, address, process)
             self._handles.append(handle)
         assert process.stdin is not None, "a pipe"

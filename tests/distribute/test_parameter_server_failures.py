@@ -87,7 +87,7 @@ SCRIPT = """
 import os, signal, sys, threading
 import numpy as np
 import trainer
-from tests.parameter_server.test_failures import made, rows
+from tests.distribute.test_parameter_server_failures import made, rows
 from trainer import callbacks, distribute
 
 class Kill(callbacks.Callback):

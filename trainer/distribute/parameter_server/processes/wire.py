@@ -76,7 +76,9 @@ class _Unpickler(pickle.Unpickler):
 
 def pack(value: Any) -> tuple[Packed, dict[str, Resource]]:
     """Returns a value as bytes, and the resources that it names."""
-    file, buffers, resources = io.BytesIO(), [], {}
+    file = io.BytesIO()
+    buffers: list[np.ndarray] = []
+    resources: dict[str, Resource] = {}
     _Pickler(file, buffers, resources).dump(value)
     return Packed(file.getvalue(), buffers), resources
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from trainer.distribute.parameter_server.wire import Packed
+from trainer.distribute.parameter_server.processes.wire import Packed
 
 
 class Handle(Protocol):

@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from trainer.distribute.parameter_server.wire import Packed
+from trainer.distribute.parameter_server.processes.wire import Packed
 
 _LENGTH = struct.Struct("!I")
 
@@ -32,14 +32,14 @@ def receive(connection: socket.socket) -> tuple[str, Packed]:
     Raises:
       OSError: if the other end is gone, as EOFError if it went between two messages.
     """
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size).tobytes())
     kind, (first, *sizes) = json.loads(_exactly(connection, length).tobytes())
     return kind, Packed(_exactly(connection, first).tobytes(), [_exactly(connection, size) for size in sizes])
 
 
 def _exactly(connection: socket.socket, size: int) -> np.ndarray:
     received = np.empty(size, np.uint8)
-    view = memoryview(received)
+    view = received.data
     done = 0
     while done < size:
         count = connection.recv_into(view[done:])

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer.distribute.parameter_server.engine import RemoteCallError
-from trainer.distribute.parameter_server.failures import ProcessLostError
-from trainer.distribute.parameter_server.host import RAISED, Host
-from trainer.distribute.parameter_server.local_processes import environment_of
-from trainer.distribute.parameter_server.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.processes.engine import RemoteCallError
+from trainer.distribute.parameter_server.processes.failures import ProcessLostError
+from trainer.distribute.parameter_server.processes.host import RAISED, Host
+from trainer.distribute.parameter_server.processes.local_processes import environment_of
+from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
 
 LOCAL = "local"  # the address that stands for a cluster on this machine, which is started
 _OBJECT_STORE = 512 * 2**20  # bytes, of a cluster that is started here
@@ -173,7 +173,8 @@ def _use_token() -> None:
 
 
 def _children() -> set[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False)
+    command = ["ps", "-o", "pid=", "--ppid", str(os.getpid())]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
     return {int(pid) for pid in listed.stdout.split()}
 
 

@@ -10,9 +10,9 @@ import socket
 import sys
 import threading
 
-from trainer.distribute.parameter_server.frames import receive, send
-from trainer.distribute.parameter_server.host import Host
-from trainer.distribute.parameter_server.wire import Packed
+from trainer.distribute.parameter_server.processes.frames import receive, send
+from trainer.distribute.parameter_server.processes.host import Host
+from trainer.distribute.parameter_server.processes.wire import Packed
 
 
 def main() -> None:

@@ -49,7 +49,8 @@ def test_a_state_is_the_same_after_it_was_split_and_joined(optimizer, servers):
     partition = Partition.of(state.params, servers)
     partition.check(state)
     parts = [partition.state_of(state, index) for index in range(servers)]
-    joined = partition.joined(state, [named_leaves(params) for params, _ in parts], [named_leaves(opt) for _, opt in parts])
+    joined = partition.joined(
+        state, [named_leaves(params) for params, _ in parts], [named_leaves(opt) for _, opt in parts])
     jax.tree.map(np.testing.assert_array_equal, joined, state)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.distribute.parameter_server.failures import RemoteFailure
-from trainer.distribute.parameter_server.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.processes.failures import RemoteFailure
+from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
 
 RETURNED, RAISED = "returned", "raised"
 
