@@ -208,7 +208,7 @@ def test_workers_that_cannot_be_replaced_are_an_error():
     deadline = time.monotonic() + 20
     while made._error is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    with pytest.raises(WorkerLostError, match=r"worker 0 cannot be started again.*exit code 1"):
+    with pytest.raises(WorkerLostError, match=r"No worker is left.*cannot be started again.*exit code 1"):
         made.done()
     made.close()
 

@@ -27,6 +27,7 @@ from trainer.distribute.parameter_server.shared import SharedFunction
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 
+RETRY_SECS = 10.0  # between two attempts to replace a worker
 MAX_QUEUED = 256  # functions that wait; `schedule` blocks beyond
 MAX_HELD = 256  # resources of a worker, before it forgets functions; a closure over other values is another one
 MAX_LOSSES = 3  # workers that a function may lose
@@ -76,6 +77,7 @@ class _WorkerSlot:
 
     def __init__(self, index: int, handle: Handle):
         self.index, self.handle = index, handle
+        self.is_lost = False  # and could not be replaced
         self.sent: dict[str, None] = {}  # in the order in which they were sent
 
     def oldest_function(self) -> str | None:
@@ -331,9 +333,14 @@ class ClusterCoordinator:
             try:
                 slot.handle, slot.sent = self._replace(slot.index), {}
                 slot.handle.call("ready")
+                slot.is_lost = False
                 return
             except (ProcessLostError, RemoteCallError) as error:
-                if attempt == MAX_LOSSES:
-                    with self._changed:
-                        self._failed(WorkerLostError(f"worker {slot.index} cannot be started again: {error}"))
-                    return
+                slot.is_lost = slot.is_lost or attempt == MAX_LOSSES
+                with self._changed:
+                    if all(slot.is_lost for slot in self._slots):
+                        self._failed(WorkerLostError(f"No worker is left. worker {slot.index} cannot be started again: "
+                                                     f"{error}"))
+                        self._changed.notify_all()
+                    # Its machine may come back; meanwhile the others work.
+                    self._changed.wait_for(lambda: self._is_closed, min(0.1 * 2 ** attempt, RETRY_SECS))

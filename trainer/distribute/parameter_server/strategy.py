@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import weakref
 from types import TracebackType
 from typing import Any, Literal
 
 import jax
 
-from trainer.cluster import ClusterError, TFConfigClusterResolver
+from trainer.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.data import HostArrays
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
 from trainer.distribute.parameter_server.partitioners import Partitioner
 from trainer.distribute.parameter_server.processes.engine import Engine, Handle
-from trainer.distribute.parameter_server.processes.failures import exit_with_code_of_lost_server
+from trainer.distribute.parameter_server.processes.failures import (
+    EXIT_CODE,
+    ParameterServerLostError,
+    exit_with_code_of_lost_server,
+)
 from trainer.distribute.parameter_server.processes.local_processes import LocalProcesses
 from trainer.distribute.parameter_server.processes.ray_cluster import RayCluster
+from trainer.distribute.parameter_server.processes.tf_config_cluster import ROLES, check_roles, serve
 from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
@@ -41,7 +47,9 @@ class ParameterServerStrategy(Strategy):
     Use it in a `with` block, at whose end the cluster ends; without one, it ends with this process.
 
     Args:
-      cluster_resolver: not yet supported: give `num_workers` and `num_ps`.
+      cluster_resolver: the tasks of a cluster of several machines, on Ray. Without it and without `num_workers`, those
+        of the environment variable TF_CONFIG. The same script runs in each task: that of the chief goes on, and those
+        of workers and parameter servers serve in this call, and exit with the chief's exit code.
       variable_partitioner: as in `tf.distribute`. Parameters are spread over the servers by their bytes and stay whole,
         so that it has no effect.
       num_workers: how many processes compute.
@@ -81,15 +89,21 @@ class ParameterServerStrategy(Strategy):
         staleness: Literal["scale"] | None = None,
         worker_timeout: float | None = None,
     ):
-        if cluster_resolver is not None:
-            raise ValueError("`cluster_resolver` is not supported yet: a cluster of several machines cannot be made. "
-                             "Give `num_workers` and `num_ps`, for processes of this machine.")
+        if cluster_resolver is not None and (num_workers, num_ps, address) != (None, None, None):
+            raise ValueError("`cluster_resolver` says which workers and parameter servers there are. Leave out "
+                             "`num_workers`, `num_ps` and `address`.")
         if variable_partitioner is not None and not isinstance(variable_partitioner, Partitioner):
             raise errors.wrong_type("variable_partitioner", variable_partitioner,
                                     "a partitioner such as MinSizePartitioner()")
+        if cluster_resolver is None and num_workers is None and num_ps is None and TF_CONFIG in os.environ:
+            cluster_resolver = TFConfigClusterResolver()
+        spec = {} if cluster_resolver is None else cluster_resolver.cluster_spec()
+        if cluster_resolver is not None:
+            _check_task(cluster_resolver)
+            num_workers, num_ps = len(spec["worker"]), len(spec["ps"])
         if num_workers is None or num_ps is None:
             raise ClusterError("A ParameterServerStrategy needs workers and parameter servers. Give `num_workers` and "
-                               f"`num_ps`. Received: num_workers={num_workers}, num_ps={num_ps}.")
+                               f"`num_ps`, or set TF_CONFIG. Received: num_workers={num_workers}, num_ps={num_ps}.")
         self.num_workers, self.num_ps = (arguments.as_count(name, value) for name, value in (
             ("num_workers", num_workers), ("num_ps", num_ps)))
         arguments.check_count("max_staleness", max_staleness, 0, optional=True)
@@ -99,10 +113,18 @@ class ParameterServerStrategy(Strategy):
             raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
         if worker_timeout is not None:
             arguments.require_positive(worker_timeout=worker_timeout)
+        if cluster_resolver is not None and cluster_resolver.task_type != "chief":
+            name = f"{cluster_resolver.task_type} {cluster_resolver.task_id}"
+            raise SystemExit(serve(spec["chief"][0], name))
         super().__init__(default_devices()[:1])
         self.max_staleness = max_staleness
         exit_with_code_of_lost_server()
-        self._engine: Engine = LocalProcesses() if address is None else RayCluster(address)
+        self._engine: Engine
+        if cluster_resolver is not None:
+            tasks = [f"{role} {index}" for role in ROLES for index in range(len(spec[role]))]
+            self._engine = RayCluster(chief=spec["chief"][0], tasks=tasks)
+        else:
+            self._engine = LocalProcesses() if address is None else RayCluster(address)
         self._end = weakref.finalize(self, self._engine.close)
         self._servers = [
             self._engine.start(f"ps {index}", "ps", functools.partial(ParameterServer, staleness == "scale"))
@@ -122,12 +144,16 @@ class ParameterServerStrategy(Strategy):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(_exit_code(error))
 
     def close(self) -> None:
         """Ends all workers and servers; what is queued is cancelled. Models keep the state that was fetched last."""
+        self._close(0)
+
+    def _close(self, code: int) -> None:
         self._coordinator.close()
-        self._end()
+        if self._end.detach():
+            self._engine.close(code)
 
     @property
     def coordinator(self) -> ClusterCoordinator:
@@ -161,3 +187,15 @@ class ParameterServerStrategy(Strategy):
         return self._shared[arrays]
 
 
+def _check_task(resolver: TFConfigClusterResolver) -> None:
+    if resolver.task_type == "evaluator":
+        raise ClusterError("An evaluator is not part of the cluster, and makes no ParameterServerStrategy: it uses "
+                           "`trainer.distribute.SidecarEvaluator` on the chief's checkpoints.")
+    check_roles(resolver.cluster_spec())
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Returns the exit code of a script that ends by an exception, unless something catches it."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 0 if error is None else EXIT_CODE if isinstance(error, ParameterServerLostError) else 1

@@ -46,8 +46,12 @@ class Engine(Protocol):
           make: returns the object that the process is there for; it is called in it.
         """
 
-    def close(self) -> None:
-        """Ends all processes, and removes what they have left."""
+    def close(self, code: int = 0) -> None:
+        """Ends all processes, and removes what they have left.
+
+        Args:
+          code: the exit code of scripts that only serve.
+        """
 
 
 class RemoteCallError(Exception):

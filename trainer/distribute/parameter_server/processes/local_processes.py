@@ -145,7 +145,7 @@ class LocalProcesses:
             process.stdin.flush()
         return handle
 
-    def close(self) -> None:
+    def close(self, code: int = 0) -> None:
         with self._lock:
             self._is_closed = True
             for handle in self._handles:

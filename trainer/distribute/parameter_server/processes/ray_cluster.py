@@ -14,8 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ from trainer.distribute.parameter_server.processes.engine import RemoteCallError
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError
 from trainer.distribute.parameter_server.processes.host import RAISED, Host
 from trainer.distribute.parameter_server.processes.local_processes import environment_of
+from trainer.distribute.parameter_server.processes.tf_config_cluster import Chief, resource_of
 from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
 
 LOCAL = "local"  # the address that stands for a cluster on this machine, which is started
 _OBJECT_STORE = 512 * 2**20  # bytes, of a cluster that is started here
+_HEAD_SECS = 60.0  # that a head has until it is reached
 _CALLS_AT_ONCE = 64  # of an actor, which more than so many workers may call
 
 
@@ -85,13 +88,15 @@ class RayCluster:
 
     Args:
       address: "host:port" of a cluster that runs; `LOCAL` starts one on this machine, which ends with this object.
+      chief: of the address in TF_CONFIG, where the tasks of a TF_CONFIG make the cluster: `address` is then this one's.
+      tasks: the names of the other tasks, each of which has the actor of its name.
 
     Raises:
       ImportError: without Ray.
       RuntimeError: if Ray cannot be started, or is not reached.
     """
 
-    def __init__(self, address: str):
+    def __init__(self, address: str = LOCAL, chief: str | None = None, tasks: Sequence[str] = ()):
         _use_token()
         try:
             import ray
@@ -101,23 +106,35 @@ class RayCluster:
         self._ray = ray
         self._starts = not ray.is_initialized()
         self._handles: list[RayHandle] = []
-        if self._starts:
+        self._chief = None if chief is None else Chief(chief, tasks)
+        if self._chief is not None:
+            _begin(self._chief.address)
+            self._chief.wait_for_nodes(ray.cluster_resources)
+        elif self._starts:
             _begin(address)
 
     def start(self, name: str, role: str, make: Callable[[], Any]) -> RayHandle:
+        place = {} if self._chief is None else {resource_of(name): 0.001}
+        if not place.keys() <= self._ray.available_resources().keys():
+            raise ProcessLostError(f"{name} is not there: its machine or its script has ended.")
+        # Ray would hide the accelerators from an actor that has not asked for them.
+        environment = {**environment_of(role), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         actor = self._ray.remote(RayHost).options(
-            num_cpus=0, max_restarts=0, max_concurrency=_CALLS_AT_ONCE,
-            runtime_env={"env_vars": environment_of(role)}).remote(pack(make)[0])
+            num_cpus=0, resources=place, max_restarts=0, max_concurrency=_CALLS_AT_ONCE,
+            runtime_env={"env_vars": environment}).remote(pack(make)[0])
         handle = RayHandle(name, actor)
         self._handles.append(handle)
         return handle
 
-    def close(self) -> None:
+    def close(self, code: int = 0) -> None:
         for handle in self._handles:
             handle.kill()
         self._handles = []
         if self._starts and self._ray.is_initialized():
             self._ray.shutdown()
+        if self._chief is not None:
+            self._chief.close(code)
+            self._chief = None
 
 
 def _owned(packed: Packed) -> Packed:
@@ -129,13 +146,13 @@ def _reason(error: BaseException) -> str:
 
 
 def _begin(address: str) -> None:
-    """Connects this process to Ray; starts it, if `address` says so."""
+    """Connects this process to Ray; starts it, if `address` says so. A head that was just started gets a minute."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "ERROR"}
     if address != LOCAL:
         try:
-            ray.init(address=address, **quiet)
+            _connect(address, quiet)
         except Exception as error:
             raise RuntimeError(f"The Ray cluster at {address!r} is not reached: {_reason(error)} Start it with the "
                                "token of this process, as RAY_AUTH_TOKEN_PATH says, and give the address of its "
@@ -159,9 +176,26 @@ def _begin(address: str) -> None:
                                    "processes.") from error
 
 
+def _connect(address: str, options: Mapping[str, Any]) -> None:
+    import ray
+
+    deadline = time.monotonic() + _HEAD_SECS
+    while True:
+        try:
+            ray.init(address=address, **options)
+            return
+        except ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
 def _use_token() -> None:
     """Has Ray ask for a token, unless the environment says which. Ray looks for it when it is imported."""
-    if os.environ.keys() & {"RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"} or "ray" in sys.modules:
+    if "ray" in sys.modules:
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if os.environ.keys() & {"RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"}:
         return
     folder = tempfile.mkdtemp(prefix="trainer-ray-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -169,7 +203,6 @@ def _use_token() -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     os.environ["RAY_AUTH_TOKEN_PATH"] = path
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _children() -> set[int]:

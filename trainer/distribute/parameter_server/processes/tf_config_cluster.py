@@ -1,0 +1,208 @@
+"""A Ray cluster made of the tasks of TF_CONFIG, in each of which the same script runs.
+
+The chief listens on its address of TF_CONFIG. The other tasks connect there, learn where Ray's head is, make their
+machine a node of it, and end when the chief ends, with its exit code. Nothing but where Ray is and how the chief has
+ended goes over that connection; Ray's own token proves who may join.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.cluster import ClusterError, ClusterTimeout
+from trainer.distribute.parameter_server.processes.failures import EXIT_CODE
+
+ROLES = ("worker", "ps")
+_MODULE = f"{__package__}.ray_node"
+_PATIENCE = float(os.environ.get("TRAINER_STARTUP_TIMEOUT", 300))  # seconds until all tasks have met
+_SAY = 15.0  # seconds between two messages about who is missing
+_OBJECT_STORE = "268435456"  # bytes of a node, which hold what functions are sent and return
+
+
+def resource_of(name: str) -> str:
+    """Returns the resource of Ray that the node of a task has, by the task's name, such as "worker 0"."""
+    return "trainer_" + re.sub(r"\W", "_", name)
+
+
+def check_roles(cluster: Mapping[str, Sequence[str]]) -> None:
+    """Raises ClusterError for a cluster that lacks a chief, workers or parameter servers."""
+    for role, what in (("chief", "a chief, which hands out the work"), ("worker", "workers"),
+                       ("ps", "parameter servers")):
+        if not cluster.get(role):
+            raise ClusterError(f"A ParameterServerStrategy needs {what}, but TF_CONFIG's cluster has only: "
+                               f"{', '.join(cluster)}. Add a list {role!r} to 'cluster'.")
+    if not (os.environ.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_TOKEN")):
+        raise ClusterError("The tasks of a cluster need a common token, without which anybody on the network could run "
+                           "code on it. Write 64 random hexadecimal digits to a file that only you may read, the same "
+                           "on all machines, and set RAY_AUTH_TOKEN_PATH to its path.")
+
+
+def _start_node(*arguments: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "PYTHONPATH": os.pathsep.join(
+        path or os.getcwd() for path in sys.path)}
+    return subprocess.Popen([sys.executable, "-m", _MODULE, f"--object-store-memory={_OBJECT_STORE}",
+                             "--disable-usage-stats", *arguments],
+                            stdin=subprocess.PIPE, env=environment, start_new_session=True)
+
+
+def _end_node(node: subprocess.Popen[bytes]) -> None:
+    assert node.stdin is not None, "a pipe"
+    node.stdin.close()
+    node.wait()
+
+
+class Chief:
+    """The chief's end: Ray's head, and what the other tasks are told.
+
+    Args:
+      address: the chief's of TF_CONFIG.
+      tasks: the names of the other tasks, such as "worker 0".
+
+    Attributes:
+      address: where Ray's head is.
+    """
+
+    def __init__(self, address: str, tasks: Sequence[str]):
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        self._tasks = list(tasks)
+        self._connections: list[socket.socket] = []
+        try:
+            self._listener = socket.create_server((host, int(port)))
+        except OSError as error:
+            raise ClusterError(f"The chief cannot listen on its address {address!r} of TF_CONFIG: {error}.") from None
+        with socket.create_server((host, 0)) as free:
+            ray_port = free.getsockname()[1]
+        self.address = f"{host}:{ray_port}"
+        self._node = _start_node("--head", f"--node-ip-address={host}", f"--port={ray_port}",
+                                 "--include-dashboard=false", "--num-cpus=0")
+        threading.Thread(target=self._welcome, name="trainer chief", daemon=True).start()
+
+    def wait_for_nodes(self, resources: Any) -> None:
+        """Waits until the nodes of all tasks are there.
+
+        Args:
+          resources: returns the resources of the cluster by name, as `ray.cluster_resources` does.
+
+        Raises:
+          ClusterTimeout: if some are not there in time. They are named.
+        """
+        begin = said = time.monotonic()
+        while missing := [task for task in self._tasks if resource_of(task) not in resources()]:
+            now = time.monotonic()
+            if now - begin > _PATIENCE:
+                raise ClusterTimeout(f"{', '.join(missing)} did not come within {_PATIENCE:g} s. Start the same script "
+                                     "with the TF_CONFIG of that task, and see whether its machine reaches "
+                                     f"{self.address}.")
+            if now - said > _SAY:
+                print(f"The chief waits for {', '.join(missing)}.", file=sys.stderr, flush=True)
+                said = now
+            time.sleep(0.2)
+
+    def close(self, code: int) -> None:
+        """Tells all tasks the exit code, and ends Ray's head."""
+        for connection in self._connections:
+            try:
+                connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
+                connection.close()
+            except OSError:
+                pass  # it is gone
+        self._listener.close()
+        _end_node(self._node)
+
+    def _welcome(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+                connection.sendall(json.dumps({"ray": self.address}).encode() + b"\n")
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                continue
+            self._connections.append(connection)
+
+
+def serve(chief: str, name: str) -> int:
+    """Makes this machine a node for a task until the chief ends.
+
+    Args:
+      chief: the chief's address of TF_CONFIG.
+      name: the task's name, such as "worker 0".
+
+    Returns:
+      The exit code of the chief; 75 if it is lost.
+
+    Raises:
+      ClusterTimeout: if the chief is not there in time.
+    """
+    with _connected(chief, name) as connection:
+        lines = _Lines(connection)
+        told = lines.next()
+        if told is None:
+            return EXIT_CODE
+        own_host = connection.getsockname()[0]
+        node = _start_node(f"--address={told['ray']}", f"--node-ip-address={own_host}",
+                           "--resources=" + json.dumps({resource_of(name): 1}))
+        try:
+            told = lines.next(while_true=lambda: node.poll() is None)
+            if told is None and node.poll() is not None:
+                print(f"{name} ends: Ray has ended on this machine, or could not be started. See above.",
+                      file=sys.stderr, flush=True)
+        finally:
+            _end_node(node)
+    return EXIT_CODE if told is None else int(told["exit"])
+
+
+def _connected(chief: str, name: str) -> socket.socket:
+    host, _, port = chief.rpartition(":")
+    begin = said = time.monotonic()
+    while True:
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+        except OSError as error:
+            now = time.monotonic()
+            if now - begin > _PATIENCE:
+                raise ClusterTimeout(f"{name} has not reached the chief at {chief} within {_PATIENCE:g} s: {error}. "
+                                     "Start the same script with the chief's TF_CONFIG there.") from None
+            if now - said > _SAY:
+                print(f"{name} waits for the chief at {chief}.", file=sys.stderr, flush=True)
+                said = now
+            time.sleep(0.2)
+        else:
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without a word
+            return connection
+
+
+class _Lines:
+    """The messages of the chief."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection, self._received = connection, b""
+
+    def next(self, while_true: Callable[[], bool] = lambda: True) -> dict[str, Any] | None:
+        """Returns the next message; None if the chief is gone, or when `while_true` returns False."""
+        while b"\n" not in self._received:
+            if not select.select([self._connection], [], [], 0.5)[0]:
+                if while_true():
+                    continue
+                return None
+            try:
+                more = self._connection.recv(4096)
+            except OSError:
+                more = b""
+            if not more:
+                return None
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        return json.loads(line)
