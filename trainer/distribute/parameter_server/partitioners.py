@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from trainer.core import arguments
 
 
 class Partitioner:
     """Says into how many parts a variable is split along each axis: into one along all axes but the first."""
 
-    def __call__(self, shape: Sequence[int], dtype: object, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of parts for each axis of a variable.
 
         Args:
           shape: the variable's.
-          dtype: the variable's, with an `itemsize`.
+          dtype: the variable's.
           axis: the axis to split.
         """
-        import numpy as np
-
         rows = shape[axis] if shape else 1
-        parts = self._parts(math.prod(shape) * np.dtype(dtype).itemsize, rows)  # type: ignore[call-overload]
+        parts = self._parts(math.prod(shape) * np.dtype(dtype).itemsize, rows)
         return [min(max(parts, 1), rows) if index == axis else 1 for index in range(len(shape))]
 
     def _parts(self, nbytes: int, rows: int) -> int:

@@ -120,7 +120,7 @@ class RayCluster:
         # Ray would hide the accelerators from an actor that has not asked for them.
         environment = {**environment_of(role), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         actor = self._ray.remote(RayHost).options(
-            num_cpus=0, resources=place, max_restarts=0, max_concurrency=_CALLS_AT_ONCE,
+            num_cpus=0, resources=place, scheduling_strategy="SPREAD", max_restarts=0, max_concurrency=_CALLS_AT_ONCE,
             runtime_env={"env_vars": environment}).remote(pack(make)[0])
         handle = RayHandle(name, actor)
         self._handles.append(handle)

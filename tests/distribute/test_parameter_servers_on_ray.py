@@ -1,0 +1,112 @@
+"""The other engine: parameter servers as actors of Ray, on this machine and as tasks of TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import trainer
+from trainer import distribute
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+# In processes of their own: Ray keeps the first token, and leaves threads.
+LOCAL = """
+import os, signal
+import jax.numpy as jnp
+import numpy as np
+from tests.distribute.test_parameter_server_failures import made, rows
+from trainer import callbacks, distribute
+
+def fails():
+    raise ValueError("boom")
+
+if __name__ == "__main__":
+    with distribute.ParameterServerStrategy(num_workers=2, num_ps=1, address="local") as strategy:
+        coordinator = strategy.coordinator
+        pids = set(coordinator.fetch([coordinator.schedule(os.getpid) for _ in range(8)]))
+
+        class Kill(callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 1:
+                    os.kill(min(pids), signal.SIGKILL)
+
+        model = made(strategy)
+        model.fit(*rows(), batch_size=8, epochs=3, verbose=0, callbacks=[Kill()])
+        assert int(model.state.step) == 24
+        np.testing.assert_allclose(model.state.params["w"], 3.0, rtol=1e-6)
+        coordinator.schedule(fails)
+        try:
+            coordinator.join()
+        except ValueError as error:
+            assert "boom" in str(error)
+        written = coordinator.schedule(lambda x: x.__setitem__(0, 5.0) or x, (np.zeros(100_000),)).fetch()
+        written[0] += 1
+        assert written[0] == 6.0
+    print("done")
+"""
+TASK = """
+import sys
+from tests.distribute.test_parameter_server_failures import made, rows
+from trainer import distribute
+
+with distribute.ParameterServerStrategy() as strategy:
+    model = made(strategy)
+    model.fit(*rows(), batch_size=8, epochs=2, verbose=0)
+    print("step", int(model.state.step))
+    sys.exit(5)
+"""
+
+
+def start(script, **variables):
+    root = pathlib.Path(trainer.__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root), **variables}
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_a_cluster_on_this_machine_trains_each_row_once_though_a_worker_is_killed():
+    output, problems = (process := start(LOCAL)).communicate(timeout=300)
+    assert process.returncode == 0 and output.endswith("done\n"), problems
+
+
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_the_tasks_of_a_cluster_meet_and_end_with_the_chief(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef" * 4)
+    token.chmod(0o600)
+    cluster = {role: [free_address()] for role in ("chief", "worker", "ps")}
+    tasks = {role: start(TASK, RAY_AUTH_TOKEN_PATH=str(token), TF_CONFIG=json.dumps(
+        {"cluster": cluster, "task": {"type": role, "index": 0}})) for role in cluster}
+    ended = {role: (*process.communicate(timeout=400), process.returncode) for role, process in tasks.items()}
+    assert {role: code for role, (_, _, code) in ended.items()} == dict.fromkeys(cluster, 5), ended
+    assert ended["chief"][0] == "step 16\n" and ended["worker"][0] == ""
+
+
+@pytest.mark.parametrize(("cluster", "role", "message"), [
+    ({"worker": ["a:1"], "ps": ["b:1"]}, "worker", r"needs a chief.*has only: worker, ps"),
+    ({"chief": ["a:1"], "ps": ["b:1"]}, "chief", r"needs workers"),
+    ({"chief": ["a:1"], "worker": ["b:1"]}, "chief", r"needs parameter servers"),
+    ({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "chief", r"common token.*RAY_AUTH_TOKEN_PATH"),
+    ({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "evaluator", r"`trainer.distribute.SidecarEvaluator`"),
+])
+def test_a_cluster_that_lacks_something_is_refused_before_any_network_call(cluster, role, message, monkeypatch):
+    for name in ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    resolver = distribute.TFConfigClusterResolver({"cluster": cluster, "task": {"type": role, "index": 0}})
+    with pytest.raises(distribute.ClusterError, match=message):
+        distribute.ParameterServerStrategy(resolver)
+    with pytest.raises(ValueError, match="Leave out `num_workers`"):
+        distribute.ParameterServerStrategy(resolver, num_workers=2)
