@@ -60,8 +60,8 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec,
         return None
     if config.task_type == "ps":
         raise ValueError("TF_CONFIG gives this process the task \"ps\", which serves where the script makes its "
-                         "strategy: `RunConfig(train_distribute=trainer.distribute.ParameterServerStrategy())`. Without "
-                         "one, leave \"ps\" out of the cluster: chief and workers train together.")
+                         "strategy: `RunConfig(train_distribute=trainer.distribute.ParameterServerStrategy())`. "
+                         "Without one, leave \"ps\" out of the cluster: chief and workers train together.")
     if config.cluster_spec:
         _train(estimator, train_spec, [])
         return None
