@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import threading
 import time
@@ -99,6 +100,24 @@ def test_what_cannot_be_sent_is_refused_at_once(coordinator):
     with pytest.raises(TypeError, match=r"`double` or its arguments cannot be sent.*inside of the function"):
         coordinator.schedule(double, (threading.Lock(),))
     assert coordinator.schedule(double, (1,)).fetch() == 2
+
+
+class _CountingQueue(collections.deque):
+    asked = 0
+
+    def __len__(self):
+        self.asked += 1
+        return super().__len__()
+
+
+def test_a_function_wakes_one_of_many_workers():
+    strategy = InlineStrategy(workers=100)
+    many = ClusterCoordinator(strategy)
+    many._queue = _CountingQueue()
+    assert many.schedule(double, (1,)).fetch() == 2
+    many.join()
+    assert many._queue.asked < 50
+    many.close()
 
 
 @pytest.mark.parametrize("ask", ["join", "done", "schedule"])

@@ -121,7 +121,9 @@ class ClusterCoordinator:
 
     def _start(self, workers: Sequence[Handle], replace: Callable[[int], Handle], timeout: float | None) -> None:
         self._replace, self._timeout = replace, timeout
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # what `schedule` and `join` wait for
+        self._has_work = threading.Condition(lock)  # what workers wait for: a function wakes one of them, not all
         self._queue: collections.deque[_Closure] = collections.deque()
         self._resources: dict[str, tuple[Packed, dict[str, Packed]]] = {}  # the newest last
         self._running: dict[int, tuple[_Closure, float]] = {}
@@ -170,7 +172,7 @@ class ClusterCoordinator:
             if self._is_closed:
                 raise RuntimeError("The strategy is closed: schedule functions inside of its `with` block.")
             self._queue.append(closure)
-            self._changed.notify_all()
+            self._has_work.notify()
         return closure.value
 
     def join(self) -> None:
@@ -225,6 +227,7 @@ class ClusterCoordinator:
             self._is_closed = True
             self._cancel_queue()
             self._changed.notify_all()
+            self._has_work.notify_all()
 
     def _is_idle(self) -> bool:
         return not self._queue and not self._running
@@ -252,7 +255,7 @@ class ClusterCoordinator:
     def _serve(self, slot: _WorkerSlot) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                self._has_work.wait_for(lambda: self._queue or self._is_closed)
                 if self._is_closed:
                     return
                 closure = self._queue.popleft()
@@ -321,7 +324,7 @@ class ClusterCoordinator:
             else:
                 warnings.warn(f"{reason} {closure.name} is run again by another worker.", stacklevel=1)
                 self._queue.appendleft(closure)
-                self._changed.notify_all()
+                self._has_work.notify()
             self._running.pop(slot.index, None)
             self._changed.notify_all()
         self._replace_worker(slot)
