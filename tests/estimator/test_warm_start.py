@@ -116,3 +116,21 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     made = est.Estimator(spec_fn(), tmp_path / "new", warm_start_from=tmp_path / "nothing")
     with pytest.raises(ValueError, match=f"has no checkpoint: {re.escape(repr(str(tmp_path / 'nothing')))}"):
         made.train(data, steps=1)
+
+
+def test_categories_that_do_not_occur_keep_the_weights_that_they_were_started_with(tmp_path):
+    # As in TensorFlow, whose sparse updates leave such rows alone.
+    column = est.categorical_column_with_identity("category", 3)
+
+    def linear(folder, **options):
+        return est.LinearRegressor([column], model_dir=tmp_path / folder, **options)
+
+    all_three = {"category": np.array([[0], [1], [2]])}
+    source = linear("source").train(lambda: (all_three, np.array([[1.0], [-2.0], [3.0]])), steps=5)
+    warm = linear("warm", warm_start_from=source.model_dir).train(
+        lambda: ({"category": np.array([[0], [0]])}, np.array([[5.0], [5.0]])), steps=3)
+    name = next(name for name in source.get_variable_names() if name.startswith("params/") and "bias" not in name)
+    before, after = source.get_variable_value(name).ravel(), warm.get_variable_value(name).ravel()
+    assert before.all()
+    assert after[0] != before[0]
+    np.testing.assert_array_equal(after[1:], before[1:])

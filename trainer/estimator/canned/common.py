@@ -7,21 +7,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from trainer.core import errors
+from trainer.core.types import PyTree
 from trainer.estimator.feature_columns import FeatureColumn, HostTransform
 from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead
 from trainer.estimator.training.spec import EstimatorSpec, Mode, ModeKeys, ModelFn
 from trainer.model.types import OptimizerLike, Optimizers
 from trainer.optimizers import SGD, Adagrad, Adam, Ftrl, Optimizer, RMSprop
+from trainer.optimizers.base import OptimizerState
 
 OptimizerOrName = OptimizerLike | Callable[[], OptimizerLike]
 
+
+class SparseFtrl(Ftrl):
+    """Ftrl that leaves weights without a gradient as they are: those of categories that a batch does not have.
+
+    So do TensorFlow's sparse updates. Weights that were warm-started would otherwise jump to 0, as Ftrl recomputes each
+    from the gradients that it has seen.
+    """
+
+    def _transform(self, grads: PyTree, state: OptimizerState, params: PyTree, extra: Mapping[str, Any]) -> Any:
+        updates, inner = super()._transform(grads, state, params, extra)
+        return jax.tree.map(lambda update, grad: jnp.where(grad == 0, 0, update), updates, grads), inner
+
+
 # By the names that TensorFlow's canned estimators take.
 _BY_NAME: dict[str, Callable[..., Optimizer]] = {
-    "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD}
+    "Adagrad": Adagrad, "Adam": Adam, "Ftrl": SparseFtrl, "RMSProp": RMSprop, "SGD": SGD}
 
 
 def named_optimizer(optimizer: OptimizerOrName, learning_rate: float | None = None) -> OptimizerLike:
