@@ -73,7 +73,7 @@ class StatefulModel(OverridableSteps):
                             "use `model.save` and `trainer.load`.")
         return super().__reduce_ex__(protocol)
 
-    def as_resource(self) -> Resource | None:
+    def __as_resource__(self) -> Resource | None:
         """Returns what a function that is scheduled on a parameter-server cluster gets for this model in its worker."""
         return worker_copy.as_resource(self)
 

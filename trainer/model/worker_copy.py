@@ -47,7 +47,7 @@ class SharedTrainStep:
     def __init__(self, model: StatefulModel):
         self._model = model
 
-    def as_resource(self) -> Resource:
+    def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""
         strategy, copy = self._model.strategy, _copier(self._model, None)
         assert isinstance(strategy, ParameterServerStrategy), "which alone sends steps"

@@ -79,7 +79,7 @@ class SharedStep:
     def __init__(self, key: str, user_step: Any, client: ModelClient):
         self._key, self._user_step, self._client = key, user_step, client
 
-    def as_resource(self) -> Resource:
+    def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""
         user_step, client = self._user_step, self._client
         return Resource(self._key, lambda worker: RemoteStep(user_step, client))

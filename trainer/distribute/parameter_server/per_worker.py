@@ -28,7 +28,7 @@ class PerWorkerIterator:
         self._make = make
         self._key = f"iterator {next(_numbers)}"
 
-    def as_resource(self) -> Resource:
+    def __as_resource__(self) -> Resource:
         """Returns what a function that is given this gets in its worker."""
         make = self._make
         return Resource(self._key, lambda worker: WorkerIterator(make))

@@ -32,7 +32,7 @@ class SharedFunction:
             digest.update(buffer.data)
         return cls(function, cls.PREFIX + digest.hexdigest())
 
-    def as_resource(self) -> Resource:
+    def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""
         function = self._function
         return Resource(self._key, lambda worker: function)
@@ -44,7 +44,7 @@ class SharedValue:
     def __init__(self, value: Any):
         self._value, self._key = value, f"value {next(_numbers)}"
 
-    def as_resource(self) -> Resource:
+    def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""
         value = self._value
         return Resource(self._key, lambda worker: value)

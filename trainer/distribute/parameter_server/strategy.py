@@ -163,7 +163,7 @@ class ParameterServerStrategy(Strategy):
     def _start_worker(self, index: int) -> Handle:
         return self._engine.start(f"worker {index}", "worker", functools.partial(Worker, index, self._servers))
 
-    def as_resource(self) -> Resource:
+    def __as_resource__(self) -> Resource:
         """Returns what a scheduled function that names this strategy gets in its worker."""
         return Resource("strategy", WorkerStrategy)
 

@@ -55,7 +55,7 @@ class _Pickler(cloudpickle.Pickler):
         return False
 
     def persistent_id(self, value: Any) -> str | None:
-        as_resource = getattr(type(value), "as_resource", None)
+        as_resource = getattr(type(value), "__as_resource__", None)
         resource = None if as_resource is None else as_resource(value)
         if resource is None:
             return None
