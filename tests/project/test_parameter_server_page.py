@@ -14,6 +14,7 @@ def test_the_page_runs_from_its_beginning_to_its_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = pages.run(PAGE)
     assert names["accuracy"] > 0.85 and len(names["history"].history["loss"]) == 3
+    assert len(names["losses_of_table"]) == 10
     assert names["steps_done"] == 300 + 20 and names["mean"] < 1
 
 

@@ -8,6 +8,7 @@ from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_c
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
+from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
 from trainer.distribute.parameter_server.processes.failures import ParameterServerLostError, WorkerLostError
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.replica.collectives import (
@@ -48,6 +49,7 @@ __all__ = [
     "CommunicationOptions",
     "CrossDeviceOps",
     "DistributedDataset",
+    "EmbeddingTable",
     "FullyShardedStrategy",
     "HierarchicalCopyAllReduce",
     "InputContext",

@@ -18,6 +18,7 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import part_of, update
+from trainer.distribute.parameter_server.table_part import TablePart
 
 
 class Version(NamedTuple):
@@ -149,6 +150,7 @@ class ParameterServer:
     def __init__(self, scales_by_staleness: bool):
         self._scales = scales_by_staleness
         self._parts: dict[str, _Part] = {}
+        self._tables: dict[str, TablePart] = {}
 
     def load(self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any) -> None:
         """Takes a part of a model, in the place of what it had of that model.
@@ -177,9 +179,25 @@ class ParameterServer:
         with part.lock:
             return part.version.updates, _on_host(part.params), _on_host(part.opt_state), part.model_state
 
-    def drop(self, key: str) -> None:
-        """Lets go of a model."""
-        self._parts.pop(key, None)
+    def create_table(self, key: str, *args: Any) -> None:
+        """Makes this server's part of a table; see `TablePart` for the arguments."""
+        self._tables[key] = TablePart(*args)
+
+    def lookup(self, key: str, places: np.ndarray) -> np.ndarray:
+        """Returns rows of a table, by their places in this part."""
+        return self._tables[key].lookup(places)
+
+    def push_rows(self, key: str, places: np.ndarray, grads: np.ndarray) -> None:
+        """Updates rows of a table, by their places in this part."""
+        self._tables[key].push(places, grads)
+
+    def save_table(self, key: str, folder: str) -> None:
+        """Writes this part of a table."""
+        self._tables[key].save(folder, key)
+
+    def restore_table(self, key: str, folder: str) -> None:
+        """Reads this part of a table."""
+        self._tables[key].restore(folder, key)
 
     def ready(self) -> bool:
         """Returns True: the process answers."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
 import jax
+import optax
 
+from trainer import optimizers
 from trainer.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.data import HostArrays
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
+from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
 from trainer.distribute.parameter_server.partitioners import Partitioner
 from trainer.distribute.parameter_server.processes.engine import Engine, Handle
 from trainer.distribute.parameter_server.processes.failures import (
@@ -26,9 +31,10 @@ from trainer.distribute.parameter_server.processes.local_processes import LocalP
 from trainer.distribute.parameter_server.processes.ray_cluster import RayCluster
 from trainer.distribute.parameter_server.processes.tf_config_cluster import ROLES, check_roles, serve
 from trainer.distribute.parameter_server.processes.wire import Resource
-from trainer.distribute.parameter_server.served_model import ServedModel
+from trainer.distribute.parameter_server.served_model import ServedModel, on_each
 from trainer.distribute.parameter_server.server import ParameterServer
 from trainer.distribute.parameter_server.shared import SharedValue
+from trainer.distribute.parameter_server.table_part import check_optimizer
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices
@@ -133,6 +139,7 @@ class ParameterServerStrategy(Strategy):
         self._coordinator = ClusterCoordinator._of(self, workers, self._start_worker, worker_timeout)
         self._models: weakref.WeakKeyDictionary[Any, ServedModel] = weakref.WeakKeyDictionary()
         self._keys = itertools.count()
+        self._tables: set[str] = set()
         self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -166,6 +173,49 @@ class ParameterServerStrategy(Strategy):
     def __as_resource__(self) -> Resource:
         """Returns what a scheduled function that names this strategy gets in its worker."""
         return Resource("strategy", WorkerStrategy)
+
+    def create_embedding_table(
+        self, name: str, num_embeddings: int, features: int,
+        optimizer: str | optimizers.Optimizer | optax.GradientTransformation = "adagrad",
+        initializer: Callable[..., Any] | None = None, seed: int = 0,
+    ) -> EmbeddingTable:
+        """Returns a table of embeddings whose rows are spread over the servers: no other process ever holds it whole.
+
+        Scheduled functions look up the rows that a batch needs, and push their gradients.
+
+        Args:
+          name: its name, also in the folder of `EmbeddingTable.save`.
+          num_embeddings: how many rows it has.
+          features: how many values each row has.
+          optimizer: what updates a row that has a gradient: a name, an optimizer or an optax transformation that looks
+            at each row on its own.
+          initializer: makes rows, as Flax's initializers; by default a truncated normal of 1 / sqrt(features), as
+            TensorFlow's embedding columns.
+          seed: what the first rows derive from, on any number of servers.
+
+        Raises:
+          ValueError: for an optimizer that looks at several rows, or a name that is taken.
+
+        Example:
+          >>> table = strategy.create_embedding_table("users", 10_000_000, 64)  # doctest: +SKIP
+          >>> rows = table.lookup([3, 7])  # doctest: +SKIP
+          >>> table.push([3, 7], gradient_of_rows)  # doctest: +SKIP
+        """
+        if not name.isidentifier():
+            raise ValueError(f"`name` must be a name such as 'users', for files. Received: {name!r}.")
+        if name in self._tables:
+            raise ValueError(f"There is a table {name!r} already. Choose another name, or use that table.")
+        num_embeddings, features = (arguments.as_count(argument, value) for argument, value in (
+            ("num_embeddings", num_embeddings), ("features", features)))
+        rule = optimizers.get(optimizer)
+        check_optimizer(rule)
+        if initializer is None:
+            initializer = jax.nn.initializers.truncated_normal(1 / math.sqrt(features))
+        made = (num_embeddings, features, rule, initializer, arguments.as_seed("seed", seed))
+        on_each([functools.partial(server.call, "create_table", name, index, self.num_ps, *made)
+                 for index, server in enumerate(self._servers)])
+        self._tables.add(name)
+        return EmbeddingTable(name, num_embeddings, features, self._servers)
 
     def served(self, model: Any) -> ServedModel:
         """Returns a model's state on the servers.

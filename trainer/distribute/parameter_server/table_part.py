@@ -1,0 +1,136 @@
+"""A server's part of a table of embeddings: every n-th row, with the optimizer's state of each.
+
+A row and its state change only when the row has a gradient ("lazy" updates, as TensorFlow's of sparse gradients).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.compile.jit import compiled
+from trainer.optimizers import Optimizer
+
+_ROWS_AT_ONCE = 2**16  # that are made at a time
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raises ValueError for an optimizer that does not look at each row on its own."""
+    rng = np.random.default_rng(0)
+    rows, grads = (rng.normal(size=(2, 3)).astype(np.float32) for _ in range(2))
+    both = optimizer.update(10 * grads, optimizer.init(jnp.asarray(rows)), jnp.asarray(rows))[0]
+    each = [optimizer.update(10 * grads[row:row + 1], optimizer.init(jnp.asarray(rows[row:row + 1])),
+                             jnp.asarray(rows[row:row + 1]))[0] for row in (0, 1)]
+    shapes = {leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.zeros((2, 3))))}
+    if not np.allclose(both, np.concatenate(each), rtol=1e-4, atol=1e-7) or shapes - {(2, 3), ()}:
+        raise ValueError("`optimizer` must look at each row of a table on its own, as Adagrad, Adam, RMSprop and SGD "
+                         f"do. Received: {optimizer.name}.")
+
+
+class TablePart:
+    """The rows of a table that one server has.
+
+    Args:
+      index: which server it is.
+      servers: how many there are.
+      num_embeddings: how many rows the table has.
+      features: how many values each row has.
+      optimizer: what updates them: one that looks at each value on its own.
+      initializer: makes rows from a key, a shape and a dtype, as Flax's initializers.
+      seed: what the first rows derive from, for any number of servers.
+    """
+
+    def __init__(self, index: int, servers: int, num_embeddings: int, features: int, optimizer: Optimizer,
+                 initializer: Callable[..., Any], seed: int):
+        self._index, self._servers, self._size = index, servers, num_embeddings
+        self._optimizer = optimizer
+        self._lock = threading.Lock()
+        self._rows = np.empty((len(range(index, num_embeddings, servers)), features), np.float32)
+
+        def make(numbers: Any) -> Any:
+            key = jax.random.key(seed)
+            return jax.vmap(lambda number: initializer(jax.random.fold_in(key, number), (1, features), jnp.float32)[0])(
+                numbers)
+
+        made = compiled(make)
+        for start in range(0, len(self._rows), _ROWS_AT_ONCE):
+            numbers = index + servers * np.arange(start, min(start + _ROWS_AT_ONCE, len(self._rows)))
+            self._rows[start:start + len(numbers)] = made(numbers.astype(np.uint32))
+        # Of one row, to see which leaves there are one of for each row.
+        shapes = jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((1, features), jnp.float32))
+        one = optimizer.init(jnp.zeros((1, features)))
+        leaves, self._structure = jax.tree.flatten(one)
+        self._is_by_row = [leaf.shape == (1, features) for leaf in jax.tree.leaves(shapes)]
+        self._state = [np.broadcast_to(np.asarray(leaf), (len(self._rows), features)).copy() if by_row
+                       else np.asarray(leaf) for leaf, by_row in zip(leaves, self._is_by_row, strict=True)]
+        self._update = compiled(self._updated)
+
+    def lookup(self, places: np.ndarray) -> np.ndarray:
+        """Returns the rows at some places."""
+        with self._lock:
+            return self._rows[places]
+
+    def push(self, places: np.ndarray, grads: np.ndarray) -> None:
+        """Updates the rows at some places, of which none is there twice."""
+        # Of few lengths, as each compiles: the rest is of rows that are not there.
+        length = 2 ** math.ceil(math.log2(max(len(places), 1)))
+        padded = np.zeros((length, grads.shape[1]), np.float32)
+        padded[:len(places)] = grads
+        index = np.zeros(length, np.int64)
+        index[:len(places)] = places
+        with self._lock:
+            state = [leaf[index] if by_row else leaf for leaf, by_row in zip(self._state, self._is_by_row, strict=True)]
+            rows, state = jax.device_get(self._update(padded, state, self._rows[index]))
+            self._rows[places] = rows[:len(places)]
+            for number, by_row in enumerate(self._is_by_row):
+                if by_row:
+                    self._state[number][places] = state[number][:len(places)]
+                else:
+                    self._state[number] = np.asarray(state[number])
+
+    def save(self, folder: str, key: str) -> None:
+        """Writes this part."""
+        path = os.path.join(folder, f"{key}-{self._index}-of-{self._servers}")
+        with self._lock:
+            for number, leaf in enumerate([self._rows, *self._state]):
+                with open(f"{path}.{number}.new", "wb") as file:
+                    np.save(file, leaf, allow_pickle=False)
+                    file.flush()
+                    os.fsync(file.fileno())
+            for number in range(1 + len(self._state)):
+                os.replace(f"{path}.{number}.new", f"{path}.{number}.npy")
+
+    def restore(self, folder: str, key: str) -> None:
+        """Reads the rows of this part from those of all servers that wrote."""
+        written = [name for name in os.listdir(folder) if name.startswith(f"{key}-0-of-") and name.endswith(".0.npy")]
+        if len(written) != 1:
+            raise ValueError(f"{folder!r} must have one {key!r}. Found: {len(written)}.")
+        before = int(written[0].removesuffix(".0.npy").rpartition("-")[2])
+        with self._lock:
+            for number, leaf in enumerate([self._rows, *self._state]):
+                parts = [np.load(os.path.join(folder, f"{key}-{part}-of-{before}.{number}.npy"), mmap_mode="r",
+                                 allow_pickle=False) for part in range(before)]
+                self._take(leaf, number, parts)
+
+    def _take(self, leaf: np.ndarray, number: int, parts: Sequence[np.ndarray]) -> None:
+        if number and not self._is_by_row[number - 1]:
+            self._state[number - 1] = np.array(parts[0])
+            return
+        if sum(map(len, parts)) != self._size or parts[0].shape[1:] != leaf.shape[1:]:
+            raise ValueError(f"The table that was saved has {sum(map(len, parts))} rows of {parts[0].shape[1:]}. This "
+                             f"one has {self._size} of {leaf.shape[1:]}.")
+        numbers = np.arange(self._index, self._size, self._servers)
+        for part, rows in enumerate(parts):
+            mine = numbers % len(parts) == part
+            leaf[mine] = rows[numbers[mine] // len(parts)]
+
+    def _updated(self, grads: Any, state: list[Any], rows: Any) -> Any:
+        updates, after = self._optimizer.update(grads, jax.tree.unflatten(self._structure, state), rows)
+        return rows + updates, jax.tree.leaves(after)
