@@ -33,7 +33,7 @@ from measuring import table, write_section
 
 import trainer
 from trainer import callbacks, distribute
-from trainer.distribute.parameter_server.failures import EXIT_CODE
+from trainer.distribute.parameter_server.processes.failures import EXIT_CODE
 
 ROWS, BATCH, SAVE_FREQ = 120, 4, 10
 STEPS = ROWS // BATCH  # of an epoch
