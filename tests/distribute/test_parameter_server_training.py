@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import optax
@@ -9,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from trainer import callbacks, distribute
+from trainer import callbacks, distribute, estimator
 
 pytestmark = pytest.mark.processes
 rng = np.random.default_rng(0)
@@ -267,3 +269,27 @@ def test_a_run_that_was_interrupted_goes_on_exactly(one_worker, tmp_path):
     fit(2, tmp_path / "parts")
     parts = fit(4, tmp_path / "parts")
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((whole.state, parts.state)))
+
+
+def test_estimators_train_on_parameter_servers(cluster, tmp_path):
+    targets = x @ np.arange(6, dtype=np.float32)[:, None]
+
+    def input_fn():
+        return trainer.data.Dataset.from_arrays((x, targets)).batch(10).repeat()
+
+    def model_fn(features, labels, mode):
+        return estimator.EstimatorSpec(mode, module=nn.Dense(1), loss="mse", optimizer=optax.sgd(0.05))
+
+    config = estimator.RunConfig(model_dir=str(tmp_path), train_distribute=cluster, save_checkpoints_steps=20)
+    metrics, _ = estimator.train_and_evaluate(
+        estimator.Estimator(model_fn, config=config), estimator.TrainSpec(input_fn, max_steps=60),
+        estimator.EvalSpec(input_fn, steps=9, throttle_secs=0))
+    assert metrics["global_step"] == 60 and metrics["loss"] < 5
+
+
+def test_the_task_ps_of_an_estimator_serves_in_the_strategy(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({
+        "cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "task": {"type": "ps", "index": 0}}))
+    made = estimator.Estimator(lambda features, mode: None, config=estimator.RunConfig(model_dir=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"serves where the script makes its strategy.*ParameterServerStrategy"):
+        estimator.train_and_evaluate(made, estimator.TrainSpec(lambda: x, max_steps=1), estimator.EvalSpec(lambda: x))
