@@ -15,7 +15,6 @@ import pytest
 import trainer
 from trainer import distribute
 
-
 # In processes of their own: Ray keeps the first token, and leaves threads. A busy machine fails to start it in time.
 LOCAL = """
 import os, signal
