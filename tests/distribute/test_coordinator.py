@@ -319,3 +319,51 @@ def test_an_iterator_survives_the_error_of_a_function():
         one.join()
     assert one.schedule(take, (iterator,)).fetch() == 1
     one.close()
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise AttributeError("broken")
+
+
+def several():
+    raise ExceptionGroup("several", [ValueError("one of them")])
+
+
+def silent():
+    raise Silent
+
+
+@pytest.mark.parametrize(("function", "message"), [(several, "ExceptionGroup: several"), (silent, "Silent: .no message")])
+def test_errors_that_are_more_or_less_than_a_message_come_back(coordinator, function, message):
+    value = coordinator.schedule(function)
+    with pytest.raises(RuntimeError, match=message):
+        value._future.result(20)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_an_error_leaves_nobody_waiting(coordinator):
+    value = coordinator.schedule(lose_current)
+    with pytest.raises(UserWarning, match="run again by another worker"):
+        value._future.result(20)
+
+
+def test_workers_forget_an_iterator_that_the_chief_has_let_go_of(coordinator):
+    iterator = iter(coordinator.create_per_worker_dataset(lambda: iter(range(9))))
+    coordinator.schedule(next, (iterator,)).fetch()
+    key = iterator._key
+    coordinator.join()
+    del iterator
+    for _ in range(20):
+        coordinator.schedule(double, (1,)).fetch()
+    slots = [slot for slot in coordinator._slots if not slot.released]
+    assert slots and key not in coordinator._resources
+    assert not any(key in slot.sent or key in slot.handle._host._served._built for slot in slots)
+
+
+@pytest.mark.parametrize("make", [
+    lambda coordinator: coordinator, lambda coordinator: coordinator.schedule(double, (1,))], ids=["itself", "value"])
+def test_what_only_the_chief_has_is_refused_in_a_function(coordinator, make):
+    held = make(coordinator)
+    with pytest.raises(TypeError, match=r"of the chief|Use what `fetch` returns"):
+        coordinator.schedule(lambda: held)

@@ -99,6 +99,23 @@ def test_a_table_of_another_size_or_none_is_refused(tmp_path):
         made(1).restore(tmp_path / "other")
 
 
+def test_a_table_that_was_restored_may_be_saved_to_the_same_folder(tmp_path):
+    made(3).save(tmp_path)
+    table = made(2, seed=5)
+    table.restore(tmp_path)
+    table.save(tmp_path)
+    restored = made(1, seed=7)
+    restored.restore(tmp_path)
+    np.testing.assert_array_equal(restored.lookup(np.arange(11)), made(1).lookup(np.arange(11)))
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "sgd"])
+def test_the_state_of_another_optimizer_is_refused(tmp_path, optimizer):
+    made(2, "adagrad").save(tmp_path)
+    with pytest.raises(ValueError, match=f"state of another optimizer.*{optimizer}"):
+        made(2, optimizer).restore(tmp_path)
+
+
 @pytest.mark.parametrize(("ids", "error", "message"), [
     ([0, 11], ValueError, r"`ids` must be from 0 to 10. Received: 0 to 11"),
     ([-1], ValueError, r"Received: -1"),

@@ -8,6 +8,7 @@ memory of their batches and outputs.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
@@ -331,7 +332,8 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
     if inputs.kind == "test":
         return executable(present, running)
     # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
-    with inputs.interrupts.deferred:
+    # An asynchronous one donates nothing, and may take long.
+    with contextlib.nullcontext() if inputs.phase.is_asynchronous else inputs.interrupts.deferred:
         state, running = executable(held.take(), running)
         held.keep(state)
     timing.rows += group.rows * (stop - start)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer.core.train_state import TrainState
 from trainer.distribute.parameter_server.processes.wire import Resource
@@ -17,6 +18,7 @@ from trainer.model.state_holder import shapes_of
 if TYPE_CHECKING:
     from trainer.model.stateful_model import StatefulModel
 
+_numbers = itertools.count()
 _OF_THE_CHIEF = ("strategy", "_configuration", "_run_context", "_state_holder", "current_run", "history")
 _CONFIGURED = ("is_compiled", "loss", "metrics", "options", "rules", "trainable")
 
@@ -27,6 +29,9 @@ def as_resource(model: StatefulModel) -> Resource | None:
     The servers then have its state, and the chief fetches it when it is needed again.
     """
     if not isinstance(model.strategy, ParameterServerStrategy):
+        if model.built:
+            raise TypeError(f"The model {model.name!r} was made under {model.strategy!r}, and cannot be sent to "
+                            "workers. Make it in the scope of the ParameterServerStrategy, and give it `get_weights()`.")
         return None
     strategy, held = model.strategy, model._state_holder
     served = strategy.served(held)
@@ -38,7 +43,11 @@ def as_resource(model: StatefulModel) -> Resource | None:
         client = served.client(shapes)
         held.await_state(shapes, functools.partial(_fetched, strategy, served, shapes))
         served.version_of_chief = held.version
-    return Resource(f"{served.key}, {served.generation}, {model._configuration.changes}", _copier(model, client))
+    key = f"{served.key}, {served.generation}, {model._configuration.changes}"
+    if served.key_of_copies not in (None, key):
+        strategy.coordinator.release(served.key_of_copies)
+    served.key_of_copies = key
+    return Resource(key, _copier(model, client))
 
 
 class SharedTrainStep:
@@ -46,14 +55,12 @@ class SharedTrainStep:
 
     def __init__(self, model: StatefulModel):
         self._model = model
+        self._key = f"train step {next(_numbers)}"  # each anew: its attributes may differ
 
     def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""
-        strategy, copy = self._model.strategy, _copier(self._model, None)
-        assert isinstance(strategy, ParameterServerStrategy), "which alone sends steps"
-        served = strategy.served(self._model._state_holder)
-        return Resource(f"step of {served.key}, {self._model._configuration.changes}",
-                        lambda worker: copy(worker).train_step)
+        copy = _copier(self._model, None)
+        return Resource(self._key, lambda worker: copy(worker).train_step)
 
 
 def _copier(model: StatefulModel, client: ModelClient | None) -> Callable[[Any], StatefulModel]:
@@ -78,11 +85,23 @@ def _in_worker(
     model.strategy = strategy
     model._configuration = Configuration()
     vars(model._configuration).update(configured)
+    model._run_context = model.current_run = _OfTheChief()  # type: ignore[assignment]
     model._state_holder = _ServedState(strategy, client)  # type: ignore[assignment]
     return model
 
 
-class _ServedState:
+class _OfTheChief:
+    """What a model has only on the chief."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError("A scheduled function cannot use this method of a model, such as `fit`, `evaluate`, "
+                           "`compile` or `get_weights`, which are for the chief. In the function, use `model(x)`, "
+                           "`model.apply`, `model.state` and `strategy.run`.")
+
+
+class _ServedState(_OfTheChief):
     """What a worker has in the place of a `StateHolder`: each read pulls the parameters."""
 
     def __init__(self, strategy: WorkerStrategy, client: ModelClient | None):
@@ -103,4 +122,11 @@ class _ServedState:
     current = property(lend)
 
     def assign(self, state: TrainState) -> None:
-        """Does nothing: `strategy.run` has sent the gradients, and the servers have the state."""
+        """Does nothing: `strategy.run` has sent the gradients, and the servers have the state.
+
+        Raises:
+          RuntimeError: for another state than `strategy.run` has returned.
+        """
+        if not self._strategy.is_pulled(state):
+            raise RuntimeError("In a scheduled function, `model.state` can only be assigned what `strategy.run` has "
+                               "just returned, as the servers make the updates. Assign other states on the chief.")

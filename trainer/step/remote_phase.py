@@ -8,7 +8,6 @@ asynchronous is within an execution.
 from __future__ import annotations
 
 import collections
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data import Group
-from trainer.distribute.parameter_server.coordinator import RemoteValue
+from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
@@ -29,11 +28,10 @@ from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step import running_logs, steps
 from trainer.step.compile_options import CompileOptions
 from trainer.step.compiled_phase import CompiledPhase
-from trainer.step.remote_step import SharedStep, outcome_of_step, train_on_batch
+from trainer.step.remote_step import RemoteStep, outcome_of_step, train_on_batch
 
 STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
 SENT_BYTES = 2**28  # of batches that an execution sends
-_numbers = itertools.count()
 
 
 def check_options(options: CompileOptions) -> None:
@@ -78,7 +76,8 @@ class RemotePhase(CompiledPhase):
         super().__init__("train", user_step, strategy, steps_per_execution, eager=False)
         self._user_step, self._shared_step, self._cluster, self._served = user_step, shared_step, strategy, served
         self._last: TrainState | None = None  # what the servers have
-        self._step: SharedStep | None = None
+        self._step: SharedValue | None = None  # a `RemoteStep`
+        self._client: SharedValue | None = None
         self._next_number = 0
         self._logs: Any = None  # the structure of a step's logs
         self._add: Any = None
@@ -126,12 +125,22 @@ class RemotePhase(CompiledPhase):
 
     def _trained(self, state: TrainState, running: Any, group: PlacedGroup, batches: range) -> tuple[TrainState, Any]:
         coordinator = self._cluster.coordinator
+        coordinator.require_open()
+        try:
+            return self._trained_by(coordinator, state, running, group, batches)
+        except BaseException:  # such as KeyboardInterrupt, which must not wait
+            coordinator.cancel()
+            raise
+
+    def _trained_by(self, coordinator: ClusterCoordinator, state: TrainState, running: Any, group: PlacedGroup,
+                    batches: range) -> tuple[TrainState, Any]:
         coordinator.join()
         if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
             self._last = None
             self._served.load(state)
             shapes = _shapes_of(state)
-            self._step = SharedStep(f"step {next(_numbers)}", self._shared_step, self._served.client(shapes))
+            self._step = self._step or self._cluster.shared(RemoteStep(self._shared_step, shapes))
+            self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know
         pending: collections.deque[RemoteValue] = collections.deque()
@@ -140,7 +149,8 @@ class RemotePhase(CompiledPhase):
         for batch in _batches(group, batches):
             while most is not None and len(pending) > most:
                 outcomes.append(self._outcome(pending.popleft()))
-            pending.append(coordinator.schedule(train_on_batch, args=(self._step, self._next_number, *batch)))
+            pending.append(coordinator.schedule(
+                train_on_batch, args=(self._step, self._client, self._next_number, *batch)))
             self._next_number += 1
         outcomes += [self._outcome(value) for value in pending]
         coordinator.join()
@@ -158,7 +168,7 @@ class RemotePhase(CompiledPhase):
     def _outcome(self, value: RemoteValue) -> Any:
         try:
             return value.fetch()
-        except BaseException:
+        except Exception:
             self._cluster.coordinator.join()  # which raises what has gone wrong first, when nothing runs any more
             raise
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from trainer.core.replica_context import RowMask
 from trainer.core.train_state import TrainState
 from trainer.data import HostArrays
 from trainer.data.sources.buffers import POOL
-from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.push_context import PushContext, without_memory
 from trainer.distribute.parameter_server.served_model import ModelClient
 from trainer.step import steps
@@ -47,53 +45,39 @@ def outcome_of_step(user_step: steps.Step, shapes: TrainState, moving: Any, batc
 
 
 class RemoteStep:
-    """A model's train step in a worker.
+    """A model's train step, which each worker that is sent it compiles once.
 
     Args:
       user_step: the model's `train_step`.
-      client: pulls and pushes.
+      shapes: the state's.
     """
 
-    def __init__(self, user_step: steps.Step, client: ModelClient):
-        self._client = client
-        self._compiled = compiled(functools.partial(outcome_of_step, user_step, client.shapes))
+    def __init__(self, user_step: steps.Step, shapes: TrainState):
+        self._user_step, self._shapes = user_step, shapes
 
-    def __call__(self, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        return compiled(functools.partial(outcome_of_step, self._user_step, self._shapes))
+
+    def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
         """Makes one step; returns the leaves of its logs, its rows, and the staleness of its gradients."""
-        params, model_state, _ = self._client.pull()
-        moving = np.int32(self._client.first_step + number), params, model_state, np.uint32(self._client.seed)
+        params, model_state, _ = client.pull()
+        moving = np.int32(client.first_step + number), params, model_state, np.uint32(client.seed)
         grads, value, model_state, logs, rows = jax.device_get(self._compiled(moving, batch))
-        staleness = self._client.push(number, grads, value, model_state)
+        staleness = client.push(number, grads, value, model_state)
         return jax.tree.leaves(logs), rows, staleness
 
 
-class SharedStep:
-    """What the chief sends of a train step: each worker makes a `RemoteStep` of it, once.
-
-    Args:
-      key: its name, of which no other has the same.
-      user_step: what each worker gets as the model's `train_step`.
-      client: what each worker gets to pull and push with.
-    """
-
-    def __init__(self, key: str, user_step: Any, client: ModelClient):
-        self._key, self._user_step, self._client = key, user_step, client
-
-    def __as_resource__(self) -> Resource:
-        """Returns what a worker gets for it."""
-        user_step, client = self._user_step, self._client
-        return Resource(self._key, lambda worker: RemoteStep(user_step, client))
-
-
-def train_on_batch(step: Callable[..., Any], number: int, batch: Any, arrays: HostArrays | None) -> Any:
+def train_on_batch(step: RemoteStep, client: ModelClient, number: int, batch: Any, arrays: HostArrays | None) -> Any:
     """Runs in a worker: makes one step.
 
     Args:
-      step: the worker's `RemoteStep`.
+      step: the step.
+      client: pulls and pushes.
       number: which step of the state's it is.
       batch: the batch, or the numbers of its rows in `arrays`.
       arrays: the data, where the worker has them.
     """
     if arrays is not None:
         batch = jax.tree.map(lambda leaf: leaf[0], arrays.gather(batch[None], None, POOL))
-    return step(number, batch)
+    return step(client, number, batch)

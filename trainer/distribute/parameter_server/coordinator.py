@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
@@ -43,6 +43,9 @@ class RemoteValue:
         self._name = name
         self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A `RemoteValue` has no value yet when it is sent. Use what `fetch` returns.")
+
     def __repr__(self) -> str:
         return f"RemoteValue({self._name}, {'done' if self._future.done() else 'pending'})"
 
@@ -57,7 +60,8 @@ class RemoteValue:
             return self._future.result()
         except concurrent.futures.CancelledError:
             raise concurrent.futures.CancelledError(
-                f"{self._name} was cancelled, as another function has raised an error. Schedule it again.") from None
+                f"{self._name} was cancelled, as another function has raised an error, or the strategy was closed. "
+                "Schedule it again.") from None
 
     get = fetch
 
@@ -79,6 +83,7 @@ class _WorkerSlot:
         self.index, self.handle = index, handle
         self.is_lost = False  # and could not be replaced
         self.sent: dict[str, None] = {}  # in the order in which they were sent
+        self.released: collections.deque[str] = collections.deque()  # what the worker may forget
 
     def oldest_function(self) -> str | None:
         """Takes the function that was sent before all others off the list, and returns its key; None without one."""
@@ -125,6 +130,7 @@ class ClusterCoordinator:
         self._changed = threading.Condition(lock)  # what `schedule` and `join` wait for
         self._has_work = threading.Condition(lock)  # what workers wait for: a function wakes one of them, not all
         self._queue: collections.deque[_Closure] = collections.deque()
+        self._packing = threading.RLock()  # held while the next is in use, and the models in a function are sent
         self._resources: dict[str, tuple[Packed, dict[str, Packed]]] = {}  # the newest last
         self._running: dict[int, tuple[_Closure, float]] = {}
         self._error: BaseException | None = None
@@ -132,6 +138,9 @@ class ClusterCoordinator:
         self._slots = [_WorkerSlot(index, handle) for index, handle in enumerate(workers)]
         for slot in self._slots:
             threading.Thread(target=self._serve, args=(slot,), name=f"trainer worker {slot.index}", daemon=True).start()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A ClusterCoordinator is of the chief, which alone schedules functions.")
 
     # --- what users call -------------------------------------------------------------------------------------------
 
@@ -160,8 +169,9 @@ class ClusterCoordinator:
                              "value is there. Pass what `fetch` returns.")
         name = f"`{getattr(fn, '__name__', type(fn).__name__)}`"
         try:
-            packed, resources = pack((SharedFunction.of(fn), args, kwargs))
-            needs = self._packed_resources(resources)
+            with self._packing:
+                packed, resources = pack((SharedFunction.of(fn), args, kwargs))
+                needs = self._packed_resources(resources)
         except Exception as error:
             raise TypeError(f"{name} or its arguments cannot be sent to a worker: {error} Pass arrays and plain "
                             "values, and open files, locks and the like inside of the function.") from error
@@ -169,8 +179,7 @@ class ClusterCoordinator:
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) < MAX_QUEUED or self._error is not None or self._is_closed)
             self._raise_error()
-            if self._is_closed:
-                raise RuntimeError("The strategy is closed: schedule functions inside of its `with` block.")
+            self.require_open()
             self._queue.append(closure)
             self._has_work.notify()
         return closure.value
@@ -212,7 +221,7 @@ class ClusterCoordinator:
         Returns:
           What `iter` makes an iterator of, to be passed to scheduled functions, which call `next` on it.
         """
-        return PerWorkerDataset(dataset_fn)
+        return PerWorkerDataset(dataset_fn, self.release)
 
     # --- the queue -------------------------------------------------------------------------------------------------
 
@@ -220,6 +229,24 @@ class ClusterCoordinator:
         """Waits until nothing is queued or running, without raising what functions have raised."""
         with self._changed:
             self._changed.wait_for(self._is_idle)
+
+    def require_open(self) -> None:
+        """Raises RuntimeError after `close`."""
+        if self._is_closed:
+            raise RuntimeError("The strategy is closed, and its workers and servers have ended. Use it inside of its "
+                               "`with` block or before `close`, or make another strategy and models under it.")
+
+    def cancel(self) -> None:
+        """Cancels what is queued; what is running ends."""
+        with self._changed:
+            self._cancel_queue()
+            self._changed.notify_all()
+
+    def release(self, key: str) -> None:
+        """Has workers forget a resource that nothing on the chief has any more; takes no lock, for finalizers."""
+        self._resources.pop(key, None)
+        for slot in self._slots:
+            slot.released.append(key)
 
     def close(self) -> None:
         """Cancels what is queued, and ends the threads once their functions have ended or their workers are gone."""
@@ -246,7 +273,7 @@ class ClusterCoordinator:
 
     def _failed(self, error: BaseException, closure: _Closure | None = None) -> None:
         """Notes an error, the first of several; called with the lock."""
-        if closure is not None:
+        if closure is not None and not closure.value._future.done():
             closure.value._future.set_exception(error)
         if self._error is None:
             self._error = error
@@ -263,6 +290,9 @@ class ClusterCoordinator:
                 self._changed.notify_all()
             try:
                 self._run(slot, closure)
+            except Exception as error:  # of ours, which must not leave anybody waiting
+                with self._changed:
+                    self._failed(error, closure)
             finally:
                 with self._changed:
                     self._running.pop(slot.index, None)
@@ -277,9 +307,6 @@ class ClusterCoordinator:
                 self._failed(error.failure.error(f"{closure.name} on {slot.handle.name}"), closure)
         except (ProcessLostError, TimeoutError) as error:
             self._lost(slot, closure, error)
-        except Exception as error:  # of ours, which must not leave `join` waiting
-            with self._changed:
-                self._failed(error, closure)
         else:
             closure.value._future.set_result(value)
 
@@ -289,14 +316,24 @@ class ClusterCoordinator:
         for key, resource in resources.items():
             if key not in self._resources:
                 packed, others = pack(resource.build)
-                self._resources[key] = packed, self._packed_resources(others)
+                if key in others:
+                    raise TypeError("A model that is sent must not be one of its own attributes, or have a bound "
+                                    "method of its own as one.")
+                below = self._packed_resources(others)
+                self._resources[key] = packed, below
                 while len(self._resources) > MAX_HELD:
-                    del self._resources[next(iter(self._resources))]
-            packed, below = self._resources[key]
+                    self._resources.pop(list(self._resources)[0], None)
+            else:
+                packed, below = self._resources[key]
             needs |= {**below, key: packed}
         return needs
 
     def _send_missing(self, slot: _WorkerSlot, needs: Mapping[str, Packed]) -> None:
+        while slot.released:
+            key = slot.released.popleft()
+            if key in slot.sent:
+                del slot.sent[key]
+                slot.handle.call("forget", key, timeout=self._timeout)
         for key, packed in needs.items():
             if key not in slot.sent:
                 slot.handle.call("hold", key, packed, timeout=self._timeout)
@@ -322,9 +359,13 @@ class ClusterCoordinator:
             elif self._error is not None:  # it would only be cancelled
                 closure.value._future.cancel()
             else:
-                warnings.warn(f"{reason} {closure.name} is run again by another worker.", stacklevel=1)
-                self._queue.appendleft(closure)
-                self._has_work.notify()
+                try:
+                    warnings.warn(f"{reason} {closure.name} is run again by another worker.", stacklevel=1)
+                except UserWarning as warning:  # to be an error
+                    self._failed(warning, closure)
+                else:
+                    self._queue.appendleft(closure)
+                    self._has_work.notify()
             self._running.pop(slot.index, None)
             self._changed.notify_all()
         self._replace_worker(slot)
@@ -338,7 +379,7 @@ class ClusterCoordinator:
                 slot.handle.call("ready")
                 slot.is_lost = False
                 return
-            except (ProcessLostError, RemoteCallError) as error:
+            except Exception as error:  # such as a process that cannot be started for want of memory
                 slot.is_lost = slot.is_lost or attempt == MAX_LOSSES
                 with self._changed:
                     if all(slot.is_lost for slot in self._slots):

@@ -80,20 +80,20 @@ class EmbeddingTable:
         Each server writes a file of its own, which takes the place of an older one when it is whole. Nothing may be
         running.
         """
-        self._call_with_folder("save_table", folder)
+        path = _path(folder)
+        os.makedirs(path, exist_ok=True)
+        self._on_each("save_table", path)
+        self._servers[0].call("remove_other_tables", self._key, path)
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
         """Reads what `save` wrote, also on another number of servers.
 
         Raises:
-          FileNotFoundError: if there is no such table in the folder.
-          ValueError: if it is of another size or optimizer.
+          ValueError: if there is no such table in the folder, or it is of another size or optimizer.
         """
-        self._call_with_folder("restore_table", folder)
+        self._on_each("restore_table", _path(folder))
 
-    def _call_with_folder(self, method: str, folder: str | os.PathLike[str]) -> None:
-        path = os.path.abspath(arguments.as_path("folder", folder, "the path of a folder"))
-        os.makedirs(path, exist_ok=True)
+    def _on_each(self, method: str, path: str) -> None:
         on_each([functools.partial(server.call, method, self._key, path) for server in self._servers])
 
     def _checked(self, ids: ArrayLike) -> np.ndarray:
@@ -108,3 +108,7 @@ class EmbeddingTable:
     def _masks(self, unique: np.ndarray) -> list[np.ndarray]:
         owner = unique % len(self._servers)
         return [owner == index for index in range(len(self._servers))]
+
+
+def _path(folder: str | os.PathLike[str]) -> str:
+    return os.path.abspath(arguments.as_path("folder", folder, "the path of a folder"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -14,19 +15,24 @@ _numbers = itertools.count()
 class PerWorkerDataset:
     """What `ClusterCoordinator.create_per_worker_dataset` returns."""
 
-    def __init__(self, dataset_fn: Callable[[], Any] | Any):
+    def __init__(self, dataset_fn: Callable[[], Any] | Any, release: Callable[[str], None]):
         self._make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
+        self._release = release
 
     def __iter__(self) -> PerWorkerIterator:
-        return PerWorkerIterator(self._make)
+        return PerWorkerIterator(self._make, self._release)
 
 
 class PerWorkerIterator:
-    """An iterator that each worker has of its own: pass it to scheduled functions, which call `next` on it."""
+    """An iterator that each worker has of its own: pass it to scheduled functions, which call `next` on it.
 
-    def __init__(self, make: Callable[[], Any]):
+    Workers keep theirs as long as this exists.
+    """
+
+    def __init__(self, make: Callable[[], Any], release: Callable[[str], None]):
         self._make = make
         self._key = f"iterator {next(_numbers)}"
+        weakref.finalize(self, release, self._key).atexit = False
 
     def __as_resource__(self) -> Resource:
         """Returns what a function that is given this gets in its worker."""

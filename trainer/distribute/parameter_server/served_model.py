@@ -60,6 +60,7 @@ class ServedModel:
       generation: which of the chief's states the servers have begun with.
       first_step: how many steps that state had had.
       version_of_chief: the version of the chief's `StateHolder` whose state scheduled functions train; may be assigned.
+      key_of_copies: that of the model's newest copies in workers; may be assigned.
     """
 
     def __init__(self, key: str, servers: Sequence[Handle]):
@@ -69,6 +70,7 @@ class ServedModel:
         self._checked: Any = None
         self.generation = 0
         self.version_of_chief = -1
+        self.key_of_copies: str | None = None
         self.first_step = self._seed = 0
 
     def load(self, state: TrainState) -> None:

@@ -195,6 +195,10 @@ class ParameterServer:
         """Writes this part of a table."""
         self._tables[key].save(folder, key)
 
+    def remove_other_tables(self, key: str, folder: str) -> None:
+        """Removes what other numbers of servers have written of a table."""
+        self._tables[key].remove_others(folder, key)
+
     def restore_table(self, key: str, folder: str) -> None:
         """Reads this part of a table."""
         self._tables[key].restore(folder, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -39,10 +40,16 @@ class SharedFunction:
 
 
 class SharedValue:
-    """A value that a worker gets once, such as the arrays of `fit`."""
+    """A value that a worker gets once, such as the arrays of `fit`, and keeps as long as this exists.
 
-    def __init__(self, value: Any):
+    Args:
+      value: the value.
+      release: called with its key when this exists no longer.
+    """
+
+    def __init__(self, value: Any, release: Callable[[str], None]):
         self._value, self._key = value, f"value {next(_numbers)}"
+        weakref.finalize(self, release, self._key).atexit = False
 
     def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""

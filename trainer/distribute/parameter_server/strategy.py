@@ -40,6 +40,7 @@ from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.strategies.strategy import Strategy
 
+_keys = itertools.count()  # of the models of all strategies
 SHARED_BYTES = 2**28  # of arrays that every worker gets whole; batches of larger arrays are sent one by one
 
 
@@ -137,8 +138,9 @@ class ParameterServerStrategy(Strategy):
             for index in range(self.num_ps)]
         workers = [self._start_worker(index) for index in range(self.num_workers)]
         self._coordinator = ClusterCoordinator._of(self, workers, self._start_worker, worker_timeout)
+        self._end.detach()
+        self._end = weakref.finalize(self, _end, self._coordinator, self._engine)
         self._models: weakref.WeakKeyDictionary[Any, ServedModel] = weakref.WeakKeyDictionary()
-        self._keys = itertools.count()
         self._tables: set[str] = set()
         self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
 
@@ -158,9 +160,8 @@ class ParameterServerStrategy(Strategy):
         self._close(0)
 
     def _close(self, code: int) -> None:
-        self._coordinator.close()
         if self._end.detach():
-            self._engine.close(code)
+            _end(self._coordinator, self._engine, code)
 
     @property
     def coordinator(self) -> ClusterCoordinator:
@@ -201,7 +202,8 @@ class ParameterServerStrategy(Strategy):
           >>> rows = table.lookup([3, 7])  # doctest: +SKIP
           >>> table.push([3, 7], gradient_of_rows)  # doctest: +SKIP
         """
-        if not name.isidentifier():
+        self._coordinator.require_open()
+        if not (isinstance(name, str) and name.isidentifier()):
             raise ValueError(f"`name` must be a name such as 'users', for files. Received: {name!r}.")
         if name in self._tables:
             raise ValueError(f"There is a table {name!r} already. Choose another name, or use that table.")
@@ -224,8 +226,7 @@ class ParameterServerStrategy(Strategy):
           model: what identifies it, as long as it exists.
         """
         if model not in self._models:
-            key = f"model {next(self._keys)}"
-            self._models[model] = ServedModel(key, self._servers)
+            self._models[model] = ServedModel(f"model {next(_keys)}", self._servers)
         return self._models[model]
 
     def shared_arrays(self, arrays: HostArrays) -> SharedValue | None:
@@ -233,8 +234,17 @@ class ParameterServerStrategy(Strategy):
         if arrays.nbytes > SHARED_BYTES:
             return None
         if arrays not in self._shared:
-            self._shared[arrays] = SharedValue(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
+            self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]
+
+    def shared(self, value: Any) -> SharedValue:
+        """Returns what can be sent in the place of a value, which a worker gets once."""
+        return SharedValue(value, self._coordinator.release)
+
+
+def _end(coordinator: ClusterCoordinator, engine: Engine, code: int = 0) -> None:
+    coordinator.close()  # first: it replaces workers that have ended
+    engine.close(code)
 
 
 def _check_task(resolver: TFConfigClusterResolver) -> None:

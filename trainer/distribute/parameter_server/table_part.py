@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,6 +68,7 @@ class TablePart:
         shapes = jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((1, features), jnp.float32))
         one = optimizer.init(jnp.zeros((1, features)))
         leaves, self._structure = jax.tree.flatten(one)
+        self._names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(one)]
         self._is_by_row = [leaf.shape == (1, features) for leaf in jax.tree.leaves(shapes)]
         self._state = [np.broadcast_to(np.asarray(leaf), (len(self._rows), features)).copy() if by_row
                        else np.asarray(leaf) for leaf, by_row in zip(leaves, self._is_by_row, strict=True)]
@@ -99,20 +101,34 @@ class TablePart:
         """Writes this part."""
         path = os.path.join(folder, f"{key}-{self._index}-of-{self._servers}")
         with self._lock:
-            for number, leaf in enumerate([self._rows, *self._state]):
+            leaves = [self._rows, *self._state, np.array(self._names, np.str_)]
+            for number, leaf in enumerate(leaves):
                 with open(f"{path}.{number}.new", "wb") as file:
                     np.save(file, leaf, allow_pickle=False)
                     file.flush()
                     os.fsync(file.fileno())
-            for number in range(1 + len(self._state)):
+            for number in range(len(leaves)):
                 os.replace(f"{path}.{number}.new", f"{path}.{number}.npy")
+
+    def remove_others(self, folder: str, key: str) -> None:
+        """Removes the parts that other numbers of servers have written, once those of this number are whole."""
+        for name in os.listdir(folder):
+            found = re.fullmatch(rf"{key}-\d+-of-(\d+)\.\d+\.npy", name)
+            if found and int(found[1]) != self._servers:
+                os.remove(os.path.join(folder, name))
 
     def restore(self, folder: str, key: str) -> None:
         """Reads the rows of this part from those of all servers that wrote."""
-        written = [name for name in os.listdir(folder) if name.startswith(f"{key}-0-of-") and name.endswith(".0.npy")]
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        written = [name for name in names if name.startswith(f"{key}-0-of-") and name.endswith(".0.npy")]
         if len(written) != 1:
             raise ValueError(f"{folder!r} must have one {key!r}. Found: {len(written)}.")
         before = int(written[0].removesuffix(".0.npy").rpartition("-")[2])
+        last = len([name for name in names if name.startswith(f"{key}-0-of-{before}.") and name.endswith(".npy")]) - 1
+        of_optimizer = np.load(os.path.join(folder, f"{key}-0-of-{before}.{last}.npy"), allow_pickle=False).tolist()
+        if of_optimizer != self._names:
+            raise ValueError(f"The table that was saved has the state of another optimizer, {of_optimizer}. That of this "
+                             f"one, {self._optimizer.name}, is {self._names}.")
         with self._lock:
             for number, leaf in enumerate([self._rows, *self._state]):
                 parts = [np.load(os.path.join(folder, f"{key}-{part}-of-{before}.{number}.npy"), mmap_mode="r",

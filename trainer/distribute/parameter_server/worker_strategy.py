@@ -39,9 +39,13 @@ class WorkerStrategy(Strategy):
         state = shapes.replace(
             step=np.int32(client.first_step + updates), params=params, model_state=model_state,
             opt_state=without_memory(shapes.opt_state), seed=np.uint32(client.seed))
-        self._clients = {key: value for key, value in self._clients.items() if value[1] is not client}
+        self._clients = {key: value for key, value in self._clients.items() if value[1].key != client.key}
         self._clients[id(state)] = state, client
         return state
+
+    def is_pulled(self, state: Any) -> bool:
+        """Returns whether this is a state that was pulled last, of any model."""
+        return id(state) in self._clients
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs a function on this worker, compiled once per function and shapes.

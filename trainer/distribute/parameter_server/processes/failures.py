@@ -43,7 +43,11 @@ class RemoteFailure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
         """Returns what to send of an exception."""
-        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+        try:
+            message = str(error)
+        except Exception as other:  # its class is the user's
+            message = f"(no message: {type(other).__name__})"
+        return cls(type(error).__name__, message, "".join(traceback.format_exception(error)))
 
     def error(self, name: str) -> BaseException:
         """Returns the exception to raise for it: of the same class, if that is built in.
@@ -55,7 +59,8 @@ class RemoteFailure(NamedTuple):
             return ParameterServerLostError(self.message)
         known = getattr(builtins, self.kind, None)
         message = f"{self.message}\n\n{name} raised {self.kind}:\n{self.traceback}"
-        if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, (OSError, UnicodeError)):
+        if isinstance(known, type) and issubclass(known, Exception) and not issubclass(
+                known, (OSError, UnicodeError, BaseExceptionGroup)):  # which are made of more than a message
             return known(message)
         return RuntimeError(f"{self.kind}: {message}")
 

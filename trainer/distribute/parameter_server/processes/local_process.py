@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from trainer.distribute.parameter_server.processes.wire import Packed
 
 def main() -> None:
     """Serves. The first line of standard input says what and where; its end is the end of this process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what functions print is seen, though the process is killed
     settings = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(settings["address"],), daemon=True).start()
     listener = socket.socket(socket.AF_UNIX)
