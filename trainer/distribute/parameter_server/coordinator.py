@@ -81,6 +81,7 @@ class _WorkerSlot:
 
     def __init__(self, index: int, handle: Handle):
         self.index, self.handle = index, handle
+        self.has_started = False
         self.is_lost = False  # and could not be replaced
         self.sent: dict[str, None] = {}  # in the order in which they were sent
         self.released: collections.deque[str] = collections.deque()  # what the worker may forget
@@ -300,6 +301,9 @@ class ClusterCoordinator:
 
     def _run(self, slot: _WorkerSlot, closure: _Closure) -> None:
         try:
+            if not slot.has_started:  # which takes its time, and not that of a function
+                slot.handle.call("ready")
+                slot.has_started = True
             self._send_missing(slot, closure.needs)
             value = slot.handle.call_packed("run", closure.packed, timeout=self._timeout)
         except RemoteCallError as error:
@@ -377,7 +381,7 @@ class ClusterCoordinator:
             try:
                 slot.handle, slot.sent = self._replace(slot.index), {}
                 slot.handle.call("ready")
-                slot.is_lost = False
+                slot.is_lost, slot.has_started = False, True
                 return
             except Exception as error:  # such as a process that cannot be started for want of memory
                 slot.is_lost = slot.is_lost or attempt == MAX_LOSSES
