@@ -334,7 +334,8 @@ def silent():
     raise Silent
 
 
-@pytest.mark.parametrize(("function", "message"), [(several, "ExceptionGroup: several"), (silent, "Silent: .no message")])
+@pytest.mark.parametrize(("function", "message"), [
+    (several, "ExceptionGroup: several"), (silent, "Silent: .no message")])
 def test_errors_that_are_more_or_less_than_a_message_come_back(coordinator, function, message):
     value = coordinator.schedule(function)
     with pytest.raises(RuntimeError, match=message):

@@ -61,6 +61,7 @@ ONE_PROCESS = {
     "OneDeviceStrategy": "it has one device, which is one of its process's own",
     "MirroredStrategy": "it takes the devices of its process; `MultiWorkerMirroredStrategy` is the same over processes",
     "CentralStorageStrategy": "its variables rest in the memory of one host",
+    "ParameterServerStrategy": "it has processes of its own",
     "TPUStrategy": "a TPU slice of several hosts cannot be simulated",
 }
 """Why other strategies are not among them."""

@@ -98,6 +98,8 @@ class LoopModel:
                           "`Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
             del phases[kind]
         is_new, is_trained = kind not in phases, "train" in phases
+        if is_new and kind == "train" and isinstance(self.strategy, ParameterServerStrategy):
+            remote_phase.check_options(configuration.options)
         if is_new:
             output_checks.check_inputs_of_rank_one(
                 self._module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
@@ -201,7 +203,6 @@ class LoopModel:
             self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
             if kind == "train" and isinstance(self.strategy, ParameterServerStrategy):
-                remote_phase.check_options(options)
                 phases[kind] = remote_phase.RemotePhase(
                     step, worker_copy.SharedTrainStep(model), self.strategy, options.steps_per_execution,
                     self.strategy.served(self.state))

@@ -31,7 +31,8 @@ def as_resource(model: StatefulModel) -> Resource | None:
     if not isinstance(model.strategy, ParameterServerStrategy):
         if model.built:
             raise TypeError(f"The model {model.name!r} was made under {model.strategy!r}, and cannot be sent to "
-                            "workers. Make it in the scope of the ParameterServerStrategy, and give it `get_weights()`.")
+                            "workers. Make it in the scope of the ParameterServerStrategy, and give it its weights by "
+                            "`set_weights`.")
         return None
     strategy, held = model.strategy, model._state_holder
     served = strategy.served(held)

@@ -326,7 +326,8 @@ class ClusterCoordinator:
                 below = self._packed_resources(others)
                 self._resources[key] = packed, below
                 while len(self._resources) > MAX_HELD:
-                    self._resources.pop(list(self._resources)[0], None)
+                    oldest, *_ = list(self._resources)  # at once, as finalizers take some out
+                    self._resources.pop(oldest, None)
             else:
                 packed, below = self._resources[key]
             needs |= {**below, key: packed}

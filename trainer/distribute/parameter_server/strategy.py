@@ -132,7 +132,7 @@ class ParameterServerStrategy(Strategy):
             self._engine = RayCluster(chief=spec["chief"][0], tasks=tasks)
         else:
             self._engine = LocalProcesses() if address is None else RayCluster(address)
-        self._end = weakref.finalize(self, self._engine.close)
+        self._end: weakref.finalize[..., Any] = weakref.finalize(self, self._engine.close)
         self._servers = [
             self._engine.start(f"ps {index}", "ps", functools.partial(ParameterServer, staleness == "scale"))
             for index in range(self.num_ps)]

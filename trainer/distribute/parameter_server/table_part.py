@@ -127,8 +127,8 @@ class TablePart:
         last = len([name for name in names if name.startswith(f"{key}-0-of-{before}.") and name.endswith(".npy")]) - 1
         of_optimizer = np.load(os.path.join(folder, f"{key}-0-of-{before}.{last}.npy"), allow_pickle=False).tolist()
         if of_optimizer != self._names:
-            raise ValueError(f"The table that was saved has the state of another optimizer, {of_optimizer}. That of this "
-                             f"one, {self._optimizer.name}, is {self._names}.")
+            raise ValueError(f"The table that was saved has the state of another optimizer, {of_optimizer}. That of "
+                             f"this one, {self._optimizer.name}, is {self._names}.")
         with self._lock:
             for number, leaf in enumerate([self._rows, *self._state]):
                 parts = [np.load(os.path.join(folder, f"{key}-{part}-of-{before}.{number}.npy"), mmap_mode="r",
