@@ -30,7 +30,7 @@ os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTEN
 # Here and not in a test, because it sets environment variables of its own.
 import jax  # noqa: E402
 
-THREAD_GRACE_SECS = 10.0
+THREAD_GRACE_SECS = 2.0
 
 
 @pytest.fixture
