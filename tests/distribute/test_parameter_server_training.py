@@ -293,3 +293,15 @@ def test_the_task_ps_of_an_estimator_serves_in_the_strategy(tmp_path, monkeypatc
     made = estimator.Estimator(lambda features, mode: None, config=estimator.RunConfig(model_dir=str(tmp_path)))
     with pytest.raises(ValueError, match=r"serves where the script makes its strategy.*ParameterServerStrategy"):
         estimator.train_and_evaluate(made, estimator.TrainSpec(lambda: x, max_steps=1), estimator.EvalSpec(lambda: x))
+
+
+def test_a_model_without_an_optimizer_runs_its_steps(one_worker):
+    class Counted(trainer.Model):
+        def train_step(self, state, batch):
+            return {"rows": batch[0].sum() * 0 + 1.0}, state
+
+    with one_worker.scope():
+        model = Counted(nn.Dense(3))
+        model.compile(None)
+    history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    assert history.history["rows"] == [1.0, 1.0] and int(model.state.step) == 12

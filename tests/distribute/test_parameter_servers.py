@@ -141,6 +141,16 @@ def test_model_state_moves_as_far_as_each_step_has_moved_it():
     assert (after["mean"], after["count"]) == (2.0, 7)
 
 
+def test_servers_compile_an_update_once_for_states_that_come_one_after_another():
+    state = state_of(optax.sgd(1.0), {"w": np.zeros(2, np.float32)})
+    server = ParameterServer(False)
+    for generation, optimizer in ((1, state.optimizer), (2, None)):
+        server.load("m", generation, optimizer, state.params, state.opt_state, {})
+        version = server.pull("m", None).version
+        assert server.push("m", Push(version, 0, {"w": np.ones(2, np.float32)}, None, None)) == 0
+        np.testing.assert_array_equal(server.snapshot("m")[1]["w"], [-1, -1])
+
+
 # --- partitioners ----------------------------------------------------------------------------------------------------
 
 

@@ -67,7 +67,7 @@ class ServedModel:
         self.key = key
         self._servers = list(servers)
         self._partition: Partition | None = None
-        self._checked: Any = None
+        self._loaded: Any = self  # the optimizer that the servers have; none yet
         self.generation = 0
         self.version_of_chief = -1
         self.key_of_copies: str | None = None
@@ -82,9 +82,11 @@ class ServedModel:
         """
         host = jax.device_get(state)
         self._partition = partition = Partition.of(host.params, len(self._servers))
-        if self._checked is not state.optimizer:
-            partition.check(host)
-            self._checked = state.optimizer
+        is_new = self._loaded is not state.optimizer
+        if is_new:
+            self._loaded = self
+            if state.optimizer is not None:
+                partition.check(host)
         self.generation += 1
         self.first_step, self._seed = int(host.step), int(host.seed)
         model_state = named_leaves(host.model_state)
@@ -92,10 +94,11 @@ class ServedModel:
         def sent(index: int) -> Callable[[], None]:
             params, opt_state = partition.state_of(host, index)
             return functools.partial(
-                self._servers[index].call, "load", self.key, self.generation, state.optimizer, params, opt_state,
-                model_state if index == 0 else None)
+                self._servers[index].call, "load", self.key, self.generation,
+                state.optimizer if is_new else None, params, opt_state, model_state if index == 0 else None)
 
         on_each([sent(index) for index in range(len(self._servers))])
+        self._loaded = state.optimizer
 
     def fetch(self, like: TrainState) -> tuple[TrainState, int]:
         """Returns the state that the servers have, and how many updates it has had since it was loaded.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -68,14 +68,14 @@ class Push(NamedTuple):
 class _Part:
     """A model's part on this server."""
 
-    def __init__(self, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any,
-                 scales_by_staleness: bool):
+    def __init__(self, generation: int, update: Callable[..., Any] | None, params: Any, opt_state: Any,
+                 model_state: Any, scales_by_staleness: bool):
         self.lock = threading.Lock()
         self.version = Version(generation, 0)
         self.params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
         self.model_state: dict[str, np.ndarray] | None = model_state
         self._applied = _Numbers()
-        self._update = compiled(functools.partial(_update, optimizer))
+        self._update = update
         self._scales = scales_by_staleness
 
     def pull(self, known: Version | None) -> Pulled:
@@ -90,7 +90,7 @@ class _Part:
             if pushed.version.generation != self.version.generation or not self._applied.add(pushed.number):
                 return None
             staleness = self.version.updates - pushed.version.updates
-            if pushed.grads:
+            if pushed.grads and self._update is not None:
                 extra = {} if pushed.value is None else {"value": pushed.value}
                 factor = np.float32(1.0 / (1 + staleness) if self._scales else 1.0)
                 self.params, self.opt_state = self._update(
@@ -150,6 +150,7 @@ class ParameterServer:
     def __init__(self, scales_by_staleness: bool):
         self._scales = scales_by_staleness
         self._parts: dict[str, _Part] = {}
+        self._updates: dict[str, Callable[..., Any]] = {}
         self._tables: dict[str, TablePart] = {}
 
     def load(self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any) -> None:
@@ -158,12 +159,15 @@ class ParameterServer:
         Args:
           key: which model.
           generation: which of the states that the chief sends.
-          optimizer: an `UpdateRule`, or a mapping of them by module name.
+          optimizer: an `UpdateRule`, or a mapping of them by module name; None for that of the last time, whose update
+            is compiled.
           params: the server's parameters, nested dicts.
           opt_state: their optimizer state.
           model_state: the model state by path; None for servers that do not hold it.
         """
-        self._parts[key] = _Part(generation, optimizer, params, opt_state, model_state, self._scales)
+        if optimizer is not None:
+            self._updates[key] = compiled(functools.partial(_update, optimizer))
+        self._parts[key] = _Part(generation, self._updates.get(key), params, opt_state, model_state, self._scales)
 
     def pull(self, key: str, known: Version | None) -> Pulled:
         """Returns the parameters, unless they are of the version `known`."""
