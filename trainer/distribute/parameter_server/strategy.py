@@ -67,7 +67,7 @@ class ParameterServerStrategy(Strategy):
         gradient misses at most twice as many updates. 0 trains one batch after the other, in their order, and gives
         the numbers of one device. None does not wait.
       staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None takes it as it is.
-      backup_workers: 0. Others are refused: to leave out the gradients of the slowest workers would leave out their rows.
+      backup_workers: 0. Others are refused: to leave out gradients of the slowest workers would leave out their rows.
       worker_timeout: seconds after which a function that has not ended has its worker killed, and runs on another.
         None waits as long as the worker lives.
 
@@ -121,8 +121,8 @@ class ParameterServerStrategy(Strategy):
         if staleness not in (None, "scale"):
             raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
         if backup_workers != 0:
-            raise ValueError("`backup_workers` must be 0: the gradients of the slowest workers would be left out, and the "
-                             "rows of their batches with them, but `fit` trains each row once. Bound what slow workers "
+            raise ValueError("`backup_workers` must be 0: the gradients of the slowest workers would be left out, and "
+                             "the rows of their batches with them, but `fit` trains each row once. Bound what slow workers "
                              f"do by `max_staleness` or `worker_timeout`. Received: {backup_workers!r}.")
         if worker_timeout is not None:
             arguments.require_positive(worker_timeout=worker_timeout)
