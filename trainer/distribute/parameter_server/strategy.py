@@ -122,8 +122,8 @@ class ParameterServerStrategy(Strategy):
             raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
         if backup_workers != 0:
             raise ValueError("`backup_workers` must be 0: the gradients of the slowest workers would be left out, and "
-                             "the rows of their batches with them, but `fit` trains each row once. Bound what slow workers "
-                             f"do by `max_staleness` or `worker_timeout`. Received: {backup_workers!r}.")
+                             "the rows of their batches with them, but `fit` trains each row once. Bound what slow "
+                             f"workers do by `max_staleness` or `worker_timeout`. Received: {backup_workers!r}.")
         if worker_timeout is not None:
             arguments.require_positive(worker_timeout=worker_timeout)
         if cluster_resolver is not None and cluster_resolver.task_type != "chief":
