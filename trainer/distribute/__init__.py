@@ -7,10 +7,6 @@ from trainer.cluster import ClusterError, ClusterTimeout, TFConfigClusterResolve
 from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
-from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
-from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
-from trainer.distribute.parameter_server.processes.failures import ParameterServerLostError, WorkerLostError
-from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.replica.collectives import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -37,6 +33,10 @@ from trainer.distribute.strategies.strategy import (
 from trainer.distribute.strategies.tpu import TPUStrategy
 
 if TYPE_CHECKING:
+    from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
+    from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
+    from trainer.distribute.parameter_server.processes.failures import ParameterServerLostError, WorkerLostError
+    from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
     from trainer.model.sidecar_evaluator import SidecarEvaluator
 
 __all__ = [
@@ -82,9 +82,21 @@ __all__ = [
 ]
 
 
+# Imported when they are first used: few programs need them, or they are built on `Model`, which is built on this room.
+_HOMES = {
+    "ClusterCoordinator": "trainer.distribute.parameter_server.coordinator",
+    "EmbeddingTable": "trainer.distribute.parameter_server.embedding_table",
+    "ParameterServerLostError": "trainer.distribute.parameter_server.processes.failures",
+    "ParameterServerStrategy": "trainer.distribute.parameter_server.strategy",
+    "RemoteValue": "trainer.distribute.parameter_server.coordinator",
+    "SidecarEvaluator": "trainer.model.sidecar_evaluator",
+    "WorkerLostError": "trainer.distribute.parameter_server.processes.failures",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "SidecarEvaluator":  # built on `Model`, which is built on this package
-        return importlib.import_module("trainer.model.sidecar_evaluator").SidecarEvaluator
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

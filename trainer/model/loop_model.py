@@ -9,7 +9,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +24,16 @@ from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
-from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
-from trainer.model import worker_copy
 from trainer.model.forward import check_is_outside_of_steps
 from trainer.model.overridable_steps import OverridableSteps, logs_without_update
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
-from trainer.step import output_checks, remote_phase, replica_checks, state_checks
+from trainer.step import output_checks, replica_checks, state_checks
 from trainer.step.compiled_phase import CompiledPhase
 
 if TYPE_CHECKING:
+    from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
     from trainer.model.model import Model
 
 _METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # that run a phase, for messages
@@ -98,8 +97,8 @@ class LoopModel:
                           "`Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
             del phases[kind]
         is_new, is_trained = kind not in phases, "train" in phases
-        if is_new and kind == "train" and isinstance(self.strategy, ParameterServerStrategy):
-            remote_phase.check_options(configuration.options)
+        if is_new and self._is_asynchronous(kind):
+            configuration.options.check_asynchronous()
         if is_new:
             output_checks.check_inputs_of_rank_one(
                 self._module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
@@ -143,8 +142,8 @@ class LoopModel:
                                  "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
                                  "data_on_device='auto' for other data.")
             return None
-        if kind == "train" and isinstance(self.strategy, ParameterServerStrategy):
-            return self.strategy.shared_arrays(arrays)
+        if self._is_asynchronous(kind):
+            return cast("ParameterServerStrategy", self.strategy).shared_arrays(arrays)
         if not forced and passes < 2:
             return self.strategy.placed_arrays(arrays)
         return self.strategy.place_arrays(arrays, forced)
@@ -202,13 +201,8 @@ class LoopModel:
             settings["strategy"] = type(self.strategy).__name__
             self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
-            if kind == "train" and isinstance(self.strategy, ParameterServerStrategy):
-                phases[kind] = remote_phase.RemotePhase(
-                    step, worker_copy.SharedTrainStep(model), self.strategy, options.steps_per_execution,
-                    self.strategy.served(self.state))
-            else:
-                phases[kind] = CompiledPhase(
-                    kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
+            phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
+                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
             self._configuration.penalties_are_used = False
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
@@ -221,6 +215,19 @@ class LoopModel:
         if is_new and kind == "train" and type(model).train_step is not OverridableSteps.train_step:
             self._check_penalties()
         return phases[kind]
+
+    def _is_asynchronous(self, kind: str) -> bool:
+        """Returns whether the steps of a phase run on workers."""
+        return kind == "train" and self.strategy.is_asynchronous
+
+    def _remote_phase(self) -> CompiledPhase:
+        # Few models need these modules, whose import takes time.
+        from trainer.model.worker_copy import SharedTrainStep
+        from trainer.step.remote_phase import RemotePhase
+
+        strategy = cast("ParameterServerStrategy", self.strategy)
+        return RemotePhase(self._model.train_step, SharedTrainStep(self._model), strategy,
+                           self._configuration.options.steps_per_execution, strategy.served(self.state))
 
     def _check_penalties(self) -> None:
         """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""

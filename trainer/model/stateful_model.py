@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,9 +22,8 @@ from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
-from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.loop.run_context import RunContext
-from trainer.model import forward, saved_model, weights_io, worker_copy
+from trainer.model import forward, saved_model, weights_io
 from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
@@ -34,6 +33,9 @@ from trainer.modules import CallKwargs, as_functional, render_summary, without_f
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
+
+if TYPE_CHECKING:
+    from trainer.distribute.parameter_server.processes.wire import Resource
 
 Path = str | os.PathLike[str]
 
@@ -75,6 +77,8 @@ class StatefulModel(OverridableSteps):
 
     def __as_resource__(self) -> Resource | None:
         """Returns what a function that is scheduled on a parameter-server cluster gets for this model in its worker."""
+        from trainer.model import worker_copy  # of the few programs that have parameter servers
+
         return worker_copy.as_resource(self)
 
     def __copy__(self) -> Any:

@@ -111,6 +111,17 @@ class CompileOptions:
         """Whether there is a dynamic loss scale."""
         return self.policy is not None and self.policy.scales_gradients
 
+    def check_asynchronous(self) -> None:
+        """Raises ValueError for options that steps on workers of parameter servers do not have."""
+        fixes = {
+            "run_eagerly=True": (self.eager, "debug under `OneDeviceStrategy`"),
+            "skip_non_finite=True": (self.skip_non_finite, "use `TerminateOnNaN`"),
+            'precision="mixed_float16"': (self.scales_gradients, 'use "mixed_bfloat16", which needs no loss scale'),
+        }
+        for given, (is_given, fix) in fixes.items():
+            if is_given:
+                raise ValueError(f"`compile({given})` cannot be used under ParameterServerStrategy: {fix}.")
+
 
 def _checked_decay(ema_decay: Any) -> float | None:
     if ema_decay is None:

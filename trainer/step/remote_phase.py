@@ -26,24 +26,11 @@ from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step import running_logs, steps
-from trainer.step.compile_options import CompileOptions
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.step.remote_step import RemoteStep, outcome_of_step, train_on_batch
 
 STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
 SENT_BYTES = 2**28  # of batches that an execution sends
-
-
-def check_options(options: CompileOptions) -> None:
-    """Raises ValueError for options of `compile` that steps on workers do not have."""
-    fixes = {
-        "run_eagerly=True": (options.eager, "debug under `OneDeviceStrategy`"),
-        "skip_non_finite=True": (options.skip_non_finite, "use `TerminateOnNaN`"),
-        'precision="mixed_float16"': (options.scales_gradients, 'use "mixed_bfloat16", which needs no loss scale'),
-    }
-    for given, (is_given, fix) in fixes.items():
-        if is_given:
-            raise ValueError(f"`compile({given})` cannot be used under ParameterServerStrategy: {fix}.")
 
 
 class SharedRows:

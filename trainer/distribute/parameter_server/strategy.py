@@ -85,6 +85,8 @@ class ParameterServerStrategy(Strategy):
     Source: `tf.distribute.ParameterServerStrategy`.
     """
 
+    is_asynchronous = True
+
     def __init__(
         self,
         cluster_resolver: TFConfigClusterResolver | None = None,

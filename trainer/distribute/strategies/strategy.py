@@ -71,7 +71,12 @@ class Strategy:
     Args:
       mesh: the devices, with an axis `REPLICA_AXIS`; or a list of them, one replica each.
       cross_device_ops: how gradients are reduced; `NcclAllReduce()` by default.
+
+    Attributes:
+      is_asynchronous: whether train steps run on other processes, which do not wait for each other.
     """
+
+    is_asynchronous = False
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
