@@ -292,9 +292,9 @@ on the process that replaces the only one. {rounds} times each:
 {table(["workers", "s"], rows)}""")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"calls": measure_calls, "fit": measure_fit, "restart": measure_restart}
+def run_parts(description: str | None, parts: dict[str, Callable[[str, int], None]]) -> None:
+    """Measures the parts that the command line names, or all, on the engine and for the rounds that it gives."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[], help="all by default")
     parser.add_argument("--engine", choices=list(ENGINES), default="local")
     parser.add_argument("--rounds", type=int, default=5)
@@ -304,4 +304,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, {"calls": measure_calls, "fit": measure_fit, "restart": measure_restart})

@@ -30,6 +30,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 from measuring import table, write_section
+from parameter_server import await_workers
 
 import trainer
 from trainer import callbacks, distribute
@@ -94,7 +95,7 @@ class Killer(callbacks.Callback):
             self._left -= 1
             # Most often all workers run, but some are killed while others, or they themselves, start again.
             if self._role == "worker" and (self._left % 3 or not self.made):
-                self._await_workers()
+                await_workers(self._strategy.coordinator)
             time.sleep(self._rng.uniform(0, self._longest))
             try:
                 pid = os.getpid() if self._role == "chief" else self._rng.choice(
@@ -103,15 +104,6 @@ class Killer(callbacks.Callback):
                 self.made += 1
             except (ConnectionError, ProcessLookupError):  # it is being replaced
                 self._left += 1
-
-    def _await_workers(self) -> None:
-        for slot in self._strategy.coordinator._slots:
-            while True:
-                try:
-                    slot.handle.call("ready")
-                    break
-                except ConnectionError:
-                    time.sleep(0.05)
 
 
 def train(folder: pathlib.Path, engine: str, role: str, kills: int, seed: int) -> None:

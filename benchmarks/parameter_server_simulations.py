@@ -6,7 +6,6 @@ reach from costs that it measures on this machine. Each writes its section of `R
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import os
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from measuring import table, write_section
-from parameter_server import ENGINES, closures, nothing, section, strategy_of, transfers
+from parameter_server import closures, nothing, run_parts, section, strategy_of, transfers
 
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
 from trainer.distribute.parameter_server.served_model import on_each
@@ -237,16 +236,5 @@ Functions a second that the chief's queue alone passes, for workers that take no
 {passed}.""")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"convergence": measure_convergence, "scale": measure_scale}
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[], help="all by default")
-    parser.add_argument("--engine", choices=list(ENGINES), default="local", help="whose costs `scale` measures")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    for part in options.parts or parts:
-        parts[part](options.engine, options.rounds)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, {"convergence": measure_convergence, "scale": measure_scale})

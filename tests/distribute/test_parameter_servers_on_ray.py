@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -64,7 +65,8 @@ with distribute.ParameterServerStrategy() as strategy:
 
 
 def start(script, **variables):
-    pytest.importorskip("ray")
+    if importlib.util.find_spec("ray") is None:  # not imported here, where it would set environment variables
+        pytest.skip("Ray is not installed.")
     root = pathlib.Path(trainer.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root), **variables}
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=environment, text=True,

@@ -6,18 +6,14 @@ import itertools
 import threading
 
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
-from trainer.distribute.parameter_server.processes.engine import RemoteCallError
+from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError
-from trainer.distribute.parameter_server.processes.host import RAISED, Host
-from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.processes.host import Host
+from trainer.distribute.parameter_server.processes.wire import Packed, pack
 from trainer.distribute.parameter_server.worker import Worker
 
 
-class KillWorker(BaseException):
-    """Raised by a function to end the worker that runs it."""
-
-
-class InlineHandle:
+class InlineHandle(Handle):
     """A worker in this process. A function ends it through `lose_current`."""
 
     current = threading.local()
@@ -27,20 +23,15 @@ class InlineHandle:
         self._host = Host(pack(lambda: Worker(0, []))[0])
         self._is_lost = False
 
-    def call(self, method, *arguments, timeout=None):
-        return self.call_packed(method, pack(arguments)[0], timeout)
-
-    def call_packed(self, method, packed, timeout=None):
+    def _answer(self, method, packed, timeout):
         if self._is_lost:
             raise ProcessLostError(f"{self.name} has ended.")
         InlineHandle.current.handle = self
         copied = Packed(packed.data, [buffer.copy() for buffer in packed.buffers])
-        kind, answer = self._host.answer(method, copied)
+        answer = self._host.answer(method, copied)
         if self._is_lost:
             raise ProcessLostError(f"{self.name} has ended.")
-        if kind == RAISED:
-            raise RemoteCallError(unpack(answer))
-        return unpack(answer)
+        return answer
 
     def kill(self):
         self._is_lost = True

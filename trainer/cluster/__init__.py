@@ -4,13 +4,15 @@ Owns all communication between processes that uses no devices. It must not run c
 strategies. Other rooms use what is exported here, and nothing else.
 """
 
-from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout
+from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
 from trainer.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
 from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver
 from trainer.cluster.description.package_versions import package_versions
+from trainer.cluster.liveness.process_end import PEER_LOST
 from trainer.cluster.membership import cluster_devices, join_cluster, waiting, watchdog
 from trainer.cluster.preemption import reached_preemption_sync_point
 from trainer.cluster.process_group import ProcessGroup
 
-__all__ = ["TF_CONFIG", "ClusterError", "ClusterTimeout", "ProcessGroup", "TFConfigClusterResolver", "cluster_devices",
-           "join_cluster", "package_versions", "reached_preemption_sync_point", "waiting", "watchdog"]
+__all__ = ["PEER_LOST", "TF_CONFIG", "ClusterError", "ClusterTimeout", "ProcessGroup", "TFConfigClusterResolver",
+           "cluster_devices", "join_cluster", "package_versions", "reached_preemption_sync_point", "split_address",
+           "waiting", "watchdog"]

@@ -221,6 +221,11 @@ def initial_opt_state(optimizer: Any, params: PyTree) -> Any:
     return optimizer.init(params)
 
 
+def shapes_of(tree: PyTree) -> Any:
+    """Returns the shapes and dtypes of a tree of arrays, such as a state."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
 def check_same_structure(function: str, before: TrainState, after: TrainState) -> None:
     """Raises TypeError if `function` made of a state one of another structure, shapes or dtypes."""
     old, new = _described(before), _described(after)

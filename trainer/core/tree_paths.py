@@ -105,6 +105,24 @@ def restricted(tree: PyTree, like: PyTree) -> Any:
     return {name: restricted(value, like[name]) for name, value in tree.items() if name in like}
 
 
+def kept(tree: PyTree, keeps: Callable[[str], bool], prefix: str = "") -> Any:
+    """Returns the part of nested dicts whose leaves have paths that are kept, without dicts that become empty.
+
+    >>> kept({"up": {"kernel": 1, "bias": 2}, "down": {"bias": 3}}, lambda path: path == "up/bias")
+    {'up': {'bias': 2}}
+    """
+    part = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            below = kept(value, keeps, path + SEPARATOR)
+            if below:
+                part[name] = below
+        elif keeps(path):
+            part[name] = value
+    return part
+
+
 def updated(tree: PyTree, part: PyTree) -> Any:
     """Returns nested dicts with the leaves of others, which have some of their keys, in the place of their own.
 

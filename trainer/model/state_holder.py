@@ -15,7 +15,7 @@ import numpy as np
 from trainer.compile.jit import are_floats_debugged, copy_buffers, init_placed
 from trainer.core import errors, replica_context, trace_purity
 from trainer.core.rng import stream_key
-from trainer.core.train_state import TrainState, initial_opt_state, initial_state
+from trainer.core.train_state import TrainState, initial_opt_state, initial_state, shapes_of
 from trainer.data import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import free_to_move, to_host
@@ -33,11 +33,6 @@ INIT_ROWS = 8  # a model is initialised, and its outputs are checked, on so many
 def first_rows(batch: Batch) -> Batch:
     """Returns the rows of a batch that a model is initialised on."""
     return jax.tree.map(lambda leaf: leaf[:INIT_ROWS], batch)
-
-
-def shapes_of(tree: Any) -> Any:
-    """Returns the shapes and dtypes of a tree of arrays."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 class StateHolder:

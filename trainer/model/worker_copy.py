@@ -7,13 +7,12 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainer.core.train_state import TrainState
+from trainer.core.train_state import TrainState, shapes_of
 from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.served_model import ModelClient, ServedModel
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.model.configuration import Configuration
-from trainer.model.state_holder import shapes_of
 
 if TYPE_CHECKING:
     from trainer.model.stateful_model import StatefulModel
@@ -56,7 +55,7 @@ class SharedTrainStep:
 
     def __init__(self, model: StatefulModel):
         self._model = model
-        self._key = f"train step {next(_numbers)}"  # each anew: its attributes may differ
+        self._key = f"train step {next(_numbers)}"  # another for each: its attributes may differ
 
     def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""

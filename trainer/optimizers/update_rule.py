@@ -14,7 +14,7 @@ import jax.extend
 import jax.numpy as jnp
 import optax
 
-from trainer.core import precision
+from trainer.core import precision, tree_paths
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
@@ -67,9 +67,10 @@ class UpdateRule(ComparesByConfiguration):
 
     def trainable(self, tree: PyTree) -> Any:
         """Returns the part of a tree of parameters, or of their gradients, that is trained."""
-        if self._is_frozen is None:
+        is_frozen = self._is_frozen
+        if is_frozen is None:
             return tree
-        return _without(tree, self._prefix, self._is_frozen)
+        return tree_paths.kept(tree, lambda path: not is_frozen(path), self._prefix)
 
     def init(self, params: PyTree) -> OptimizerState:
         """Returns the state before the first update.
@@ -167,18 +168,6 @@ class UpdateRule(ComparesByConfiguration):
 
 def _as_average(leaf: jax.Array) -> jax.Array:
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-
-
-def _without(tree: PyTree, prefix: str, drops: Callable[[str], bool]) -> Any:
-    kept = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            below = _without(value, f"{prefix}{name}/", drops)
-            if below:
-                kept[name] = below
-        elif not drops(f"{prefix}{name}"):
-            kept[name] = value
-    return kept
 
 
 def _with(tree: PyTree, part: Any) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from trainer import losses
 from trainer.core import arguments, errors
 from trainer.core.replica_context import get_replica_context
+from trainer.core.train_state import shapes_of
 from trainer.losses.base import BuiltinLoss, mean_over_replicas, sum_of_real_rows, values_per_row
 from trainer.step.loss_parts import LossPart, record
 from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
@@ -120,7 +121,7 @@ class CompiledLoss:
         outputs_list, rows = jax.tree.leaves(outputs), get_replica_context().rows
         if not self.per_output:
             self.per_output = self._matched(outputs)
-            self.outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), outputs)
+            self.outputs = shapes_of(outputs)
         targets = match_arrays("y", y, outputs, wanted=self.wanted)
         weights = match_arrays("sample_weight", sample_weight, outputs, may_repeat=True, wanted=self.wanted)
         values = {}

@@ -18,7 +18,7 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
-from trainer.core.train_state import TrainState
+from trainer.core.train_state import TrainState, shapes_of
 from trainer.data import Group
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
 from trainer.distribute.parameter_server.served_model import ServedModel
@@ -72,7 +72,7 @@ class RemotePhase(CompiledPhase):
 
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         if self._logs is None:
-            shapes = _shapes_of(state)
+            shapes = shapes_of(state)
             moving = shapes.step, shapes.params, shapes.model_state, shapes.seed
             self._logs = jax.eval_shape(
                 lambda *args: outcome_of_step(self._user_step, shapes, *args)[3], moving, batch)
@@ -125,7 +125,7 @@ class RemotePhase(CompiledPhase):
         if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
             self._last = None
             self._served.load(state)
-            shapes = _shapes_of(state)
+            shapes = shapes_of(state)
             self._step = self._step or self._cluster.shared(RemoteStep(self._shared_step, shapes))
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
@@ -179,7 +179,3 @@ def _batches(group: PlacedGroup, numbers: range) -> Iterator[tuple[Any, SharedVa
         return
     for number in numbers:
         yield jax.tree.map(lambda leaf, number=number: leaf[number], group.data), None
-
-
-def _shapes_of(state: TrainState) -> TrainState:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)

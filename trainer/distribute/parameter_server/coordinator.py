@@ -10,7 +10,6 @@ import collections
 import concurrent.futures
 import itertools
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -133,7 +132,7 @@ class ClusterCoordinator:
         self._queue: collections.deque[_Closure] = collections.deque()
         self._packing = threading.RLock()  # held while the next is in use, and the models in a function are sent
         self._resources: dict[str, tuple[Packed, dict[str, Packed]]] = {}  # the newest last
-        self._running: dict[int, tuple[_Closure, float]] = {}
+        self._running: set[int] = set()  # the workers that run a function
         self._error: BaseException | None = None
         self._is_closed = False
         self._slots = [_WorkerSlot(index, handle) for index, handle in enumerate(workers)]
@@ -204,8 +203,7 @@ class ClusterCoordinator:
           Exception: as `join` does.
         """
         with self._changed:
-            if self._error is not None:
-                self._raise_error()
+            self._raise_error()
             return self._is_idle()
 
     def fetch(self, val: Any) -> Any:
@@ -287,7 +285,7 @@ class ClusterCoordinator:
                 if self._is_closed:
                     return
                 closure = self._queue.popleft()
-                self._running[slot.index] = closure, time.monotonic()
+                self._running.add(slot.index)
                 self._changed.notify_all()
             try:
                 self._run(slot, closure)
@@ -296,7 +294,7 @@ class ClusterCoordinator:
                     self._failed(error, closure)
             finally:
                 with self._changed:
-                    self._running.pop(slot.index, None)
+                    self._running.discard(slot.index)
                     self._changed.notify_all()
 
     def _run(self, slot: _WorkerSlot, closure: _Closure) -> None:
@@ -371,7 +369,7 @@ class ClusterCoordinator:
                 else:
                     self._queue.appendleft(closure)
                     self._has_work.notify()
-            self._running.pop(slot.index, None)
+            self._running.discard(slot.index)
             self._changed.notify_all()
         self._replace_worker(slot)
 

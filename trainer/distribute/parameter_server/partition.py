@@ -7,7 +7,7 @@ state. An update on a part is then the update on the whole for every optimizer t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer.compile.jit import compiled
 from trainer.core.train_state import TrainState, initial_opt_state
-from trainer.core.tree_paths import SEPARATOR, named_leaves, with_leaves
+from trainer.core.tree_paths import kept, named_leaves, with_leaves
 from trainer.core.types import PyTree
 
 Leaves = dict[str, Any]
@@ -27,22 +27,9 @@ def nbytes(leaf: Any) -> int:
     return leaf.size * leaf.dtype.itemsize
 
 
-def part_of(tree: PyTree, names: frozenset[str], prefix: str = "") -> Any:
-    """Returns the part of nested dicts that has the leaves of some paths.
-
-    >>> part_of({"up": {"kernel": 1, "bias": 2}, "down": {"bias": 3}}, frozenset(["up/bias"]))
-    {'up': {'bias': 2}}
-    """
-    kept = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            below = part_of(value, names, path + SEPARATOR)
-            if below:
-                kept[key] = below
-        elif path in names:
-            kept[key] = value
-    return kept
+def part_of(tree: PyTree, names: Collection[str]) -> Any:
+    """Returns the part of nested dicts that has the leaves of some paths."""
+    return kept(tree, names.__contains__)
 
 
 def update(optimizer: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]) -> Any:

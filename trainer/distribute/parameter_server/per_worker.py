@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from trainer.distribute.parameter_server.processes.wire import Resource
-
-_numbers = itertools.count()
+from trainer.distribute.parameter_server.shared import SharedValue
 
 
 class PerWorkerDataset:
@@ -23,21 +19,14 @@ class PerWorkerDataset:
         return PerWorkerIterator(self._make, self._release)
 
 
-class PerWorkerIterator:
+class PerWorkerIterator(SharedValue):
     """An iterator that each worker has of its own: pass it to scheduled functions, which call `next` on it.
 
     Workers keep theirs as long as this exists.
     """
 
     def __init__(self, make: Callable[[], Any], release: Callable[[str], None]):
-        self._make = make
-        self._key = f"iterator {next(_numbers)}"
-        weakref.finalize(self, release, self._key).atexit = False
-
-    def __as_resource__(self) -> Resource:
-        """Returns what a function that is given this gets in its worker."""
-        make = self._make
-        return Resource(self._key, lambda worker: WorkerIterator(make))
+        super().__init__(WorkerIterator(make), release)
 
     def __iter__(self) -> PerWorkerIterator:
         return self

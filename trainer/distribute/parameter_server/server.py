@@ -126,7 +126,7 @@ class _Numbers:
 
 def _update(optimizer: Any, params: Any, opt_state: Any, grads: Mapping[str, Any], extra: Any, factor: Any) -> Any:
     scaled = {name: (leaf * factor).astype(leaf.dtype) for name, leaf in grads.items()}
-    return update(optimizer, with_leaves(part_of(params, frozenset(grads)), scaled), opt_state, params, extra)
+    return update(optimizer, with_leaves(part_of(params, grads), scaled), opt_state, params, extra)
 
 
 def _moved(value: np.ndarray, after: np.ndarray, before: np.ndarray, staleness: int) -> np.ndarray:

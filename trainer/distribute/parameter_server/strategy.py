@@ -242,6 +242,7 @@ class ParameterServerStrategy(Strategy):
         if arrays.nbytes > SHARED_BYTES:
             return None
         if arrays not in self._shared:
+            # Another object of the same arrays: the value would keep its own key otherwise.
             self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]
 

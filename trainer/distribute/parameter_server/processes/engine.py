@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from trainer.distribute.parameter_server.processes.wire import Packed
+from trainer.distribute.parameter_server.processes.host import RAISED
+from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
 
 
-class Handle(Protocol):
+class Handle(abc.ABC):
     """A process of the cluster, as other processes hold it. It can be sent to them."""
 
     name: str
@@ -26,10 +28,20 @@ class Handle(Protocol):
           TimeoutError: if it does not answer in time.
           RemoteCallError: if the method raises.
         """
+        return self.call_packed(method, pack(arguments)[0], timeout)
 
     def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
         """Returns what `call` does, for arguments that are packed already."""
+        kind, answer = self._answer(method, packed, timeout)
+        if kind == RAISED:
+            raise RemoteCallError(unpack(answer))
+        return unpack(answer)
 
+    @abc.abstractmethod
+    def _answer(self, method: str, packed: Packed, timeout: float | None) -> tuple[str, Packed]:
+        """Returns what the process's `Host` answers."""
+
+    @abc.abstractmethod
     def kill(self) -> None:
         """Ends the process at once."""
 

@@ -8,7 +8,9 @@ import traceback
 from types import TracebackType
 from typing import NamedTuple
 
-EXIT_CODE = 75  # of a script that a lost server has ended; schedulers take EX_TEMPFAIL for "start it again"
+from trainer.cluster import PEER_LOST
+
+EXIT_CODE = PEER_LOST  # of a script that a lost server has ended
 
 
 class ParameterServerLostError(RuntimeError):

@@ -20,11 +20,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainer.distribute.parameter_server.processes.engine import RemoteCallError
+from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError
 from trainer.distribute.parameter_server.processes.frames import receive, send
-from trainer.distribute.parameter_server.processes.host import RAISED
-from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.processes.wire import Packed, pack
 
 _MODULE = f"{__package__}.local_process"
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
@@ -32,7 +31,7 @@ _POLL = 0.02  # seconds between two attempts to reach a process that starts
 _END = 5.0  # seconds that a process has to end
 
 
-class LocalHandle:
+class LocalHandle(Handle):
     """A process on this machine.
 
     Args:
@@ -51,17 +50,14 @@ class LocalHandle:
     def __reduce__(self) -> Any:
         return LocalHandle, (self.name, self._address)
 
-    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
-        return self.call_packed(method, pack(arguments)[0], timeout)
-
-    def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
+    def _answer(self, method: str, packed: Packed, timeout: float | None) -> tuple[str, Packed]:
         deadline = None if timeout is None else time.monotonic() + timeout
         connection = self._connection(deadline)
         try:
             send(connection, method, packed)
             if deadline is not None and not select.select([connection], [], [], deadline - time.monotonic())[0]:
                 raise TimeoutError(f"{self.name} has not answered within {timeout:g} s.")
-            kind, answer = receive(connection)
+            answer = receive(connection)
         except TimeoutError:
             connection.close()
             raise
@@ -73,9 +69,7 @@ class LocalHandle:
                 connection.close()
             else:
                 self._idle.append(connection)
-        if kind == RAISED:
-            raise RemoteCallError(unpack(answer))
-        return unpack(answer)
+        return answer
 
     def kill(self) -> None:
         if self._process is not None and self._process.stdin is not None:

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from trainer.distribute.parameter_server.processes.engine import RemoteCallError
+from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError
-from trainer.distribute.parameter_server.processes.host import RAISED, Host
+from trainer.distribute.parameter_server.processes.host import Host
 from trainer.distribute.parameter_server.processes.local_processes import environment_of
 from trainer.distribute.parameter_server.processes.tf_config_cluster import Chief, resource_of
-from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
+from trainer.distribute.parameter_server.processes.wire import Packed, pack
 
 LOCAL = "local"  # the address that stands for a cluster on this machine, which is started
 _OBJECT_STORE = 512 * 2**20  # bytes, of a cluster that is started here
@@ -41,7 +41,7 @@ class RayHost(Host):
         return super().answer(method, _owned(arguments))
 
 
-class RayHandle:
+class RayHandle(Handle):
     """An actor.
 
     Args:
@@ -56,10 +56,7 @@ class RayHandle:
     def __reduce__(self) -> Any:
         return RayHandle, (self.name, self._actor)
 
-    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
-        return self.call_packed(method, pack(arguments)[0], timeout)
-
-    def call_packed(self, method: str, packed: Packed, timeout: float | None = None) -> Any:
+    def _answer(self, method: str, packed: Packed, timeout: float | None) -> tuple[str, Packed]:
         import ray
 
         try:
@@ -71,10 +68,7 @@ class RayHandle:
             raise ProcessLostError(f"{self.name} has ended. {_reason(error)}") from None
         except ray.exceptions.RayTaskError as error:  # of Ray's own: a `Host` answers with those of functions
             raise ProcessLostError(f"{self.name} cannot be used: {error}") from None
-        answer = _owned(Packed(*answer))
-        if kind == RAISED:
-            raise RemoteCallError(unpack(answer))
-        return unpack(answer)
+        return kind, _owned(Packed(*answer))
 
     def kill(self) -> None:
         import ray

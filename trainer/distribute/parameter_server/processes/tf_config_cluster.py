@@ -7,6 +7,7 @@ ended goes over that connection; Ray's own token proves who may join.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,12 +20,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.cluster import ClusterError, ClusterTimeout
+from trainer.cluster import ClusterError, ClusterTimeout, split_address
 from trainer.distribute.parameter_server.processes.failures import EXIT_CODE
 
 ROLES = ("worker", "ps")
 _MODULE = f"{__package__}.ray_node"
-_PATIENCE = float(os.environ.get("TRAINER_STARTUP_TIMEOUT", 300))  # seconds until all tasks have met
+_PATIENCE = 300.0  # seconds until all tasks have met
 _SAY = 15.0  # seconds between two messages about who is missing
 _OBJECT_STORE = "268435456"  # bytes of a node, which hold what functions are sent and return
 
@@ -61,8 +62,30 @@ def _end_node(node: subprocess.Popen[bytes]) -> None:
     node.wait()
 
 
+class _Patience:
+    """Waits for others, says so from time to time, and ends when they do not come."""
+
+    def __init__(self) -> None:
+        self._begin = self._said = time.monotonic()
+
+    def for_more(self, says: str, ends: str) -> None:
+        """Waits a moment.
+
+        Args:
+          says: what is printed from time to time.
+          ends: the message of the `ClusterTimeout` that is raised when it has taken too long.
+        """
+        now = time.monotonic()
+        if now - self._begin > _PATIENCE:
+            raise ClusterTimeout(ends)
+        if now - self._said > _SAY:
+            print(says, file=sys.stderr, flush=True)
+            self._said = now
+        time.sleep(0.2)
+
+
 class Chief:
-    """The chief's end: Ray's head, and what the other tasks are told.
+    """The chief's end: Ray's head, and its messages to the other tasks.
 
     Args:
       address: the chief's of TF_CONFIG.
@@ -73,12 +96,11 @@ class Chief:
     """
 
     def __init__(self, address: str, tasks: Sequence[str]):
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
+        host, port = split_address(address)
         self._tasks = list(tasks)
         self._connections: list[socket.socket] = []
         try:
-            self._listener = socket.create_server((host, int(port)))
+            self._listener = socket.create_server((host, port))
         except OSError as error:
             raise ClusterError(f"The chief cannot listen on its address {address!r} of TF_CONFIG: {error}.") from None
         with socket.create_server((host, 0)) as free:
@@ -97,26 +119,18 @@ class Chief:
         Raises:
           ClusterTimeout: if some are not there in time. They are named.
         """
-        begin = said = time.monotonic()
+        wait = _Patience()
         while missing := [task for task in self._tasks if resource_of(task) not in resources()]:
-            now = time.monotonic()
-            if now - begin > _PATIENCE:
-                raise ClusterTimeout(f"{', '.join(missing)} did not come within {_PATIENCE:g} s. Start the same script "
-                                     "with the TF_CONFIG of that task, and see whether its machine reaches "
-                                     f"{self.address}.")
-            if now - said > _SAY:
-                print(f"The chief waits for {', '.join(missing)}.", file=sys.stderr, flush=True)
-                said = now
-            time.sleep(0.2)
+            names = ", ".join(missing)
+            wait.for_more(f"The chief waits for {names}.",
+                          f"{names} did not come within {_PATIENCE:g} s. Start the same script with the TF_CONFIG of "
+                          f"that task, and see whether its machine reaches {self.address}.")
 
     def close(self, code: int) -> None:
         """Tells all tasks the exit code, and ends Ray's head."""
         for connection in self._connections:
-            try:
+            with contextlib.suppress(OSError), connection:  # it may be gone
                 connection.sendall(json.dumps({"exit": code}).encode() + b"\n")
-                connection.close()
-            except OSError:
-                pass  # it is gone
         self._listener.close()
         _end_node(self._node)
 
@@ -164,20 +178,14 @@ def serve(chief: str, name: str) -> int:
 
 
 def _connected(chief: str, name: str) -> socket.socket:
-    host, _, port = chief.rpartition(":")
-    begin = said = time.monotonic()
+    wait = _Patience()
     while True:
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=5)
+            connection = socket.create_connection(split_address(chief), timeout=5)
         except OSError as error:
-            now = time.monotonic()
-            if now - begin > _PATIENCE:
-                raise ClusterTimeout(f"{name} has not reached the chief at {chief} within {_PATIENCE:g} s: {error}. "
-                                     "Start the same script with the chief's TF_CONFIG there.") from None
-            if now - said > _SAY:
-                print(f"{name} waits for the chief at {chief}.", file=sys.stderr, flush=True)
-                said = now
-            time.sleep(0.2)
+            wait.for_more(f"{name} waits for the chief at {chief}.",
+                          f"{name} has not reached the chief at {chief} within {_PATIENCE:g} s: {error}. Start the "
+                          "same script with the chief's TF_CONFIG there.")
         else:
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may vanish without a word
