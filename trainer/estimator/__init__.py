@@ -1,60 +1,64 @@
 """TensorFlow's Estimator on Flax modules: the same words, on `trainer.Model` and every strategy."""
 
-from trainer.estimator.canned import (
-    BaselineClassifier,
-    BaselineEstimator,
-    BaselineRegressor,
-    DNNClassifier,
-    DNNEstimator,
-    DNNLinearCombinedClassifier,
-    DNNLinearCombinedEstimator,
-    DNNLinearCombinedRegressor,
-    DNNRegressor,
-    LinearClassifier,
-    LinearEstimator,
-    LinearRegressor,
-)
-from trainer.estimator.feature_columns import (
-    CategoricalColumn,
-    DenseColumn,
-    DenseFeatures,
-    FeatureColumn,
-    HostTransform,
-    LinearFeatures,
-    SequenceFeatures,
-    bucketized_column,
-    categorical_column_with_hash_bucket,
-    categorical_column_with_identity,
-    categorical_column_with_vocabulary_file,
-    categorical_column_with_vocabulary_list,
-    crossed_column,
-    embedding_column,
-    indicator_column,
-    numeric_column,
-    sequence_categorical_column_with_hash_bucket,
-    sequence_categorical_column_with_identity,
-    sequence_categorical_column_with_vocabulary_file,
-    sequence_categorical_column_with_vocabulary_list,
-    sequence_numeric_column,
-    shared_embeddings,
-    weighted_categorical_column,
-)
-from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead, MultiHead, MultiLabelHead, RegressionHead
-from trainer.estimator.model_to_estimator import model_to_estimator
-from trainer.estimator.training.estimator import Estimator
-from trainer.estimator.training.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
-from trainer.estimator.training.hooks import (
-    CheckpointSaverListener,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-    StopAtStepHook,
-)
-from trainer.estimator.training.run_config import RunConfig
-from trainer.estimator.training.spec import EstimatorSpec, ModeKeys
-from trainer.estimator.training.train_and_evaluate import train_and_evaluate
-from trainer.estimator.training.train_spec import EvalSpec, TrainSpec
-from trainer.estimator.training.warm_start import WarmStartSettings
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.estimator.canned import (
+        BaselineClassifier,
+        BaselineEstimator,
+        BaselineRegressor,
+        DNNClassifier,
+        DNNEstimator,
+        DNNLinearCombinedClassifier,
+        DNNLinearCombinedEstimator,
+        DNNLinearCombinedRegressor,
+        DNNRegressor,
+        LinearClassifier,
+        LinearEstimator,
+        LinearRegressor,
+    )
+    from trainer.estimator.feature_columns import (
+        CategoricalColumn,
+        DenseColumn,
+        DenseFeatures,
+        FeatureColumn,
+        HostTransform,
+        LinearFeatures,
+        SequenceFeatures,
+        bucketized_column,
+        categorical_column_with_hash_bucket,
+        categorical_column_with_identity,
+        categorical_column_with_vocabulary_file,
+        categorical_column_with_vocabulary_list,
+        crossed_column,
+        embedding_column,
+        indicator_column,
+        numeric_column,
+        sequence_categorical_column_with_hash_bucket,
+        sequence_categorical_column_with_identity,
+        sequence_categorical_column_with_vocabulary_file,
+        sequence_categorical_column_with_vocabulary_list,
+        sequence_numeric_column,
+        shared_embeddings,
+        weighted_categorical_column,
+    )
+    from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead, MultiHead, MultiLabelHead, RegressionHead
+    from trainer.estimator.from_model import model_to_estimator
+    from trainer.estimator.training.estimator import Estimator
+    from trainer.estimator.training.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+    from trainer.estimator.training.hooks import (
+        CheckpointSaverListener,
+        SessionRunContext,
+        SessionRunHook,
+        SessionRunValues,
+        StopAtStepHook,
+    )
+    from trainer.estimator.training.run_config import RunConfig
+    from trainer.estimator.training.spec import EstimatorSpec, ModeKeys
+    from trainer.estimator.training.train_and_evaluate import train_and_evaluate
+    from trainer.estimator.training.train_spec import EvalSpec, TrainSpec
+    from trainer.estimator.training.warm_start import WarmStartSettings
 
 __all__ = [
     "BaselineClassifier",
@@ -117,3 +121,76 @@ __all__ = [
     "train_and_evaluate",
     "weighted_categorical_column",
 ]
+
+# Imported when they are first used: of some fifty names, a program needs few.
+_HOMES = {
+    "BaselineClassifier": "canned",
+    "BaselineEstimator": "canned",
+    "BaselineRegressor": "canned",
+    "BestExporter": "training.exporters",
+    "BinaryClassHead": "heads",
+    "CategoricalColumn": "feature_columns",
+    "CheckpointSaverListener": "training.hooks",
+    "DNNClassifier": "canned",
+    "DNNEstimator": "canned",
+    "DNNLinearCombinedClassifier": "canned",
+    "DNNLinearCombinedEstimator": "canned",
+    "DNNLinearCombinedRegressor": "canned",
+    "DNNRegressor": "canned",
+    "DenseColumn": "feature_columns",
+    "DenseFeatures": "feature_columns",
+    "Estimator": "training.estimator",
+    "EstimatorSpec": "training.spec",
+    "EvalSpec": "training.train_spec",
+    "Exporter": "training.exporters",
+    "FeatureColumn": "feature_columns",
+    "FinalExporter": "training.exporters",
+    "Head": "heads",
+    "HostTransform": "feature_columns",
+    "LatestExporter": "training.exporters",
+    "LinearClassifier": "canned",
+    "LinearEstimator": "canned",
+    "LinearFeatures": "feature_columns",
+    "LinearRegressor": "canned",
+    "ModeKeys": "training.spec",
+    "MultiClassHead": "heads",
+    "MultiHead": "heads",
+    "MultiLabelHead": "heads",
+    "RegressionHead": "heads",
+    "RunConfig": "training.run_config",
+    "SequenceFeatures": "feature_columns",
+    "SessionRunContext": "training.hooks",
+    "SessionRunHook": "training.hooks",
+    "SessionRunValues": "training.hooks",
+    "StopAtStepHook": "training.hooks",
+    "TrainSpec": "training.train_spec",
+    "WarmStartSettings": "training.warm_start",
+    "bucketized_column": "feature_columns",
+    "categorical_column_with_hash_bucket": "feature_columns",
+    "categorical_column_with_identity": "feature_columns",
+    "categorical_column_with_vocabulary_file": "feature_columns",
+    "categorical_column_with_vocabulary_list": "feature_columns",
+    "crossed_column": "feature_columns",
+    "embedding_column": "feature_columns",
+    "indicator_column": "feature_columns",
+    "model_to_estimator": "from_model",
+    "numeric_column": "feature_columns",
+    "sequence_categorical_column_with_hash_bucket": "feature_columns",
+    "sequence_categorical_column_with_identity": "feature_columns",
+    "sequence_categorical_column_with_vocabulary_file": "feature_columns",
+    "sequence_categorical_column_with_vocabulary_list": "feature_columns",
+    "sequence_numeric_column": "feature_columns",
+    "shared_embeddings": "feature_columns",
+    "train_and_evaluate": "training.train_and_evaluate",
+    "weighted_categorical_column": "feature_columns",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
