@@ -43,8 +43,8 @@ if TYPE_CHECKING:
         shared_embeddings,
         weighted_categorical_column,
     )
-    from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead, MultiHead, MultiLabelHead, RegressionHead
     from trainer.estimator.from_model import model_to_estimator
+    from trainer.estimator.heads import BinaryClassHead, Head, MultiClassHead, MultiHead, MultiLabelHead, RegressionHead
     from trainer.estimator.training.estimator import Estimator
     from trainer.estimator.training.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
     from trainer.estimator.training.hooks import (
