@@ -20,7 +20,7 @@ class InlineHandle(Handle):
 
     def __init__(self, name):
         self.name = name
-        self._host = Host(pack(lambda: Worker(0, []))[0])
+        self._host = Host(pack(lambda: Worker(0, 2, []))[0])
         self._is_lost = False
 
     def _answer(self, method, packed, timeout):

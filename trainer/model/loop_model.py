@@ -133,6 +133,8 @@ class LoopModel:
         """
         options = self._configuration.options
         wanted, arrays = options.data_on_device, reader.arrays
+        if self._is_asynchronous(kind) and arrays is not None:
+            return cast("ParameterServerStrategy", self.strategy).shared_arrays(arrays, wanted)
         if options.eager or wanted is False:
             return None
         forced = requested and wanted is True
@@ -142,8 +144,6 @@ class LoopModel:
                                  "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
                                  "data_on_device='auto' for other data.")
             return None
-        if self._is_asynchronous(kind):
-            return cast("ParameterServerStrategy", self.strategy).shared_arrays(arrays)
         if not forced and passes < 2:
             return self.strategy.placed_arrays(arrays)
         return self.strategy.place_arrays(arrays, forced)
@@ -227,7 +227,8 @@ class LoopModel:
 
         strategy = cast("ParameterServerStrategy", self.strategy)
         return RemotePhase(self._model.train_step, SharedTrainStep(self._model), strategy,
-                           self._configuration.options.steps_per_execution, strategy.served(self.state))
+                           self._configuration.options.steps_per_execution, strategy.served(self.state),
+                           functools.partial(output_checks.check_labels, self._configuration.loss))
 
     def _check_penalties(self) -> None:
         """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""

@@ -20,6 +20,7 @@ from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, shapes_of
 from trainer.data import Group
+from trainer.data.sources.batches import BatchSpec
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.shared import SharedValue
@@ -37,7 +38,7 @@ class SharedRows:
     """A group of batches as row numbers of arrays that the workers have.
 
     Attributes:
-      arrays: these, to be sent.
+      arrays: these, to be sent; or a `PerWorkerIterator`, for each worker to read its next batch, whatever the numbers.
       numbers: int32 of shape `(batches, rows)`.
     """
 
@@ -54,14 +55,16 @@ class RemotePhase(CompiledPhase):
       strategy: the strategy.
       steps_per_execution: as in `CompiledPhase`; "auto" is `STEPS_PER_WORKER` for each worker.
       served: the model's state on the servers.
+      check_labels: raises for targets that the loss cannot take.
     """
 
     is_asynchronous = True
 
     def __init__(self, user_step: steps.Step, shared_step: Any, strategy: ParameterServerStrategy,
-                 steps_per_execution: int | str, served: ServedModel):
+                 steps_per_execution: int | str, served: ServedModel, check_labels: Callable[[Any], None]):
         super().__init__("train", user_step, strategy, steps_per_execution, eager=False)
         self._user_step, self._shared_step, self._cluster, self._served = user_step, shared_step, strategy, served
+        self._check_labels = check_labels
         self._last: TrainState | None = None  # what the servers have
         self._step: SharedValue | None = None  # a `RemoteStep`
         self._client: SharedValue | None = None
@@ -72,6 +75,7 @@ class RemotePhase(CompiledPhase):
 
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         if self._logs is None:
+            self._spec = BatchSpec.of(batch)
             shapes = shapes_of(state)
             moving = shapes.step, shapes.params, shapes.model_state, shapes.seed
             self._logs = jax.eval_shape(
@@ -126,7 +130,8 @@ class RemotePhase(CompiledPhase):
             self._last = None
             self._served.load(state)
             shapes = shapes_of(state)
-            self._step = self._step or self._cluster.shared(RemoteStep(self._shared_step, shapes))
+            self._step = self._step or self._cluster.shared(
+                RemoteStep(self._shared_step, shapes, self._spec, self._check_labels))
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +13,10 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.core.replica_context import RowMask
 from trainer.core.train_state import TrainState
-from trainer.data import HostArrays
+from trainer.data import HostArrays, unpack_x_y_sample_weight
+from trainer.data.sources.batches import BatchSpec, as_batch
 from trainer.data.sources.buffers import POOL
+from trainer.distribute.parameter_server.per_worker import WorkerIterator
 from trainer.distribute.parameter_server.push_context import PushContext, without_memory
 from trainer.distribute.parameter_server.served_model import ModelClient
 from trainer.step import steps
@@ -50,14 +53,27 @@ class RemoteStep:
     Args:
       user_step: the model's `train_step`.
       shapes: the state's.
+      spec: what the chief has compiled for, which batches that the worker reads must be like.
+      check_labels: raises for targets that the loss cannot take, of such batches.
     """
 
-    def __init__(self, user_step: steps.Step, shapes: TrainState):
-        self._user_step, self._shapes = user_step, shapes
+    def __init__(self, user_step: steps.Step, shapes: TrainState, spec: BatchSpec, check_labels: Callable[[Any], None]):
+        self._user_step, self._shapes, self._spec, self._check_labels = user_step, shapes, spec, check_labels
 
     @functools.cached_property
     def _compiled(self) -> Any:
         return compiled(functools.partial(outcome_of_step, self._user_step, self._shapes))
+
+    def read(self, iterator: WorkerIterator) -> Any:
+        """Returns the next batch of the worker's own data.
+
+        Raises:
+          DataError, ValueError: if it cannot be trained on.
+        """
+        batch = as_batch(next(iterator))
+        self._spec.check(batch)
+        self._check_labels(unpack_x_y_sample_weight(batch)[1])
+        return batch
 
     def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
         """Makes one step; returns the leaves of its logs, its rows, and the staleness of its gradients."""
@@ -68,7 +84,9 @@ class RemoteStep:
         return jax.tree.leaves(logs), rows, staleness
 
 
-def train_on_batch(step: RemoteStep, client: ModelClient, number: int, batch: Any, arrays: HostArrays | None) -> Any:
+def train_on_batch(
+    step: RemoteStep, client: ModelClient, number: int, batch: Any, arrays: HostArrays | WorkerIterator | None
+) -> Any:
     """Runs in a worker: makes one step.
 
     Args:
@@ -76,8 +94,10 @@ def train_on_batch(step: RemoteStep, client: ModelClient, number: int, batch: An
       client: pulls and pushes.
       number: which step of the state's it is.
       batch: the batch, or the numbers of its rows in `arrays`.
-      arrays: the data, where the worker has them.
+      arrays: the data, where the worker has them; or its own data, of which it takes the next batch.
     """
-    if arrays is not None:
+    if isinstance(arrays, WorkerIterator):
+        batch = step.read(arrays)
+    elif arrays is not None:
         batch = jax.tree.map(lambda leaf: leaf[0], arrays.gather(batch[None], None, POOL))
     return step(client, number, batch)

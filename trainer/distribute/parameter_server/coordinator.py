@@ -22,6 +22,7 @@ from trainer.distribute.parameter_server.processes.engine import Handle, RemoteC
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError, WorkerLostError
 from trainer.distribute.parameter_server.processes.wire import Packed, Resource, pack
 from trainer.distribute.parameter_server.shared import SharedFunction
+from trainer.distribute.replica.distributed_dataset import InputContext
 
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
@@ -215,12 +216,18 @@ class ClusterCoordinator:
 
         Args:
           dataset_fn: a function that returns an iterable, called at most once for each worker and iterator; or the
-            iterable itself.
+            iterable itself; or what `ParameterServerStrategy.distribute_datasets_from_function` has returned.
 
         Returns:
           What `iter` makes an iterator of, to be passed to scheduled functions, which call `next` on it.
         """
-        return PerWorkerDataset(dataset_fn, self.release)
+        if isinstance(dataset_fn, PerWorkerDataset):
+            return dataset_fn
+
+        def make(context: InputContext) -> Any:
+            return dataset_fn() if callable(dataset_fn) else dataset_fn
+
+        return PerWorkerDataset(make, len(self._slots), self.release)
 
     # --- the queue -------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from trainer.data import HostArrays
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
 from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
 from trainer.distribute.parameter_server.partitioners import Partitioner
+from trainer.distribute.parameter_server.per_worker import PerWorkerDataset
 from trainer.distribute.parameter_server.processes.engine import Engine, Handle
 from trainer.distribute.parameter_server.processes.failures import (
     EXIT_CODE,
@@ -38,6 +39,7 @@ from trainer.distribute.parameter_server.table_part import check_optimizer
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices
+from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.strategies.strategy import Strategy
 
 _keys = itertools.count()  # of the models of all strategies
@@ -177,7 +179,8 @@ class ParameterServerStrategy(Strategy):
         return self._coordinator
 
     def _start_worker(self, index: int) -> Handle:
-        return self._engine.start(f"worker {index}", "worker", functools.partial(Worker, index, self._servers))
+        make = functools.partial(Worker, index, self.num_workers, self._servers)
+        return self._engine.start(f"worker {index}", "worker", make)
 
     def __as_resource__(self) -> Resource:
         """Returns what a scheduled function that names this strategy gets in its worker."""
@@ -227,6 +230,33 @@ class ParameterServerStrategy(Strategy):
         self._tables.add(name)
         return EmbeddingTable(name, num_embeddings, features, self._servers)
 
+    def distribute_datasets_from_function(  # type: ignore[override]
+        self, dataset_fn: Callable[[InputContext], Any]
+    ) -> PerWorkerDataset:
+        """Returns data that each worker reads on its own, for `fit` and for scheduled functions.
+
+        `fit` reads the first batch here too, to learn its shapes. Each run of `fit`, and each worker that replaces a
+        lost one, begins anew: which rows are trained how often is the function's business, and `steps_per_epoch` says
+        what an epoch is.
+
+        Args:
+          dataset_fn: returns batches without end from an `InputContext`, whose `input_pipeline_id` is the number of
+            the worker, of `num_input_pipelines`.
+
+        Example:
+          >>> data = strategy.distribute_datasets_from_function(  # doctest: +SKIP
+          ...     lambda context: read_files(f"part-{context.input_pipeline_id}", batch_size=32))
+          >>> model.fit(data, steps_per_epoch=1000, epochs=5)  # doctest: +SKIP
+        """
+        return PerWorkerDataset(dataset_fn, self.num_workers, self._coordinator.release)
+
+    def training_data(self, data: Any) -> Any:
+        if not isinstance(data, PerWorkerDataset):
+            return data
+        source = data.sample()
+        self._shared[source.dataset.arrays] = iter(data)
+        return source
+
     def served(self, model: Any) -> ServedModel:
         """Returns a model's state on the servers.
 
@@ -237,11 +267,14 @@ class ParameterServerStrategy(Strategy):
             self._models[model] = ServedModel(f"model {next(_keys)}", self._servers)
         return self._models[model]
 
-    def shared_arrays(self, arrays: HostArrays) -> SharedValue | None:
-        """Returns arrays as each worker gets them, once; None if they are too large for that."""
-        if arrays.nbytes > SHARED_BYTES:
-            return None
+    def shared_arrays(self, arrays: HostArrays, wanted: bool | str) -> SharedValue | None:
+        """Returns arrays as each worker gets them, once; None if they are not wanted, or too large for that.
+
+        In the place of a batch that stands for data that workers read, these data are returned.
+        """
         if arrays not in self._shared:
+            if wanted is False or arrays.nbytes > SHARED_BYTES:
+                return None
             # Another object of the same arrays: the value would keep its own key otherwise.
             self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]

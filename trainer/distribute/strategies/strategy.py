@@ -398,6 +398,10 @@ class Strategy:
             dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group,
             deals_batches=True)
 
+    def training_data(self, data: Any) -> Any:
+        """Returns what `fit` is to read in this process for what a user gave it as `x`."""
+        return data
+
     def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """Returns a `Dataset` of arrays, to be batched and distributed."""
         return Dataset.from_arrays(numpy_input)
