@@ -25,7 +25,7 @@ ROOMS = ("core", "compile", "modules/calling", "modules", "losses", "metrics", "
          "cluster/description", "cluster/liveness", "cluster/rendezvous", "cluster",
          "distribute/placement", "distribute/replica", "distribute/strategies",
          "distribute/parameter_server/processes", "distribute/parameter_server", "distribute",
-         "step", "saving/arrays", "saving/checkpoint", "saving",
+         "step", "step/on_workers", "saving/arrays", "saving/checkpoint", "saving",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",
          "loop", "model", "estimator/feature_columns/values", "estimator/feature_columns", "estimator/training",

@@ -69,7 +69,9 @@ class ParameterServerStrategy(Strategy):
         gradient misses at most twice as many updates. 0 trains one batch after the other, in their order, and gives
         the numbers of one device. None does not wait.
       staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None takes it as it is.
-      backup_workers: 0. Others are refused: to leave out gradients of the slowest workers would leave out their rows.
+      backup_workers: for how many workers `fit` does not wait; 0 trains asynchronously. For k, all n workers compute a
+        part of each batch with the same parameters. The first n - k parts make one update, and the rows of the others
+        are left out: "dropped_rows" in the logs. Functions of custom loops are not affected.
       worker_timeout: seconds after which a function that has not ended has its worker killed, and runs on another.
         None waits as long as the worker lives.
 
@@ -124,10 +126,15 @@ class ParameterServerStrategy(Strategy):
             raise errors.wrong_type("address", address, "the address of a Ray cluster, such as '10.0.0.1:6379'")
         if staleness not in (None, "scale"):
             raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
-        if backup_workers != 0:
-            raise ValueError("`backup_workers` must be 0: the gradients of the slowest workers would be left out, and "
-                             "the rows of their batches with them, but `fit` trains each row once. Bound what slow "
-                             f"workers do by `max_staleness` or `worker_timeout`. Received: {backup_workers!r}.")
+        self.backup_workers = arguments.as_count("backup_workers", backup_workers, 0)
+        if self.backup_workers >= self.num_workers:
+            raise ValueError("`backup_workers` must be fewer than the workers, of which the others make the updates. "
+                             f"Received: backup_workers={backup_workers}, num_workers={num_workers}.")
+        if self.backup_workers and (max_staleness, staleness) != (None, None):
+            raise ValueError("With `backup_workers`, all gradients of a step are of the same parameters: none is "
+                             "stale. Leave out `max_staleness` and `staleness`, or `backup_workers`. Received: "
+                             f"backup_workers={backup_workers}, max_staleness={max_staleness}, "
+                             f"staleness={staleness!r}.")
         if worker_timeout is not None:
             arguments.require_positive(worker_timeout=worker_timeout)
         if cluster_resolver is not None and cluster_resolver.task_type != "chief":
@@ -135,6 +142,7 @@ class ParameterServerStrategy(Strategy):
             raise SystemExit(serve(spec["chief"][0], name))
         super().__init__(default_devices()[:1])
         self.max_staleness = max_staleness
+        self.parts_of_step = self.num_workers if self.backup_workers else 1
         exit_with_code_of_lost_server()
         self._engine: Engine
         if cluster_resolver is not None:
@@ -155,7 +163,8 @@ class ParameterServerStrategy(Strategy):
         self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
-        return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps})"
+        backups = f", backup_workers={self.backup_workers}" if self.backup_workers else ""
+        return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps}{backups})"
 
     def __enter__(self) -> ParameterServerStrategy:
         return self
@@ -253,6 +262,9 @@ class ParameterServerStrategy(Strategy):
     def training_data(self, data: Any) -> Any:
         if not isinstance(data, PerWorkerDataset):
             return data
+        if self.backup_workers:
+            raise ValueError("With `backup_workers`, all workers compute each batch together, so that none reads its "
+                             "own. Give `fit` the data themselves.")
         source = data.sample()
         self._shared[source.dataset.arrays] = iter(data)
         return source

@@ -74,9 +74,11 @@ class Strategy:
 
     Attributes:
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
+      parts_of_step: into how many parts the rows of a train step go that code of the step cannot ask for each other's.
     """
 
     is_asynchronous = False
+    parts_of_step = 1
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))

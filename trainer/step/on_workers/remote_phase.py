@@ -8,8 +8,9 @@ asynchronous is within an execution.
 from __future__ import annotations
 
 import collections
+import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step import running_logs, steps
 from trainer.step.compiled_phase import CompiledPhase
-from trainer.step.remote_step import RemoteStep, outcome_of_step, train_on_batch
+from trainer.step.on_workers.remote_step import RemoteStep, outcome_of_step, train_on_batch
 
 STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
 SENT_BYTES = 2**28  # of batches that an execution sends
@@ -78,13 +79,19 @@ class RemotePhase(CompiledPhase):
             self._spec = BatchSpec.of(batch)
             shapes = shapes_of(state)
             moving = shapes.step, shapes.params, shapes.model_state, shapes.seed
-            self._logs = jax.eval_shape(
-                lambda *args: outcome_of_step(self._user_step, shapes, *args)[3], moving, batch)
+            self._logs = self._traced_logs(shapes, moving, batch)
         super().prepare(state, batch, batch_rows)
 
+    def _traced_logs(self, shapes: TrainState, moving: Any, batch: Any) -> Any:
+        """Returns the shapes of a step's logs. Raises ValueError for a step that workers cannot make."""
+        return jax.eval_shape(functools.partial(outcome_of_step, self._user_step, shapes), moving, batch)[3]
+
+    def _own_logs(self) -> dict[str, Any]:
+        """Returns the logs that do not come from the step, as of a step that has nothing to report."""
+        return {"staleness": np.float32(0.0)}
+
     def _learn(self, shapes: Any, state: Any) -> None:
-        logs = {**self._logs, "staleness": jax.ShapeDtypeStruct((), np.float32)}
-        super()._learn((shapes[0], logs), state)
+        super()._learn((shapes[0], {**self._logs, **self._own_logs()}), state)
         self._add = compiled(running_logs.add_step)
 
     def _affordable_steps(self, cost: Any, stacked: Any) -> int:
@@ -125,7 +132,8 @@ class RemotePhase(CompiledPhase):
 
     def _trained_by(self, coordinator: ClusterCoordinator, state: TrainState, running: Any, group: PlacedGroup,
                     batches: range) -> tuple[TrainState, Any]:
-        coordinator.join()
+        if self._last is None:
+            coordinator.join()
         if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
             self._last = None
             self._served.load(state)
@@ -135,10 +143,23 @@ class RemotePhase(CompiledPhase):
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know
+        made = self._make_steps(coordinator, _batches(group, batches))
+        fetched, updates = self._served.fetch(state)
+        if updates != self._next_number:
+            raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
+                               "updates. A scheduled function must not train a model that `fit` is training.")
+        state = self._strategy.place_state(fetched)
+        for logs, rows in made:
+            running = self._add(running, logs, rows)
+        self._last = state
+        return state, running
+
+    def _make_steps(self, coordinator: ClusterCoordinator, batches: Iterable[Any]) -> list[tuple[dict[str, Any], Any]]:
+        """Has workers train on batches, until the servers have made all updates; returns the logs and rows of steps."""
         pending: collections.deque[RemoteValue] = collections.deque()
         outcomes: list[Any] = []
         most = self._cluster.max_staleness
-        for batch in _batches(group, batches):
+        for batch in batches:
             while most is not None and len(pending) > most:
                 outcomes.append(self._outcome(pending.popleft()))
             pending.append(coordinator.schedule(
@@ -146,16 +167,9 @@ class RemotePhase(CompiledPhase):
             self._next_number += 1
         outcomes += [self._outcome(value) for value in pending]
         coordinator.join()
-        fetched, updates = self._served.fetch(state)
-        if updates != self._next_number:
-            raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
-                               "updates. A scheduled function must not train a model that `fit` is training.")
-        state = self._strategy.place_state(fetched)
-        for leaves, rows, staleness in outcomes:
-            running = self._added(running, leaves, rows, staleness)
         self._warn_of_staleness(sum(staleness for *_, staleness in outcomes) / len(outcomes))
-        self._last = state
-        return state, running
+        return [({**self._logs_of(leaves), "staleness": np.float32(staleness)}, rows)
+                for leaves, rows, staleness in outcomes]
 
     def _outcome(self, value: RemoteValue) -> Any:
         try:
@@ -171,9 +185,8 @@ class RemotePhase(CompiledPhase):
                           "workers: some are much slower than others. Bound it by `max_staleness`, or divide such "
                           'gradients by `staleness="scale"`.', stacklevel=2)
 
-    def _added(self, running: Any, leaves: list[Any], rows: Any, staleness: int) -> Any:
-        logs = {**jax.tree.unflatten(jax.tree.structure(self._logs), leaves), "staleness": np.float32(staleness)}
-        return self._add(running, logs, rows)
+    def _logs_of(self, leaves: list[Any]) -> dict[str, Any]:
+        return dict(jax.tree.unflatten(jax.tree.structure(self._logs), leaves))
 
 
 def _batches(group: PlacedGroup, numbers: range) -> Iterator[tuple[Any, SharedValue | None]]:
