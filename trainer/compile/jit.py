@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from trainer.compile.compiler_options import CompilerOptions
 from trainer.core.types import PyTree
 
 
@@ -66,10 +67,15 @@ def _shapes(tree: PyTree) -> Any:
 _COMPILER = threading.Lock()
 
 
-def compile_lowered(lowered: Any) -> Any:
-    """Returns the executable of a `jax.stages.Lowered`, after those that other threads are compiling."""
+def compile_lowered(lowered: Any, options: CompilerOptions | None = None) -> Any:
+    """Returns the executable of a `jax.stages.Lowered`, after those that other threads are compiling.
+
+    Args:
+      lowered: the program.
+      options: what XLA is told beside it; see `compiler_options.py`.
+    """
     with _COMPILER:
-        return lowered.compile()
+        return lowered.compile(compiler_options=options or None)
 
 
 def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:

@@ -150,7 +150,7 @@ class LoopModel:
 
     def run_settings(self) -> dict[str, Any]:
         options = self._configuration.options
-        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite")
+        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite", "deterministic")
         configuration = self._configuration
         return {"seed": self.seed, "optimizer": optimizer_kinds(configuration.rules), "loss": configuration.loss.kinds,
                 "precision": None if options.policy is None else repr(options.policy),
@@ -202,7 +202,8 @@ class LoopModel:
             self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
-                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
+                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard,
+                options.deterministic)
             self._configuration.penalties_are_used = False
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
