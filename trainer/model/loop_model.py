@@ -199,6 +199,7 @@ class LoopModel:
         if is_new:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
             settings["strategy"] = type(self.strategy).__name__
+            settings["compiler options"] = self.strategy.compiler_options(options.deterministic)
             self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(

@@ -108,7 +108,9 @@ class Strategy:
 
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
         """Returns what XLA is told about a program of all replicas; see `compile/compiler_options.py`."""
-        return compiler_options(list(self.mesh.devices.flat), deterministic=deterministic)
+        options = self._cross_device_ops.options
+        return compiler_options(list(self.mesh.devices.flat), deterministic=deterministic, overlap=options.overlap,
+                                bytes_per_pack=options.bytes_per_pack)
 
     @property
     def spans_processes(self) -> bool:
