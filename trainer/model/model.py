@@ -90,6 +90,7 @@ class Model(StatefulModel):
         regularizers: Mapping[str, str | Penalty] | None = None,
         state_reduction: Mapping[str, Literal["mean", "sum", "max", "first"]] | None = None,
         deterministic: bool = False,
+        matmul_precision: Literal["default", "high", "highest"] | None = None,
     ) -> None:
         """Configures training. Weights that exist already are kept; the optimizer's state starts again.
 
@@ -145,6 +146,10 @@ class Model(StatefulModel):
           deterministic: compile `fit`, `evaluate` and `predict` so that they give the same bits each time on devices of
             one kind, which CPUs do in any case. On GPUs XLA then takes no kernel that adds in an order that changes,
             and times no kernels to choose among them, so steps may be slower. See docs/resume.md.
+          matmul_precision: how float32 numbers are multiplied where hardware has faster ways, as JAX names them:
+            "highest" as they are; "default" and "high" on NVIDIA GPUs from Ampere on as TF32, with 10 bits behind the
+            binary point. It is for the products of steps, of `model(x)`, `export` and of the module where a custom loop
+            calls `apply`; a layer's own `precision` goes before it. None leaves it to JAX's configuration.
 
         Raises:
           ValueError: for unknown names and values that cannot be used.
@@ -158,7 +163,7 @@ class Model(StatefulModel):
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
             ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
             skip_non_finite=skip_non_finite, penalties=regularizers, state_reduction=state_reduction,
-            deterministic=deterministic)
+            deterministic=deterministic, matmul_precision=matmul_precision)
         if options.microbatches > 1 and type(self).train_step is not OverridableSteps.train_step:
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")

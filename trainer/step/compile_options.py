@@ -40,12 +40,14 @@ class CompileOptions:
     regularizers: tuple[tuple[str, regularizers.Penalty], ...] = ()
     state_reduction: tuple[tuple[str, str], ...] = ()
     deterministic: bool = False
+    matmul_precision: str | None = None
 
     @classmethod
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
         batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
         skip_non_finite: Any, penalties: Any, state_reduction: Any, deterministic: Any,
+        matmul_precision: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
 
@@ -83,6 +85,7 @@ class CompileOptions:
             state_reduction=tuple((pattern, _checked_reduction(name)) for pattern, name in _by_pattern(
                 "state_reduction", state_reduction, "reductions, such as {'usage/*': 'sum'}")),
             deterministic=deterministic,
+            matmul_precision=precision.check_matmul_precision(matmul_precision),
         )
 
     def penalty_of(self, params: Any) -> jax.Array | None:
