@@ -29,9 +29,11 @@ def compiler_options(
         return {}
     options: CompilerOptions = {}
     if deterministic:
-        # No kernel that adds in an order that changes, as scatters do: they are sorted first. And kernels are not
-        # timed: of those that can be chosen XLA takes the first, or another process could choose another.
+        # No kernel that adds in an order that changes, as scatters do: they are sorted first.
         options["xla_gpu_exclude_nondeterministic_ops"] = True
+        # And kernels are not timed, or another process could choose another: XLA takes the first that it can. Recent
+        # versions do so for the option above, too.
+        options["xla_gpu_deterministic_ops"] = True
     if len(devices) > 1:
         options["xla_gpu_enable_latency_hiding_scheduler"] = overlap
         if not overlap:  # for Hopper XLA has an estimator of its own, which turns the scheduler on again
