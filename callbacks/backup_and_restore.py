@@ -26,8 +26,10 @@ class BackupAndRestore(Callback):
 
     A checkpoint holds the weights, the optimizer, the position in the data, the metrics of the epoch so far, the
     history and the state of every callback. When `fit` begins and the folder has a checkpoint, the run goes on from the
-    newest that is whole, to the bit where the data are arrays, a `Dataset` or Grain's; other data are read from their
-    beginning up to there. Nothing is saved once `TerminateOnNaN` has found the loss to be no number, not even the end.
+    newest that is whole; data that are no arrays, `Dataset` or Grain's are read from their beginning up to there. On
+    CPUs it then has the bits of an undisturbed run. On GPUs kernels may add in another order in each run, unless the
+    model was compiled with `compile(deterministic=True)`: docs/resume.md has what is exact on which platform. Nothing
+    is saved once `TerminateOnNaN` has found the loss to be no number, not even the end.
 
     Args:
       backup_dir: the folder, for this run alone.

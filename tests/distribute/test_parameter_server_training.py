@@ -231,6 +231,7 @@ def test_a_step_that_needs_updated_parameters_is_refused(cluster, kind, message)
 
 @pytest.mark.parametrize(("options", "fix"), [
     ({"run_eagerly": True}, "OneDeviceStrategy"), ({"skip_non_finite": True}, "TerminateOnNaN"),
+    ({"deterministic": True}, "synchronous strategy"),
     ({"precision": "mixed_float16"}, "mixed_bfloat16")], ids=str)
 def test_options_that_workers_do_not_have_are_refused(cluster, options, fix):
     with pytest.raises(ValueError, match=f"cannot be used under ParameterServerStrategy.*{fix}"):

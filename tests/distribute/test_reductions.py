@@ -232,12 +232,14 @@ def test_a_context_uses_the_backends_all_reduce_unless_told_otherwise():
     assert used(nccl, RingAllReduce()) == used(CommunicationOptions(), NcclAllReduce(options=ring)) == "nccl"
 
 
-def test_strategies_that_leave_reductions_to_the_compiler_take_a_timeout_alone():
+def test_strategies_that_leave_reductions_to_the_compiler_take_no_implementation():
     makers = [functools.partial(distribute.FullyShardedStrategy, ["cpu:0"]),
               functools.partial(distribute.ModelParallelStrategy, {"model": 1}, ["cpu:0"])]
     for make in makers:
         assert make(communication_options=CommunicationOptions(timeout_seconds=5)).is_chief
-        with pytest.raises(ValueError, match=r"give `timeout_seconds` alone\. Received: .*RING"):
+        options = make(communication_options=CommunicationOptions(bytes_per_pack=64))._cross_device_ops.options
+        assert options.bytes_per_pack == 64
+        with pytest.raises(ValueError, match=r"give no `implementation`\. Received: .*RING"):
             make(communication_options=CommunicationOptions(implementation="ring"))
         with pytest.raises(TypeError, match="CommunicationOptions or None"):
             make(communication_options=5)
@@ -258,6 +260,8 @@ def test_the_implementation_asked_for_is_the_op_itself_if_it_is_of_that_kind():
     (NcclAllReduce(), True, CommunicationOptions(bytes_per_pack=32), 4),
     (NcclAllReduce(), False, CommunicationOptions(bytes_per_pack=32), 4),
     (NcclAllReduce(options=CommunicationOptions(bytes_per_pack=32)), True, None, 4),
+    (NcclAllReduce(options=CommunicationOptions(bytes_per_pack=32)), False, None, 7),  # the compiler joins them
+    (HierarchicalCopyAllReduce(group_size=1, options=CommunicationOptions(bytes_per_pack=32)), False, None, 4),
     (NcclAllReduce(), True, CommunicationOptions(bytes_per_pack=1), 7),
     (NcclAllReduce(num_packs=0), True, None, 7),
     (NcclAllReduce(num_packs=3), False, None, 4),  # two of them for the larger dtype

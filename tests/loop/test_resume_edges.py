@@ -29,6 +29,7 @@ from tests.callbacks.test_backup_and_restore import (
 from trainer import callbacks as cb
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.cluster.description import package_versions
+from trainer.loop import resumable_run
 
 
 class Shuffled:
@@ -179,9 +180,9 @@ def test_what_differs_from_the_run_is_refused(tmp_path, make, arguments, message
     assert any(tmp_path.iterdir()), "the checkpoint stays"
 
 
-def small_model(optimizer=None, loss="mse", metrics=("mae",)):
+def small_model(optimizer=None, loss="mse", metrics=("mae",), **options):
     model = trainer.Model(nn.Dense(1), seed=3)
-    model.compile(optimizer or trainer.optimizers.Adam(0.02), loss, metrics=list(metrics))
+    model.compile(optimizer or trainer.optimizers.Adam(0.02), loss, metrics=list(metrics), **options)
     return model
 
 
@@ -310,6 +311,22 @@ def test_what_computes_is_not_compared_across_versions_of_packages(tmp_path, mon
     small_fit(tmp_path, small_model(loss=squared(1.0)))
     monkeypatch.setitem(package_versions.COMPARED_PACKAGES, "jax", "flax")
     small_fit(tmp_path, small_model(loss=squared(2.0)), epochs=2)
+
+
+@pytest.mark.parametrize(("name", "value"), [("kind of device", "NVIDIA H100"), ("compiler", "jaxlib 0.1")])
+def test_another_kind_of_device_or_compiler_is_warned_of(tmp_path, monkeypatch, name, value):
+    here = resumable_run.describe_platform(jax.devices())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(resumable_run, "describe_platform", lambda devices: {**here, name: value})
+        small_fit(tmp_path, small_model())
+    with pytest.warns(UserWarning, match=rf"had another {name} \(here {here[name]}, then {value}\). .* not to the bit"):
+        assert small_fit(tmp_path, small_model(), epochs=2).epoch == [0, 1]
+
+
+def test_a_run_is_not_made_deterministic_on_its_way(tmp_path):
+    small_fit(tmp_path, small_model())
+    with pytest.raises(ValueError, match=r"deterministic \(received True, in the checkpoint False\)"):
+        small_fit(tmp_path, small_model(deterministic=True), epochs=2)
 
 
 @pytest.mark.parametrize("as_generator", [True, False])

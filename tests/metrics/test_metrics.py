@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trainer import metrics
+from trainer.metrics import arrays as metric_arrays
 from trainer.metrics.registry import CLASSES
 
 REFERENCE = json.loads((pathlib.Path(__file__).parents[1] / "reference" / "metrics.json").read_text())
@@ -139,3 +140,41 @@ def test_an_area_with_scores_outside_of_zero_and_one_counts_every_row():
 def test_a_function_that_returns_a_mean_over_rows_leaves_out_rows_of_weight_zero():
     metric = metrics.MeanMetricWrapper(lambda y_true, y_pred: jnp.mean(jnp.abs(y_true - y_pred)))
     assert float(metric(np.zeros((3, 1)), np.array([[1.0], [2.0], [9.0]]), sample_weight=[1, 1, 0])) == 1.5
+
+
+COUNTING = [metrics.AUC(), metrics.AUC(multi_label=True, num_labels=3), metrics.Precision(thresholds=[0.2, 0.5]),
+            metrics.Recall(thresholds=[0.2, 0.5], top_k=2), metrics.RecallAtPrecision(0.5), metrics.OneHotMeanIoU(3)]
+
+
+def updated(metric):
+    rows = [jax.ShapeDtypeStruct((64, 3), jnp.float32)] * 2
+    weights = jax.ShapeDtypeStruct((64,), jnp.float32)
+    return jax.jit(lambda variables, y_true, y_pred, weights: metric.stateless_update_state(
+        variables, y_true, y_pred, sample_weight=weights)).trace(metric.stateless_reset_state(), *rows, weights)
+
+
+@pytest.mark.parametrize("metric", COUNTING, ids=lambda metric: metric.name)
+def test_counts_have_no_loop_on_gpus_and_no_scatter_whose_sums_change_from_run_to_run(metric):
+    assert "stablehlo.scatter" in updated(metric).lower().as_text()  # that of this CPU
+    for_gpus = updated(metric).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.scatter" not in for_gpus
+    assert "stablehlo.while" not in for_gpus
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_sums_of_buckets_are_the_same_on_every_platform(columns):
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.integers(0, 9, (50, columns)), jnp.float32)  # whole numbers, whose sums are exact
+    buckets, numbers = jnp.asarray(rng.integers(0, 7, (50, columns))), jnp.arange(7)
+    expected = np.zeros((7, columns), np.float32)
+    for row, column in np.ndindex(50, columns):
+        expected[buckets[row, column], column] += values[row, column]
+    for sums in (metric_arrays._scattered, metric_arrays._compared):
+        np.testing.assert_array_equal(sums(values, buckets, numbers), expected)
+    np.testing.assert_array_equal(metric_arrays.sums_by_bucket(values, buckets, 7), expected)
+
+
+def test_a_score_that_is_no_number_counts_as_above_every_threshold():
+    metric = metrics.AUC(thresholds=[0.5])
+    metric.update_state([1, 0], [np.nan, np.nan])
+    assert metric.true_positives.numpy().tolist() == metric.false_positives.numpy().tolist() == [1.0] * 3

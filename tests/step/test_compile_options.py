@@ -56,6 +56,46 @@ def test_mixed_precision_is_near_float32_with_float32_weights(module, precision,
     assert ("skipped_steps" in ours) == (precision == "mixed_float16")
 
 
+def products_of(model):
+    batch = classification(8)[:2]
+    texts = [LoopModel(model).prepared_phase(kind, batch).program() for kind in ("train", "test", "predict")]
+    return [line for text in texts for line in text.splitlines() if "dot_general" in line]
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "float32"}, {"microbatches": 2}, {"remat": True}])
+def test_products_of_steps_and_of_their_gradients_have_the_precision_asked_for(options):
+    for name, expected in (("highest", "HIGHEST"), ("high", "HIGH")):
+        products = products_of(model_of(matmul_precision=name, **options))
+        assert len(products) > 6
+        assert all(f"precision = [{expected}, {expected}]" in product for product in products)
+    assert not any("HIGH" in product for product in products_of(model_of(**options)))
+
+
+def test_a_loss_of_a_models_own_has_the_precision_asked_for():
+    class Multiplies(trainer.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return jnp.mean(jnp.einsum("ij,ij->i", y_pred, y_pred))
+
+    model = Multiplies(Wide(), seed=3)
+    model.compile("sgd", matmul_precision="highest")
+    assert all("precision = [HIGHEST, HIGHEST]" in product for product in products_of(model))
+
+
+def test_a_call_outside_of_steps_has_the_precision_asked_for():
+    model = model_of(matmul_precision="highest")
+    x = classification(8)[0]
+    model.build(x)
+    state = model.state
+    text = str(jax.make_jaxpr(lambda params: model.apply(params, state, x)[0])(state.params))
+    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == text.count("dot_general") == 2
+    np.testing.assert_array_equal(model(x), model_of()(x))  # CPUs multiply float32 in any case
+
+
+def test_an_unknown_precision_of_products_is_refused():
+    with pytest.raises(ValueError, match=r"Unknown matmul_precision 'higest'. Did you mean 'highest'"):
+        model_of(matmul_precision="higest")
+
+
 def test_bfloat16_stores_weights_in_bfloat16():
     model = model_of(precision="bfloat16")
     history = fitted(model, epochs=4)

@@ -13,6 +13,7 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import mirrored
+from trainer.core import precision
 from trainer.distribute import MirroredStrategy, OneDeviceStrategy, get_replica_context
 from trainer.testing import assert_strategies_equal
 
@@ -210,6 +211,18 @@ def test_equal_infinities_and_nans_and_differences_within_the_tolerance_pass():
     assert_strategies_equal(build, (X, Y), [two], train=train, rtol=0.01)
     assert_strategies_equal(build, (X, Y), [two], train=train, rtol=0, atol=0.11)
     assert "log 'near'" in failure(train=train, rtol=0, atol=0.09)
+
+
+def test_the_default_tolerance_is_that_of_how_float32_is_multiplied(monkeypatch):
+    def train(strategy, model, data):
+        return {**trains_to()(strategy, model, data), "near": 1 + 4e-3 * (strategy.num_replicas_in_sync > 1)}
+
+    assert "log 'near'" in failure(train=train)
+    monkeypatch.setattr(precision, "multiplies_float32", lambda platform, name: name == "highest")
+    assert_strategies_equal(build, (X, Y), [two], train=train)
+    exact = lambda: build(matmul_precision="highest")
+    assert "log 'near'" in failure(build=exact, train=train)
+    assert "log 'near'" in failure(train=train, rtol=1e-4, atol=0)
 
 
 def test_only_so_many_differences_are_shown():

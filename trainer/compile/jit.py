@@ -15,19 +15,25 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from trainer.compile.compiler_options import CompilerOptions
 from trainer.core.types import PyTree
 
 
-def compiled(function: Callable[..., Any], out_shardings: Any = None, donate: Sequence[int] = ()) -> Any:
+def compiled(
+    function: Callable[..., Any], out_shardings: Any = None, donate: Sequence[int] = (),
+    compiler_options: CompilerOptions | None = None,
+) -> Any:
     """Returns `function` compiled; inside another compiled function, all calls share its trace.
 
     Args:
       function: a pure function of arrays.
       out_shardings: where the outputs are put, a prefix of their tree; None leaves it to the compiler.
       donate: the numbers of the arguments whose buffers the outputs may take.
+      compiler_options: what XLA is told beside it, of a function that no other compiled function calls.
     """
     options = {} if out_shardings is None else {"out_shardings": out_shardings}
-    return jax.jit(function, donate_argnums=tuple(donate), **options)
+    return jax.jit(
+        function, donate_argnums=tuple(donate), compiler_options=dict(compiler_options or {}) or None, **options)
 
 
 def on_each_device(
@@ -66,10 +72,15 @@ def _shapes(tree: PyTree) -> Any:
 _COMPILER = threading.Lock()
 
 
-def compile_lowered(lowered: Any) -> Any:
-    """Returns the executable of a `jax.stages.Lowered`, after those that other threads are compiling."""
+def compile_lowered(lowered: Any, options: CompilerOptions | None = None) -> Any:
+    """Returns the executable of a `jax.stages.Lowered`, after those that other threads are compiling.
+
+    Args:
+      lowered: the program.
+      options: what XLA is told beside it; see `compiler_options.py`.
+    """
     with _COMPILER:
-        return lowered.compile()
+        return lowered.compile(compiler_options=options or None)
 
 
 def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ Sources: Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -106,6 +107,43 @@ def get(precision: str | Policy | None) -> Policy | None:
     if precision not in POLICIES:
         raise errors.unknown_name("precision", precision, POLICIES)
     return POLICIES[precision]
+
+
+MATMUL_PRECISIONS = ("default", "high", "highest")
+
+
+def check_matmul_precision(name: Any) -> str | None:
+    """Returns `name`, or raises ValueError if it is neither None nor one of `MATMUL_PRECISIONS`."""
+    if name is not None and name not in MATMUL_PRECISIONS:
+        raise errors.unknown_name("matmul_precision", str(name), MATMUL_PRECISIONS)
+    return name
+
+
+def with_matmul_precision(name: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which float32 products that are traced have this precision, and so have their gradients.
+
+    Args:
+      name: one of `MATMUL_PRECISIONS`, see `jax.lax.Precision`; None leaves it to `jax.default_matmul_precision`.
+
+    >>> with with_matmul_precision("highest"):
+    ...     print(jax.make_jaxpr(jnp.dot)(jnp.ones(2), jnp.ones(2)).eqns[0].params["precision"][0].name)
+    HIGHEST
+    """
+    return contextlib.nullcontext() if name is None else jax.default_matmul_precision(name)
+
+
+def multiplies_float32(platform: str, name: str | None) -> bool:
+    """Returns whether float32 numbers are multiplied as they are, and not rounded before, as to TF32 on GPUs.
+
+    Args:
+      platform: of the devices, such as "cpu".
+      name: what `with_matmul_precision` was given.
+
+    >>> multiplies_float32("cpu", None), multiplies_float32("gpu", None), multiplies_float32("gpu", "highest")
+    (True, False, True)
+    """
+    config: Any = jax.config  # which declares its attributes at run time
+    return platform == "cpu" or (name or config.jax_default_matmul_precision) in ("highest", "float32")
 
 
 # --- the boundary of a module --------------------------------------------------------------------------------------

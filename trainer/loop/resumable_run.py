@@ -22,6 +22,7 @@ from trainer.core.train_state import TrainState
 from trainer.data import Reader
 from trainer.data.sources.batches import ResumeToken
 from trainer.loop import begun_run
+from trainer.loop.run_fingerprint import describe_platform
 from trainer.loop.run_limits import RunLimits
 from trainer.loop.trainable_model import TrainableModel
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
@@ -30,6 +31,7 @@ _KIND = "run"
 _KEYS = ("epoch", "batch", "batches", "logs", "initial_epoch", "epochs", "settings", "stop_training", "data",
          "validation", "fingerprint", "callbacks")  # of every version
 _PROGRAMS = "programs"  # of the settings: they differ with the packages too
+_PLATFORM = "platform"  # of the settings: another gives other bits, but the same numbers to float tolerance
 _TYPES = "types"  # of the fingerprint of data: other types are other steps
 
 
@@ -327,13 +329,15 @@ class TrainingRun:
         # The totals of all logs are one array: other logs could be mistaken for them.
         logs = {log.name: "mean" if log.metric is None else type(log.metric).__name__ for log in self._empty_logs.logs}
         return {**self._model.run_settings(), "logs": logs, "limit_batches": self._reader.limit_batches,
-                _PROGRAMS: {**package_versions(), **self._digests}}
+                _PROGRAMS: {**package_versions(), **self._digests},
+                _PLATFORM: describe_platform(list(self._model.strategy.mesh.devices.flat))}
 
     def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
         if self._is_restored:
             raise ValueError("Two `BackupAndRestore` callbacks have a checkpoint of this run. Use one.")
         now, then = self._settings(), dict(saved["settings"])  # an older version saved fewer of them
         then.pop(_PROGRAMS, None)
+        self._compare_platforms(path, then.pop(_PLATFORM, {}), now[_PLATFORM])
         differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {value!r})"
                   for name, value in then.items() if now.get(name) != value]
         if saved["initial_epoch"] != self._epochs[0]:
@@ -344,6 +348,16 @@ class TrainingRun:
         if saved["epoch"] > self._epochs[1]:
             raise ValueError(f"The run that {path!r} is from has {saved['epoch']} epochs behind it. Received: "
                              f"epochs={self._epochs[1]}. Give at least as many, or start in another folder.")
+
+    @staticmethod
+    def _compare_platforms(path: str, then: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Warns if the run that is resumed was computed by other devices, or compiled by another compiler."""
+        differ = [f"{name} (here {now.get(name)}, then {value})" for name, value in then.items()
+                  if now.get(name) != value]
+        if differ:
+            warnings.warn(f"The run that {path!r} is from had another {' and another '.join(differ)}. It goes on, but "
+                          "from here on it has the numbers of an undisturbed run to float tolerance, and not to the "
+                          "bit.", stacklevel=2)
 
     def _compare_programs(self, path: str, then: Mapping[str, str]) -> None:
         """Warns of what has the names of the run that is resumed, and is traced to another program."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,6 +55,17 @@ def describe_step(state: TrainState, program: str | None) -> dict[str, str]:
     if program is not None:
         described[_PROGRAM] = _digest(program)
     return described
+
+
+def describe_platform(devices: Sequence[jax.Device]) -> dict[str, str]:
+    """Returns what the bits of a run depend on beside its program: the kind of the devices, and the compiler.
+
+    >>> describe_platform(jax.devices("cpu"))["kind of device"]
+    'cpu'
+    """
+    compiler = f"jaxlib {package_versions()['jaxlib']}, {devices[0].client.platform_version}"
+    return {"kind of device": ", ".join(sorted({device.device_kind for device in devices})),
+            "compiler": " ".join(compiler.split())}
 
 
 def describe_data(reader: Reader) -> dict[str, str]:

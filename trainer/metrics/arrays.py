@@ -33,6 +33,45 @@ def full_weights(values: jax.Array, sample_weight: ArrayLike | None) -> jax.Arra
     return jnp.broadcast_to(weights, values.shape)
 
 
+# As many comparisons for each value cost an H100 less than reading the value does, up to about here.
+MAX_COMPARED_BUCKETS = 4096
+
+
+def sums_by_bucket(values: jax.Array, buckets: jax.Array, number: int) -> jax.Array:
+    """Returns the sum of the values in each bucket, column by column.
+
+    On CPU by a scatter, which adds one value after the other: comparing each value with 200 buckets takes 200 times as
+    long there. Elsewhere a scatter adds in an order that changes from run to run. So values are compared with every
+    bucket in one fused reduction, as long as there are at most `MAX_COMPARED_BUCKETS`.
+
+    Args:
+      values: float32, `(n, columns)`.
+      buckets: the bucket of each value, in `[0, number)`, integers of that shape.
+      number: how many buckets there are.
+
+    Returns:
+      Sums, `(number, columns)`.
+
+    >>> sums_by_bucket(jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[2], [0], [2]]), 3).ravel().tolist()
+    [2.0, 0.0, 5.0]
+    """
+    if number > MAX_COMPARED_BUCKETS:
+        return _scattered(values, buckets, jnp.arange(number))
+    return jax.lax.platform_dependent(values, buckets, jnp.arange(number), cpu=_scattered, default=_compared)
+
+
+def _scattered(values: jax.Array, buckets: jax.Array, numbers: jax.Array) -> jax.Array:
+    columns = values.shape[1]
+    cells = buckets * columns + jnp.arange(columns)
+    sums = jax.ops.segment_sum(values.ravel(), cells.ravel(), numbers.size * columns)
+    return sums.reshape(numbers.size, columns)
+
+
+def _compared(values: jax.Array, buckets: jax.Array, numbers: jax.Array) -> jax.Array:
+    is_in = buckets.T[None] == numbers[:, None, None]
+    return jnp.where(is_in, values.T[None], 0.0).sum(axis=-1)
+
+
 def as_table_pair(owner: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Returns labels and predictions as floats of shape `(n, outputs)`.
 

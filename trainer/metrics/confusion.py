@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from trainer.core import arguments
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import check_same_shape, in_dtype, match_ranks, matched_shapes
-from trainer.metrics.arrays import divide_no_nan, full_weights
+from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
 
 #: What is counted at each threshold.
@@ -55,8 +55,8 @@ def count_at_thresholds(
 ) -> dict[str, jax.Array]:
     """Returns the counts at each threshold; a prediction above a threshold is positive.
 
-    Each prediction is sorted into the bucket between two thresholds, and the buckets are added up from either end:
-    O(n log thresholds), and no array of the size `n * thresholds`.
+    Each prediction is sorted into the bucket between two thresholds, by a binary search without a loop, and the buckets
+    are added up from either end. No array has the size `n * thresholds`.
 
     Args:
       y_true: labels, 0 for false and all else for true, `(n, labels)`.
@@ -72,17 +72,16 @@ def count_at_thresholds(
     >>> counts["true_positives"].ravel().tolist()
     [1.0, 2.0]
     """
-    labels = y_pred.shape[1]
     order = np.argsort(thresholds, kind="stable")
     given_order = np.argsort(order, kind="stable")
     ascending = jnp.asarray(np.asarray(thresholds)[order], jnp.float32)
-    thresholds_below = jnp.searchsorted(ascending, in_dtype("`y_pred`", y_pred, jnp.float32), side="left")
-    buckets = (thresholds_below * labels + jnp.arange(labels)).ravel()
+    # The default method is a loop: on GPUs each of its turns is a kernel, and no CUDA graph holds it.
+    buckets = jnp.searchsorted(
+        ascending, in_dtype("`y_pred`", y_pred, jnp.float32), side="left", method="scan_unrolled")
     is_true = y_true != 0
     counts = {}
     for kind, selected in (("true", is_true), ("false", ~is_true)):
-        selected_weights = jnp.where(selected, weights, 0.0).ravel()
-        sums = jax.ops.segment_sum(selected_weights, buckets, (len(thresholds) + 1) * labels).reshape(-1, labels)
+        sums = sums_by_bucket(jnp.where(selected, weights, 0.0), buckets, len(thresholds) + 1)
         above = jax.lax.cumsum(sums, axis=0, reverse=True)[1:][given_order]
         not_above = jax.lax.cumsum(sums, axis=0)[:-1][given_order]
         counts[f"{kind}_positives"] = above

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from numpy.lib.array_utils import normalize_axis_index
 
 from trainer.core.types import ArrayLike
-from trainer.metrics.arrays import divide_no_nan, full_weights
+from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
 
 
@@ -104,7 +104,7 @@ class IoU(Metric):
         if self.ignore_class is not None:
             counts &= labels != self.ignore_class
         cells = jnp.where(counts, labels * self.num_classes + predictions, 0)
-        matrix = jax.ops.segment_sum(jnp.where(counts, weights, 0.0), cells, self.num_classes**2)
+        matrix = sums_by_bucket(jnp.where(counts, weights, 0.0)[:, None], cells[:, None], self.num_classes**2)
         self.total_cm.assign_add(matrix.reshape(self.total_cm.shape))
 
     def _is_class(self, indices: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from trainer.compile.jit import is_jit_disabled, run_once
 from trainer.compile.program_digest import program_digest
 from trainer.compile.row_mixing import may_mix_rows
 from trainer.core import replica_context
+from trainer.core.precision import with_matmul_precision
 from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
@@ -45,6 +46,15 @@ def check_scope(strategy: Strategy) -> None:
     if has_strategy() and get_strategy() is not strategy:
         raise ValueError(f"The model was made under {strategy!r}, but {get_strategy()!r} is in scope. "
                          "Make, compile and fit a model under one strategy.")
+
+
+def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def precise_step(*args: Any) -> Any:
+        with with_matmul_precision(name):
+            return step(*args)
+
+    return precise_step
 
 
 class LoopModel:
@@ -152,7 +162,8 @@ class LoopModel:
 
     def run_settings(self) -> dict[str, Any]:
         options = self._configuration.options
-        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite")
+        names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite", "deterministic",
+                 "matmul_precision")
         configuration = self._configuration
         return {"seed": self.seed, "optimizer": optimizer_kinds(configuration.rules), "loss": configuration.loss.kinds,
                 "precision": None if options.policy is None else repr(options.policy),
@@ -201,10 +212,14 @@ class LoopModel:
         if is_new:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
             settings["strategy"] = type(self.strategy).__name__
+            settings["compiler options"] = self.strategy.compiler_options(options.deterministic)
             self._assert_consistent(kind, lambda: describe_model(state, batch, {**self.run_settings(), **settings}))
             step = {"train": model.train_step, "test": model.test_step, "predict": model.predict_step}[kind]
+            if options.matmul_precision is not None:
+                step = _with_matmul_precision(step, options.matmul_precision)
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
-                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard)
+                kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard,
+                options.deterministic)
             self._configuration.penalties_are_used = False
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "

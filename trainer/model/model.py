@@ -19,7 +19,6 @@ from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
 from trainer.loop.run_limits import RunLimits
 from trainer.losses.regularizers import Penalty
-from trainer.metrics import Metric
 from trainer.model import inputs
 from trainer.model.loop_model import LoopModel, check_scope
 from trainer.model.overridable_steps import OverridableSteps
@@ -90,6 +89,8 @@ class Model(StatefulModel):
         skip_non_finite: bool = False,
         regularizers: Mapping[str, str | Penalty] | None = None,
         state_reduction: Mapping[str, Literal["mean", "sum", "max", "first"]] | None = None,
+        deterministic: bool = False,
+        matmul_precision: Literal["default", "high", "highest"] | None = None,
     ) -> None:
         """Configures training. Weights that exist already are kept; the optimizer's state starts again.
 
@@ -142,6 +143,13 @@ class Model(StatefulModel):
             has added in the step, "mean" weighs by rows, "max" takes the largest, "first" that of the first replica.
             Without it, floating-point arrays take their mean; where that is not what one device would compute, or
             replicas differ in other arrays, such as counts, the first step is refused.
+          deterministic: compile `fit`, `evaluate` and `predict` so that they give the same bits each time on devices of
+            one kind, which CPUs do in any case. On GPUs XLA then takes no kernel that adds in an order that changes,
+            and times no kernels to choose among them, so steps may be slower. See docs/resume.md.
+          matmul_precision: how float32 numbers are multiplied where hardware has faster ways, as JAX names them:
+            "highest" as they are; "default" and "high" on NVIDIA GPUs from Ampere on as TF32, with 10 bits behind the
+            binary point. It is for the products of steps, of `model(x)`, `export` and of the module where a custom loop
+            calls `apply`; a layer's own `precision` goes before it. None leaves it to JAX's configuration.
 
         Raises:
           ValueError: for unknown names and values that cannot be used.
@@ -154,7 +162,8 @@ class Model(StatefulModel):
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
             ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
-            skip_non_finite=skip_non_finite, penalties=regularizers, state_reduction=state_reduction)
+            skip_non_finite=skip_non_finite, penalties=regularizers, state_reduction=state_reduction,
+            deterministic=deterministic, matmul_precision=matmul_precision)
         if options.microbatches > 1 and type(self).train_step is not OverridableSteps.train_step:
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")
@@ -163,55 +172,6 @@ class Model(StatefulModel):
             optimizer, loss, loss_weights, metrics, weighted_metrics, options, self._functional.names, params)
         self._configuration.given = given
         self._state_holder.start_training_again()
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer with its learning rate, which can be read and set; a dict of them for named modules."""
-        return self._state_holder.attached_optimizer()
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """All metrics, as in Keras: the loss's, that of all metrics of `compile`, and those that are attributes.
-
-        A step of your own may update them and return `{metric.name: metric.result() for metric in self.metrics}`.
-        """
-        return [*self._configuration.tracked_metrics(),
-                *(value for value in vars(self).values() if isinstance(value, Metric))]
-
-    def reset_metrics(self) -> None:
-        """Resets the state of all `metrics`. Those that steps update begin again with each epoch by themselves."""
-        for metric in self.metrics:
-            metric.reset_state()
-
-    @property
-    def run_eagerly(self) -> bool:
-        """Whether steps run uncompiled."""
-        return self._configuration.options.eager
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles again."""
-        return self._configuration.trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        self._run_context.check_is_idle("Set `trainable`")
-        self._configuration.set_trainable(bool(value))
-
-    @property
-    def skip_non_finite(self) -> bool:
-        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step again.
-
-        The optimizer's state stays. The next `compile` sets it again.
-        """
-        return self._configuration.options.skip_non_finite
-
-    @skip_non_finite.setter
-    def skip_non_finite(self, value: bool) -> None:
-        if value != self.skip_non_finite:
-            self._run_context.check_is_idle("Set `skip_non_finite`")
-            self._configuration.set_skip_non_finite(bool(value))
-            self._state_holder.take_over_rules()
 
     # --- running ---------------------------------------------------------------------------------------------------
 

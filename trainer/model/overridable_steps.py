@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.core import replica_context
-from trainer.core.precision import apply_with_policy
+from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
@@ -164,7 +164,7 @@ class OverridableSteps:
         # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
         # sooner for that.
         scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
-        with replica_context.enter(context.for_module()):
+        with replica_context.enter(context.for_module()), with_matmul_precision(options.matmul_precision):
             if options.policy is None:
                 return apply(params, state.model_state, x)
             return apply_with_policy(options.policy, apply, params, state.model_state, x, scale)

@@ -1,4 +1,4 @@
-"""The state and the weights of a model, as users read, replace, save and load them.
+"""The state and the weights of a model, and what `compile` configured, as users read, replace, save and load them.
 
 Owns that part of the public surface alone; `state_holder.py`, `weights.py` and `saved_model.py` do the work.
 """
@@ -23,6 +23,7 @@ from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
 from trainer.loop.run_context import RunContext
+from trainer.metrics import Metric
 from trainer.model import forward, saved_model, weights_io
 from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
@@ -111,6 +112,59 @@ class StatefulModel(OverridableSteps):
                      for name in ("apply", "make_rng"))
         return forward.outputs_of(
             self.apply, self._configuration, state, x, training, may_compile=is_own and not is_traced)
+
+    # --- what `compile` configured ---------------------------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer with its learning rate, which can be read and set; a dict of them for named modules."""
+        return self._state_holder.attached_optimizer()
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """All metrics, as in Keras: the loss's, that of all metrics of `compile`, and those that are attributes.
+
+        A step of your own may update them and return `{metric.name: metric.result() for metric in self.metrics}`.
+        """
+        return [*self._configuration.tracked_metrics(),
+                *(value for value in vars(self).values() if isinstance(value, Metric))]
+
+    def reset_metrics(self) -> None:
+        """Resets the state of all `metrics`. Those that steps update begin again with each epoch by themselves."""
+        for metric in self.metrics:
+            metric.reset_state()
+
+    @property
+    def run_eagerly(self) -> bool:
+        """Whether steps run uncompiled."""
+        return self._configuration.options.eager
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles again."""
+        return self._configuration.trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._run_context.check_is_idle("Set `trainable`")
+        self._configuration.set_trainable(bool(value))
+
+    @property
+    def skip_non_finite(self) -> bool:
+        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step again.
+
+        The optimizer's state stays. The next `compile` sets it again.
+        """
+        return self._configuration.options.skip_non_finite
+
+    @skip_non_finite.setter
+    def skip_non_finite(self, value: bool) -> None:
+        if value != self.skip_non_finite:
+            self._run_context.check_is_idle("Set `skip_non_finite`")
+            self._configuration.set_skip_non_finite(bool(value))
+            self._state_holder.take_over_rules()
+
+    # --- the state -------------------------------------------------------------------------------------------------
 
     def build(self, sample: ArrayTree) -> None:
         """Makes the weights from the shapes of a sample.

@@ -39,12 +39,15 @@ class CompileOptions:
     skip_non_finite: bool = False
     regularizers: tuple[tuple[str, regularizers.Penalty], ...] = ()
     state_reduction: tuple[tuple[str, str], ...] = ()
+    deterministic: bool = False
+    matmul_precision: str | None = None
 
     @classmethod
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
         batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
-        skip_non_finite: Any, penalties: Any, state_reduction: Any,
+        skip_non_finite: Any, penalties: Any, state_reduction: Any, deterministic: Any,
+        matmul_precision: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
 
@@ -58,12 +61,16 @@ class CompileOptions:
         if jit_compile not in (True, False, "auto"):
             raise ValueError(f"`jit_compile` must be True, False or 'auto'. Received: {jit_compile!r}.")
         arguments.check_count("microbatches", microbatches, 1)
-        arguments.require_bool(remat=remat, skip_non_finite=skip_non_finite)
+        arguments.require_bool(remat=remat, skip_non_finite=skip_non_finite, deterministic=deterministic)
+        is_eager = bool(run_eagerly) or jit_compile is False
+        if deterministic and is_eager:
+            raise ValueError("`deterministic=True` is about how steps are compiled, and `run_eagerly=True` does not "
+                             "compile them. Give one of them.")
         if not isinstance(data_on_device, bool) and data_on_device != "auto":
             raise ValueError(f"`data_on_device` must be True, False or 'auto'. Received: {data_on_device!r}.")
         return cls(
             steps_per_execution=steps_per_execution,
-            eager=bool(run_eagerly) or jit_compile is False,
+            eager=is_eager,
             microbatches=microbatches,
             policy=precision.get(precision_name),
             batch_norm=batch_norm,
@@ -77,6 +84,8 @@ class CompileOptions:
                 "regularizers", penalties, "penalties, such as {'**/kernel': trainer.regularizers.L2(1e-4)}")),
             state_reduction=tuple((pattern, _checked_reduction(name)) for pattern, name in _by_pattern(
                 "state_reduction", state_reduction, "reductions, such as {'usage/*': 'sum'}")),
+            deterministic=deterministic,
+            matmul_precision=precision.check_matmul_precision(matmul_precision),
         )
 
     def penalty_of(self, params: Any) -> jax.Array | None:
@@ -115,6 +124,8 @@ class CompileOptions:
         """Raises ValueError for options that steps on workers of parameter servers do not have."""
         fixes = {
             "run_eagerly=True": (self.eager, "debug under `OneDeviceStrategy`"),
+            "deterministic=True": (self.deterministic, "train under a synchronous strategy, as workers' gradients come "
+                                   "in an order that changes"),
             "skip_non_finite=True": (self.skip_non_finite, "use `TerminateOnNaN`"),
             'precision="mixed_float16"': (self.scales_gradients, 'use "mixed_bfloat16", which needs no loss scale'),
         }

@@ -101,6 +101,7 @@ class CompiledPhase:
       steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
       eager: whether the step runs uncompiled, operation by operation, as one replica.
       compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
+      deterministic: whether its programs give the same bits each time; see `compiler_options`.
 
     Attributes:
       steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
@@ -116,7 +117,7 @@ class CompiledPhase:
 
     def __init__(
         self, kind: str, user_step: steps.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,
-        compile_guard: str = "off",
+        compile_guard: str = "off", deterministic: bool = False,
     ):
         self._kind = kind
         self._strategy = strategy
@@ -136,6 +137,7 @@ class CompiledPhase:
             self._one_batch = functools.partial(self._on_replicas, shared)
         self._compile_guard = compile_guard
         self._knows_counts = not (eager or strategy.is_on_cpu)  # a CPU's loop does not wait for the host
+        self._compiler_options = strategy.compiler_options(deterministic)
         self._executions: dict[tuple[bool, int | None], Callable[..., Any]] = {}  # by fused, and count
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group and the count of steps
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
@@ -318,7 +320,8 @@ class CompiledPhase:
                 lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
             with timing.measure("compile"):
                 execute = compile_lowered(
-                    self._execution(fused, count).lower(self._placed_shapes(state), *running, *rest))
+                    self._execution(fused, count).lower(self._placed_shapes(state), *running, *rest),
+                    self._compiler_options)
             self._executables[key] = execute
         return functools.partial(self._run, execute, rest, group.first + start)
 

@@ -176,7 +176,8 @@ def assert_resumes_exactly(
             shutil.rmtree(folder)
     if failures:
         raise AssertionError(f"After {len(failures)} of {len(kills)} kills the result is not that of an undisturbed "
-                             "run.\n" + "\n".join(failures))
+                             "run. On GPUs a run has the same bits each time only with `compile(deterministic=True)`.\n"
+                             + "\n".join(failures))
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:

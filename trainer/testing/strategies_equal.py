@@ -11,14 +11,14 @@ import json
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from trainer.callbacks import Callback
 from trainer.cluster import ProcessGroup
-from trainer.core import arguments, errors
+from trainer.core import arguments, errors, precision
 from trainer.core.tree_paths import named_leaves
 from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.arrays import is_array_tree
@@ -42,8 +42,8 @@ def assert_strategies_equal(
     train: Callable[[Strategy, Model, Any], Mapping[str, Any]] | None = None,
     evaluate: bool | None = None,
     predict: bool | None = None,
-    rtol: float = 1e-4,
-    atol: float = 1e-5,
+    rtol: float | None = None,
+    atol: float | None = None,
     reference: Strategy | Callable[[], Strategy] | None = None,
 ) -> None:
     """Asserts that a model trains to one device's numbers under each of several strategies.
@@ -77,8 +77,10 @@ def assert_strategies_equal(
         its own.
       predict: the same for `predict`.
       rtol: the difference tolerated in a number, as a part of its size. Rounding differs, as sums are taken in another
-        order; long runs and 16-bit arithmetic need more.
-      atol: the difference tolerated in addition.
+        order; long runs and 16-bit arithmetic need more. By default 1e-4 on CPUs and for models compiled with
+        `matmul_precision="highest"`; 5e-3 elsewhere, where float32 products are rounded to TF32 before they are added,
+        so that another order of sums can change the tenth bit.
+      atol: the difference tolerated in addition: by default 1e-5, or 1e-3 likewise.
       reference: the strategy to compare with, `OneDeviceStrategy()` by default.
 
     Raises:
@@ -113,7 +115,8 @@ def assert_strategies_equal(
         raise errors.wrong_type("strategies", strategies, "a list of strategies, or of functions that return one")
     if not strategies:
         raise ValueError("`strategies` is empty. Give at least one to compare with the reference.")
-    arguments.require_non_negative(rtol=rtol, atol=atol)
+    arguments.require_non_negative(**{name: tolerance for name, tolerance in (("rtol", rtol), ("atol", atol))
+                                      if tolerance is not None})
     arguments.check_count("epochs", epochs, 1)
     run = _Run(build, data, batch_size, epochs, train, evaluate, predict)
     one_device = _strategy("reference", OneDeviceStrategy() if reference is None else reference)
@@ -122,11 +125,25 @@ def assert_strategies_equal(
     failures = []
     for number, choice in enumerate(strategies):
         strategy = _strategy(f"strategies[{number}]", choice)
-        failure = _failure(expected, run.under(strategy), rtol, atol)
+        received = run.under(strategy)
+        default = EXACT if expected.multiplies_float32 and received.multiplies_float32 else ROUNDED
+        failure = _failure(expected, received, default.rtol if rtol is None else rtol,
+                           default.atol if atol is None else atol)
         if failure:
             failures.append(f"{strategy!r} does not give the numbers of {one_device!r}.{failure}")
     if failures:
         raise AssertionError("\n".join(failures))
+
+
+class Tolerance(NamedTuple):
+    """How much two numbers may differ: by `atol + rtol * abs(number)`."""
+
+    rtol: float
+    atol: float
+
+
+EXACT = Tolerance(1e-4, 1e-5)
+ROUNDED = Tolerance(5e-3, 1e-3)  # float32 that is multiplied as TF32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,12 +155,14 @@ class _Result:
       weights: weights after the last.
       outcome: logs and predictions.
       apart: names of the arrays of the state whose copies on several devices differ.
+      multiplies_float32: whether float32 numbers were multiplied as they are.
     """
 
     initial: Numbers
     weights: Numbers
     outcome: Numbers
     apart: list[str]
+    multiplies_float32: bool = True
 
 
 @dataclasses.dataclass
@@ -203,7 +222,8 @@ class _Run:
             predictions = named_leaves(model.predict(self._arrays()[0], batch_size=self.batch_size, verbose=0))
             outcome.update({f"prediction {path!r}" if path else "prediction": _as_numbers(leaf)
                             for path, leaf in predictions.items()})
-        return _Result(initial, weights, outcome, apart)
+        platform, name = strategy.mesh.devices.flat[0].platform, model._configuration.options.matmul_precision
+        return _Result(initial, weights, outcome, apart, precision.multiplies_float32(platform, name))
 
     def _fitted(self, model: Model) -> tuple[Numbers, Mapping[str, Any]]:
         """Returns the weights before the first step, and the history."""

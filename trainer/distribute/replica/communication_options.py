@@ -7,7 +7,7 @@ import enum
 from typing import Any
 
 from trainer.core import errors
-from trainer.core.arguments import check_count, require_positive
+from trainer.core.arguments import check_count, require_bool, require_positive
 
 
 class CommunicationImplementation(enum.Enum):
@@ -47,7 +47,10 @@ class CommunicationOptions:
     Attributes:
       bytes_per_pack: how many bytes of a tree are reduced at once, about: an array is never divided. Smaller packs can
         start sooner, larger packs have less overhead. 0 leaves it to the trainer, which takes 256 KiB on CPUs and
-        leaves it to the compiler elsewhere. The compiler may join packs again.
+        leaves it to the compiler elsewhere. On GPUs the number of a strategy is up to how much XLA joins, of
+        all-reduces, all-gathers and reduce-scatters alike.
+      overlap: of a strategy on several GPUs, whether the compiler schedules collectives beside other work (XLA's
+        latency-hiding scheduler). That takes memory, for what is kept while it is sent.
       timeout_seconds: how long processes may wait for each other, in seconds; None leaves it to the runtime. It is no
         part of a compiled reduction: a strategy of several processes may watch it.
       implementation: which algorithm, or its name in any case.
@@ -66,9 +69,11 @@ class CommunicationOptions:
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         check_count("bytes_per_pack", self.bytes_per_pack, 0)
+        require_bool(overlap=self.overlap)
         if self.timeout_seconds is not None:
             require_positive(timeout_seconds=self.timeout_seconds)
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
@@ -81,15 +86,15 @@ def checked_options(options: Any) -> CommunicationOptions | None:
     return options
 
 
-def timeout_alone(options: Any) -> float | None:
-    """Returns the `timeout_seconds` of options for a strategy whose reductions are the compiler's.
+def without_implementation(options: Any) -> CommunicationOptions:
+    """Returns the options of a strategy whose reductions are the compiler's; defaults for None.
 
     Raises:
       TypeError: as `checked_options`.
-      ValueError: if the options say how to reduce.
+      ValueError: if the options name an algorithm.
     """
     options = checked_options(options) or CommunicationOptions()
-    if options != CommunicationOptions(timeout_seconds=options.timeout_seconds):
-        raise ValueError("The compiler chooses how this strategy reduces: give `timeout_seconds` alone. "
+    if options.implementation is not CommunicationImplementation.AUTO:
+        raise ValueError("The compiler chooses how this strategy reduces: give no `implementation`. "
                          f"Received: {options}.")
-    return options.timeout_seconds
+    return options

@@ -160,7 +160,7 @@ class ReplicaRunner:
             at_rest = [jax.device_put(state, strategy.state_shardings(state)) for state in states]
             return at_rest, outputs, new_object_values, differing
 
-        program = _Program(compiled(all_replicas))
+        program = _Program(compiled(all_replicas, compiler_options=strategy.compiler_options()))
         return program
 
 

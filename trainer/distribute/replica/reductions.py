@@ -93,20 +93,23 @@ class CrossDeviceOps(abc.ABC):
           axis_name: the mesh's axis of replicas.
           num_replicas: the size of that axis.
           packs: whether the backend gains from joining arrays. It undoes what another axis of the mesh splits.
-          options: hints for this reduction, in place of the op's own.
+          options: hints for this reduction, in place of the op's own. Where the backend gains nothing from joining
+            arrays here, the op's own `bytes_per_pack` is left to the compiler, which joins them without copying.
 
         Raises:
           ValueError: if the algorithm cannot work with this many replicas.
           TypeError: if `options` are not CommunicationOptions.
         """
-        op, options = ReduceOp.of(reduce_op), checked_options(options) or self.options
+        op, is_own = ReduceOp.of(reduce_op), checked_options(options) is None
+        options = options or self.options
         if num_replicas == 1:
             return tree
         ops = self._implementing(options.implementation)
         ops.check_replicas(num_replicas)
         leaves, treedef = jax.tree.flatten(tree)
         arrays = [as_summable(leaf) for leaf in leaves]
-        limit = ops._bytes_per_pack(sum(array.nbytes for array in arrays), packs, options)
+        asked = 0 if is_own and not packs and not ops.takes_vectors_only else options.bytes_per_pack
+        limit = ops._bytes_per_pack(sum(array.nbytes for array in arrays), packs, asked)
         collective = functools.partial(ops.sum_over_replicas, axis_name=axis_name, num_replicas=num_replicas)
         sums = over_packs_elementwise(collective, arrays, limit)
         return jax.tree.unflatten(treedef, [sum_or_mean(op, total, num_replicas) for total in sums])
@@ -117,13 +120,13 @@ class CrossDeviceOps(abc.ABC):
         wanted = _IMPLEMENTATIONS[implementation]
         return self if isinstance(self, wanted) else wanted(self.num_packs)
 
-    def _bytes_per_pack(self, tree_bytes: int, packs: bool, options: CommunicationOptions) -> int | None:
+    def _bytes_per_pack(self, tree_bytes: int, packs: bool, asked: int) -> int | None:
         """Returns how large packs may be; None where arrays are better left as they are."""
         if self.num_packs == 0:
             return 0 if self.takes_vectors_only else None
-        if not (packs or self.takes_vectors_only or self.num_packs > 1 or options.bytes_per_pack):
+        if not (packs or self.takes_vectors_only or self.num_packs > 1 or asked):
             return None
-        limit = options.bytes_per_pack or BYTES_PER_PACK
+        limit = asked or BYTES_PER_PACK
         return min(limit, -(-tree_bytes // self.num_packs)) if self.num_packs > 1 else limit
 
 

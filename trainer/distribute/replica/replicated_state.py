@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from trainer.compile.compiler_options import CompilerOptions
 from trainer.core.precision import where_finite
 from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, WholeBatchContext
 from trainer.core.train_state import TrainState, check_same_structure
@@ -36,6 +37,9 @@ class StateStrategy(Protocol):
     @property
     def rows_spec(self) -> PartitionSpec:
         """How arrays whose first axis is rows, or replicas, are split."""
+
+    def compiler_options(self) -> CompilerOptions:
+        """Returns what XLA is told about a program of all replicas."""
 
     def state_shardings(self, state: TrainState) -> TrainState:
         """Returns where each leaf of a state lives between executions."""

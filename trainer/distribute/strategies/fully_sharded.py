@@ -15,7 +15,8 @@ from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.distribute.placement.devices import find_devices
-from trainer.distribute.replica.communication_options import CommunicationOptions, timeout_alone
+from trainer.distribute.replica.collectives import NcclAllReduce
+from trainer.distribute.replica.communication_options import CommunicationOptions, without_implementation
 from trainer.distribute.replica.zero import (
     ShardedReplicaContext,
     ShardingRule,
@@ -41,15 +42,17 @@ class ShardedStrategy(Strategy):
       min_shard_bytes: likewise.
       memory_kind: the memory that parameters, model state and the optimizer's state are in between executions; None
         for the default memory of the devices.
+      options: as `communication_options` of `FullyShardedStrategy`.
     """
 
     def __init__(
-        self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None
+        self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None,
+        options: CommunicationOptions | None = None,
     ):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
         check_count("min_shard_bytes", min_shard_bytes, 0)
-        super().__init__(devices)
+        super().__init__(devices, NcclAllReduce(options=options))
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind = memory_kind
 
@@ -129,10 +132,10 @@ class FullyShardedStrategy(ShardedStrategy):
       level: "parameters" splits parameters and optimizer state; "optimizer" splits the optimizer state only, which
         saves the gathering of parameters for each step, at the cost of a whole copy of them on each device.
       min_shard_bytes: smaller arrays stay whole.
-      communication_options: `timeout_seconds`, as of `MultiWorkerMirroredStrategy`, and nothing else.
+      communication_options: as of `MultiWorkerMirroredStrategy`, but for `implementation`.
 
     Raises:
-      ValueError: for devices that cannot be used, an unknown level, a negative size, or options that say how to reduce.
+      ValueError: for devices that cannot be used, an unknown level, a negative size, or options that name an algorithm.
 
     Example:
       >>> strategy = FullyShardedStrategy(["cpu:0"])
@@ -147,9 +150,10 @@ class FullyShardedStrategy(ShardedStrategy):
         self, devices: Sequence[Any] | None = None, level: str = "parameters", min_shard_bytes: int = MIN_SHARD_BYTES,
         communication_options: CommunicationOptions | None = None,
     ):
-        timeout_secs = timeout_alone(communication_options)
+        options = without_implementation(communication_options)
         super().__init__(
-            cluster_devices(timeout_secs) if devices is None else find_devices(devices), level, min_shard_bytes)
+            cluster_devices(options.timeout_seconds) if devices is None else find_devices(devices), level,
+            min_shard_bytes, options=options)
 
 
 class CentralStorageStrategy(ShardedStrategy):

@@ -18,7 +18,8 @@ from trainer.core.tree_paths import SEPARATOR, named_leaves
 from trainer.core.types import PyTree
 from trainer.distribute.placement.devices import find_devices
 from trainer.distribute.placement.placement import REPLICA_AXIS
-from trainer.distribute.replica.communication_options import CommunicationOptions, timeout_alone
+from trainer.distribute.replica.collectives import NcclAllReduce
+from trainer.distribute.replica.communication_options import CommunicationOptions, without_implementation
 from trainer.distribute.replica.zero import part, part_names
 from trainer.distribute.strategies.layout_map import LayoutMap
 from trainer.distribute.strategies.strategy import Strategy
@@ -58,13 +59,14 @@ class ModelParallelStrategy(Strategy):
         layout_map: LayoutMap | Mapping[str, Any] | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
-        sizes, timeout_secs = _checked_sizes(mesh_shape), timeout_alone(communication_options)
-        found = cluster_devices(timeout_secs) if devices is None else find_devices(devices)
+        sizes, options = _checked_sizes(mesh_shape), without_implementation(communication_options)
+        found = cluster_devices(options.timeout_seconds) if devices is None else find_devices(devices)
         if math.prod(sizes.values()) != len(found):
             raise ValueError(f"`mesh_shape` {dict(mesh_shape)} has {math.prod(sizes.values())} places, but there are "
                              f"{len(found)} devices. Expected: one device for each place.")
         self.layout_map = layout_map if isinstance(layout_map, LayoutMap) else LayoutMap(layout_map)
-        super().__init__(Mesh(np.asarray(found).reshape(tuple(sizes.values())), tuple(sizes)))
+        mesh = Mesh(np.asarray(found).reshape(tuple(sizes.values())), tuple(sizes))
+        super().__init__(mesh, NcclAllReduce(options=options))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.mesh.shape)})"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from trainer.cluster import join_cluster
@@ -28,9 +26,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     anything else.
 
     Args:
-      communication_options: `implementation` says how gradients are reduced, `timeout_seconds` how long to wait for the
-        other processes, at the start and while training: 300 by default. It must be more than the longest execution,
-        callback and wait for data take.
+      communication_options: `implementation`, `bytes_per_pack` and `overlap` say how gradients are reduced,
+        `timeout_seconds` how long to wait for the other processes, at the start and while training: 300 by default. It
+        must be more than the longest execution, callback and wait for data take.
 
     Raises:
       ClusterError: if what describes the cluster is wrong, or the processes were started with different clusters,
@@ -46,8 +44,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         options = checked_options(communication_options) or CommunicationOptions()
         join_cluster(options.timeout_seconds)
         devices = jax.devices() if jax.process_count() > 1 else default_devices()
-        super().__init__(devices, _reduction(options.implementation))
+        super().__init__(devices, _reduction(options))
 
 
-def _reduction(implementation: Any) -> CrossDeviceOps:
-    return RingAllReduce() if implementation is CommunicationImplementation.RING else NcclAllReduce()
+def _reduction(options: CommunicationOptions) -> CrossDeviceOps:
+    ring = options.implementation is CommunicationImplementation.RING
+    return RingAllReduce(options=options) if ring else NcclAllReduce(options=options)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.cluster import ProcessGroup
+from trainer.compile.compiler_options import CompilerOptions, compiler_options
 from trainer.compile.constraints import constraints_by, ignore, over_axes
 from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import on_each_device
@@ -106,6 +107,12 @@ class Strategy:
     def is_on_cpu(self) -> bool:
         """Whether the devices are CPUs, which compute on the cores that the host's own work needs too."""
         return self.mesh.devices.flat[0].platform == "cpu"
+
+    def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
+        """Returns what XLA is told about a program of all replicas; see `compile/compiler_options.py`."""
+        options = self._cross_device_ops.options
+        return compiler_options(list(self.mesh.devices.flat), deterministic=deterministic, overlap=options.overlap,
+                                bytes_per_pack=options.bytes_per_pack)
 
     @property
     def spans_processes(self) -> bool:

@@ -143,7 +143,9 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     def _buckets(self, features: Features) -> jax.Array:
         numbers = self.source_column.normalized(features).reshape(-1, self.source_column.width)
-        return jnp.searchsorted(self._edges(), numbers, side="right").astype(jnp.int32)
+        # The default method is a loop, each of whose turns is a kernel on GPUs.
+        buckets = jnp.searchsorted(self._edges(), numbers, side="right", method="scan_unrolled")
+        return buckets.astype(jnp.int32)
 
     def _host_buckets(self, raw: RawFeatures) -> np.ndarray:
         (part,) = self.host_parts
