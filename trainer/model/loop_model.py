@@ -227,7 +227,8 @@ class LoopModel:
 
         strategy = cast("ParameterServerStrategy", self.strategy)
         return RemotePhase(self._model.train_step, SharedTrainStep(self._model), strategy,
-                           self._configuration.options.steps_per_execution, strategy.served(self.state))
+                           self._configuration.options.steps_per_execution,
+                           strategy.served(self.state, self._module.embeddings))
 
     def _check_penalties(self) -> None:
         """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""

@@ -27,7 +27,7 @@ from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step import running_logs, steps
 from trainer.step.compiled_phase import CompiledPhase
-from trainer.step.remote_step import RemoteStep, outcome_of_step, train_on_batch
+from trainer.step.remote_step import RemoteStep, train_on_batch
 
 STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
 SENT_BYTES = 2**28  # of batches that an execution sends
@@ -73,9 +73,8 @@ class RemotePhase(CompiledPhase):
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         if self._logs is None:
             shapes = shapes_of(state)
-            moving = shapes.step, shapes.params, shapes.model_state, shapes.seed
-            self._logs = jax.eval_shape(
-                lambda *args: outcome_of_step(self._user_step, shapes, *args)[3], moving, batch)
+            tables = self._served.partition_of(shapes.params).tables
+            self._logs = RemoteStep(self._user_step, shapes, tables).shapes_of_logs(batch)
         super().prepare(state, batch, batch_rows)
 
     def _learn(self, shapes: Any, state: Any) -> None:
@@ -126,7 +125,8 @@ class RemotePhase(CompiledPhase):
             self._last = None
             self._served.load(state)
             shapes = shapes_of(state)
-            self._step = self._step or self._cluster.shared(RemoteStep(self._shared_step, shapes))
+            tables = self._served.partition_of(shapes.params).tables
+            self._step = self._step or self._cluster.shared(RemoteStep(self._shared_step, shapes, tables))
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know
@@ -141,11 +141,10 @@ class RemotePhase(CompiledPhase):
             self._next_number += 1
         outcomes += [self._outcome(value) for value in pending]
         coordinator.join()
-        fetched, updates = self._served.fetch(state)
+        state, updates = self._served.fetch(state, self._strategy.place_state, may_donate=True)
         if updates != self._next_number:
             raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
                                "updates. A scheduled function must not train a model that `fit` is training.")
-        state = self._strategy.place_state(fetched)
         for leaves, rows, staleness in outcomes:
             running = self._added(running, leaves, rows, staleness)
         self._warn_of_staleness(sum(staleness for *_, staleness in outcomes) / len(outcomes))

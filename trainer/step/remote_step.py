@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.compile.jit import compiled
 from trainer.core.replica_context import RowMask
 from trainer.core.train_state import TrainState
 from trainer.data import HostArrays
 from trainer.data.sources.buffers import POOL
 from trainer.distribute.parameter_server.push_context import PushContext, without_memory
+from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
+from trainer.distribute.parameter_server.rows.served_rows import plain
 from trainer.distribute.parameter_server.served_model import ModelClient
 from trainer.step import steps
 
 
-def outcome_of_step(user_step: steps.Step, shapes: TrainState, moving: Any, batch: Any) -> tuple[Any, ...]:
+def outcome_of_step(
+    user_step: steps.Step, shapes: TrainState, params: Any, moving: Any, batch: Any
+) -> tuple[Any, ...]:
     """Returns what a step leaves: gradients, loss, model state, logs and rows.
 
     Args:
       user_step: the model's `train_step`.
       shapes: the state's, whose optimizer state the servers have.
-      moving: the step count, the parameters, the model state and the seed.
+      params: the parameters.
+      moving: the step count, the model state and the seed.
       batch: the batch.
 
     Raises:
@@ -37,11 +42,12 @@ def outcome_of_step(user_step: steps.Step, shapes: TrainState, moving: Any, batc
         contexts.append(PushContext(rows))
         return contexts[0]
 
-    step, params, model_state, seed = moving
+    step, model_state, seed = moving
     state = shapes.replace(step=step, params=params, model_state=model_state, seed=seed,
                            opt_state=without_memory(shapes.opt_state))
     left, logs, rows = steps.train_one_batch(user_step, make_context, state, batch, None)
-    return contexts[0].grads or {}, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
+    grads = plain(contexts[0].grads or {})
+    return grads, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
 
 
 class RemoteStep:
@@ -50,21 +56,33 @@ class RemoteStep:
     Args:
       user_step: the model's `train_step`.
       shapes: the state's.
+      tables: the paths of parameters of which it gets those rows alone that it looks up.
     """
 
-    def __init__(self, user_step: steps.Step, shapes: TrainState):
-        self._user_step, self._shapes = user_step, shapes
+    def __init__(self, user_step: steps.Step, shapes: TrainState, tables: Collection[str]):
+        self._user_step, self._shapes, self._tables = user_step, shapes, tables
 
     @functools.cached_property
-    def _compiled(self) -> Any:
-        return compiled(functools.partial(outcome_of_step, self._user_step, self._shapes))
+    def _compiled(self) -> RowsFunction:
+        return RowsFunction(functools.partial(outcome_of_step, self._user_step, self._shapes), self._shapes.params,
+                            self._tables)
+
+    def shapes_of_logs(self, batch: Any) -> Any:
+        """Returns the shapes of a step's logs.
+
+        Raises:
+          ValueError: if the step cannot run on a worker.
+        """
+        shapes = self._shapes
+        return self._compiled.shapes(shapes.params, (shapes.step, shapes.model_state, shapes.seed), batch)[3]
 
     def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
         """Makes one step; returns the leaves of its logs, its rows, and the staleness of its gradients."""
         params, model_state, _ = client.pull()
-        moving = np.int32(client.first_step + number), params, model_state, np.uint32(client.seed)
-        grads, value, model_state, logs, rows = jax.device_get(self._compiled(moving, batch))
-        staleness = client.push(number, grads, value, model_state)
+        moving = np.int32(client.first_step + number), model_state, np.uint32(client.seed)
+        outcome, numbers = self._compiled(client.pull_rows, params, moving, batch)
+        grads, value, model_state, logs, rows = outcome
+        staleness = client.push(number, grads, value, model_state, numbers)
         return jax.tree.leaves(logs), rows, staleness
 
 

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Literal
 
@@ -31,10 +31,11 @@ from trainer.distribute.parameter_server.processes.local_processes import LocalP
 from trainer.distribute.parameter_server.processes.ray_cluster import RayCluster
 from trainer.distribute.parameter_server.processes.tf_config_cluster import ROLES, check_roles, serve
 from trainer.distribute.parameter_server.processes.wire import Resource
-from trainer.distribute.parameter_server.served_model import ServedModel, on_each
+from trainer.distribute.parameter_server.rows.stored_part import check_optimizer
+from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
+from trainer.distribute.parameter_server.server_calls import on_each
 from trainer.distribute.parameter_server.shared import SharedValue
-from trainer.distribute.parameter_server.table_part import check_optimizer
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices
@@ -57,8 +58,9 @@ class ParameterServerStrategy(Strategy):
       cluster_resolver: the tasks of a cluster of several machines, on Ray. Without it and without `num_workers`, those
         of the environment variable TF_CONFIG. The same script runs in each task: that of the chief goes on, and those
         of workers and parameter servers serve in this call, and exit with the chief's exit code.
-      variable_partitioner: as in `tf.distribute`. Parameters are spread over the servers by their bytes and stay whole,
-        so that it has no effect.
+      variable_partitioner: says which tables of `nn.Embed` are split, as in `tf.distribute`: their rows are spread over
+        the servers, and workers get and push the rows that a batch looks up, and no others. All other parameters are
+        spread by their bytes and stay whole. None splits none.
       num_workers: how many processes compute.
       num_ps: how many hold parameters.
       address: "host:port" of a Ray cluster, whose nodes these processes are then on, or "local" for one that is started
@@ -133,6 +135,7 @@ class ParameterServerStrategy(Strategy):
             raise SystemExit(serve(spec["chief"][0], name))
         super().__init__(default_devices()[:1])
         self.max_staleness = max_staleness
+        self._partitioner = variable_partitioner
         exit_with_code_of_lost_server()
         self._engine: Engine
         if cluster_resolver is not None:
@@ -227,14 +230,16 @@ class ParameterServerStrategy(Strategy):
         self._tables.add(name)
         return EmbeddingTable(name, num_embeddings, features, self._servers)
 
-    def served(self, model: Any) -> ServedModel:
+    def served(self, model: Any, embeddings: Collection[str] = ()) -> ServedModel:
         """Returns a model's state on the servers.
 
         Args:
           model: what identifies it, as long as it exists.
+          embeddings: the paths of the tables of its `nn.Embed` layers.
         """
         if model not in self._models:
-            self._models[model] = ServedModel(f"model {next(_keys)}", self._servers)
+            self._models[model] = ServedModel(f"model {next(_keys)}", self._servers, self._partitioner)
+        self._models[model].embeddings = embeddings
         return self._models[model]
 
     def shared_arrays(self, arrays: HostArrays) -> SharedValue | None:
