@@ -22,7 +22,7 @@ from trainer.distribute.experimental import partitioners
 from trainer.distribute.parameter_server.processes.wire import pack
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
-from trainer.step.remote_step import RemoteStep
+from trainer.step.on_workers.remote_step import RemoteStep
 
 SPLIT = partitioners.FixedShardsPartitioner(2)
 ROWS, FEATURES = 40, 4
@@ -81,7 +81,7 @@ def served(model, x=ids, servers=2, partitioner=SPLIT):
     on_servers.load(model.state)
     shapes = shapes_of(model.state)
     client = on_servers.client(shapes)
-    return on_servers, client, RemoteStep(model.train_step, shapes, client.partition.tables), handles
+    return on_servers, client, RemoteStep(model.train_step, shapes, client.partition.tables, None, None), handles
 
 
 def one_device(*args, **options):

@@ -26,7 +26,7 @@ ROOMS = ("core", "compile", "modules/calling", "modules", "losses", "metrics", "
          "distribute/placement", "distribute/replica", "distribute/strategies",
          "distribute/parameter_server/processes", "distribute/parameter_server/rows", "distribute/parameter_server",
          "distribute",
-         "step", "saving/arrays", "saving/checkpoint", "saving",
+         "step", "step/on_workers", "saving/arrays", "saving/checkpoint", "saving",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",
          "loop", "model", "estimator/feature_columns/values", "estimator/feature_columns", "estimator/training",

@@ -15,7 +15,7 @@ def test_the_page_runs_from_its_beginning_to_its_end(tmp_path, monkeypatch):
     names = pages.run(PAGE)
     assert names["accuracy"] > 0.85 and len(names["history"].history["loss"]) == 3
     assert len(names["losses_of_table"]) == 10
-    assert names["steps_done"] == 300 + 20 and names["mean"] < 1
+    assert names["steps_done"] == 300 + 100 + 20 and names["mean"] < 1
 
 
 def test_links_lead_to_files():

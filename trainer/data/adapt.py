@@ -27,7 +27,14 @@ from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count
-from trainer.data.sources.sources import DatasetSource, IndexedSource, IterableSource, Source, WeightedSource
+from trainer.data.sources.sources import (
+    DatasetSource,
+    IndexedSource,
+    IterableSource,
+    SampleSource,
+    Source,
+    WeightedSource,
+)
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -95,7 +102,12 @@ def adapt(
         if value is not None:
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
                              f"batches are taken as the {_kind(x)} yields them. Received: {name}={describe(value)}.")
-    return source if class_weights is None else WeightedSource(source, class_weights)
+    if class_weights is None:
+        return source
+    if isinstance(source, SampleSource):
+        raise ValueError("`class_weight` cannot be used with data that workers read. Give their batches sample "
+                         "weights.")
+    return WeightedSource(source, class_weights)
 
 
 def _adapt_arrays(
@@ -121,6 +133,8 @@ def _adapt_arrays(
 def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, processes: Processes) -> Source:
     if policy is AutoShardPolicy.OFF and processes.count > 1:
         return JoinedSource(_adapt_batches(x, shuffle, seed, AutoShardPolicy.DATA, processes), processes)
+    if isinstance(x, SampleSource):
+        return x
     if isinstance(x, Dataset):
         x.require_batched()
         return DatasetSource(x)
@@ -174,4 +188,6 @@ def _iterable_length(x: Any) -> Count | None:
 
 
 def _kind(x: Any) -> str:
+    if isinstance(x, SampleSource):
+        return "per-worker dataset"
     return "generator" if isinstance(x, types.GeneratorType) else type(x).__name__

@@ -218,6 +218,7 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
             starts = sorted({0, reader.num_batches - 1})
             groups = [next(reader.read(0, start, inputs.numbers_of)) for start in starts]
+            groups = groups[:1] + [group for group in groups[1:] if group.rows != groups[0].rows]
         else:
             if is_sample:  # of what a pipeline yields, though it is an array
                 reader.group_size = inputs.phase.steps_per_execution
@@ -225,9 +226,12 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
             buffer.begin(reader.peek(), 0)
             groups = [buffer.take()]
         for group in groups:
-            inputs.phase.executable(
-                model.state.state_or_shapes, *running, group=inputs.phase.place_group(group, inputs.arrays),
-                guard=inputs.guard, timing=timing)
+            placed, steps = inputs.phase.place_group(group, inputs.arrays), reader.group_size
+            # The first execution, and the last of a group, which may be of fewer steps.
+            for start in {0, (group.count - 1) // steps * steps}:
+                inputs.phase.executable(
+                    model.state.state_or_shapes, *running, group=placed, guard=inputs.guard, timing=timing, start=start,
+                    stop=min(start + steps, group.count))
         if running:
             inputs.phase.fetch_results(inputs.phase.empty_logs)
 

@@ -40,6 +40,7 @@ def training_readers(
         if validation_data is not None:
             raise ValueError("`validation_split` and `validation_data` cannot be used together.")
         x, validation_data = split_validation((x, y, sample_weight), validation_split)
+    x = model.strategy.training_data(x)
     loop.agree_on_data(model, "fit", x=x, validation_data=validation_data)
     processes = model.strategy.processes
     with contextlib.ExitStack() as readers:

@@ -59,6 +59,10 @@ class FusingLimits(NamedTuple):
     steps that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from
     the system again for each execution, is shared.
 
+    An accelerator computes while the host dispatches the next execution, in some 0.2 ms with all that the loop does, so
+    that only steps of less gain: of 2e10 operations, at the 1e14 a second that an H100 reaches in large products. Fused
+    steps still launch each kernel of their own. An execution of 4e12 takes 40 ms then.
+
     Attributes:
       small: steps of at most this cost are fused up to `group`.
       group: the cost of an execution of small steps.
@@ -72,13 +76,14 @@ class FusingLimits(NamedTuple):
 
 
 _CPU_LIMITS = FusingLimits(small=2e8, group=4e9, middling=4e9)
-_ACCELERATOR_LIMITS = FusingLimits(small=2e11, group=4e12, middling=2e11)
+_ACCELERATOR_LIMITS = FusingLimits(small=2e10, group=4e12, middling=2e10)
 FEW_STEPS = 4
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
 # Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
 # held up by the Python code that each takes.
 FUSED_BYTES_OF_ARRAYS = 8 * 2**20
 MAX_FUSED_STEPS = 256
+KNOWN_COUNTS = 2  # of steps, which programs of one shape know: those of a whole execution, and of the last of an epoch
 
 _ONE_BATCH: dict[str, Callable[..., Any]] = {
     "train": steps.train_one_batch, "test": steps.test_one_batch, "predict": steps.predict_one_batch}
@@ -130,8 +135,9 @@ class CompiledPhase:
                 shared = compiled(with_fast_convolutions(shared))
             self._one_batch = functools.partial(self._on_replicas, shared)
         self._compile_guard = compile_guard
-        self._executions: dict[bool, Callable[..., Any]] = {}  # by whether steps are fused
-        self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group
+        self._knows_counts = not (eager or strategy.is_on_cpu)  # a CPU's loop does not wait for the host
+        self._executions: dict[tuple[bool, int | None], Callable[..., Any]] = {}  # by fused, and count
+        self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group and the count of steps
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
         self._cost: Callable[[], Cost | None] | None = None  # of a step
         self._program: Callable[[], str] | None = None  # returns the text of a step
@@ -240,7 +246,7 @@ class CompiledPhase:
         group = self.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
         running = () if self._kind == "predict" else (self.empty_logs,)
         bounds = [self._strategy.place_number(number) for number in (0, 1)]
-        return self._execution(capacity > 1).lower(
+        return self._execution(capacity > 1, None).lower(
             self._placed_shapes(state), *running, group.data, group.mask, *bounds)
 
     def _placed_shapes(self, state: Any) -> Any:
@@ -298,9 +304,12 @@ class CompiledPhase:
           FloatingPointError: from the function, for what `jax_debug_nans` and `jax_debug_infs` make JAX look for.
         """
         place = self._strategy.place_number
-        rest = group.data, group.mask, place(start), place(group.count if stop is None else stop)
+        stop = group.count if stop is None else stop
+        rest = group.data, group.mask, place(start), place(stop)
         fused = stack_length(group.data) > 1
-        execute = self._execution(fused) if self._eager else self._executables.get(group.spec)
+        count = self._known_count(group, stop - start) if fused and self._knows_counts else None
+        key = group.spec, count
+        execute = self._execution(fused, None) if self._eager else self._executables.get(key)
         if execute is None:
             batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
             if self._is_padded(group):
@@ -309,9 +318,15 @@ class CompiledPhase:
                 lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
             with timing.measure("compile"):
                 execute = compile_lowered(
-                    self._execution(fused).lower(self._placed_shapes(state), *running, *rest))
-            self._executables[group.spec] = execute
+                    self._execution(fused, count).lower(self._placed_shapes(state), *running, *rest))
+            self._executables[key] = execute
         return functools.partial(self._run, execute, rest, group.first + start)
+
+    def _known_count(self, group: PlacedGroup, steps: int) -> int | None:
+        """Returns how many steps a program knows that it has; None for one that serves any number of them."""
+        known = [count for spec, count in self._executables if spec == group.spec and count is not None]
+        # A loop of one turn would be none, and a pipeline that is waited for has groups of any length.
+        return steps if steps > 1 and (steps in known or len(known) < KNOWN_COUNTS) else None
 
     def expect_batch(self, rows: int) -> None:
         """Checks the code of a step for a batch that will come, of so many rows, if some will have to pad it."""
@@ -353,12 +368,13 @@ class CompiledPhase:
         with trace_purity.noting(self._constants):
             return one_batch(*arguments)
 
-    def _execution(self, fused: bool) -> Any:
+    def _execution(self, fused: bool, count: int | None) -> Any:
         """Returns the function that runs a group, to be compiled unless it is eager."""
-        if fused not in self._executions:
-            run = functools.partial(_GROUP[self._kind], self._one_batch, fused)
-            self._executions[fused] = self._eager_execution(run) if self._eager else self._compiled_execution(run)
-        return self._executions[fused]
+        if (fused, count) not in self._executions:
+            run = functools.partial(_GROUP[self._kind], self._one_batch, fused, count=count)
+            self._executions[fused, count] = (
+                self._eager_execution(run) if self._eager else self._compiled_execution(run))
+        return self._executions[fused, count]
 
     def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
         return run(self._on_devices(state), *rest)

@@ -34,6 +34,7 @@ from trainer.step.step_metrics import traced_metrics
 
 PADS = "only pad a batch, whose rows do not divide by the replicas (or microbatches)"
 
+_ACCUMULATED = "what the metric of the log"
 _AXIS = "simulated_replica"
 _ROWS = 8
 _GATHER = ("For pairs of rows, let it see those of all replicas: put `@trainer.distribute.on_global_batch` above "
@@ -92,6 +93,35 @@ class _OneOfSeveral(Recording, MeshReplicaContext):
         super().__init__(_AXIS, replicas, False, rows, row_mask)
 
 
+class _OnePart(_Alone):
+    """One of several parts of a batch whose code cannot ask the others, as those of several workers.
+
+    BatchNorm alone asks them here: its statistics may be those of a part, and all else is then compared.
+    """
+
+    def __init__(self, rows: int, parts: int):
+        super().__init__(rows)
+        self._module = _ModuleOfPart(self, rows, parts)
+
+    def for_module(self) -> ReplicaContext:
+        return self._module
+
+
+class _ModuleOfPart(_OneOfSeveral):
+    def __init__(self, part: _OnePart, rows: int, parts: int):
+        super().__init__(rows, parts)
+        self._part = part
+
+    def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
+        return self._part.random_key(seed, stream, step)
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: Any = None) -> Any:
+        return value
+
+    def all_gather(self, value: PyTree, axis: int = 0) -> Any:
+        return value
+
+
 def some_rows(batch: Any, replicas: int) -> Any | None:
     """Returns as many rows of a host batch as can be compared, a multiple of `replicas`; None if it has too few."""
     available = jax.tree.leaves(batch)[0].shape[0]
@@ -102,7 +132,8 @@ def some_rows(batch: Any, replicas: int) -> Any | None:
 
 
 def check_step(
-    overridden: Sequence[str], step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float
+    overridden: Sequence[str], step: Callable[..., Any], state: TrainState, batch: Any, replicas: int, rtol: float,
+    sees_others: bool = True,
 ) -> None:
     """Raises ValueError if a step has other logs or gradients on several replicas than on one; warns of logs alone.
 
@@ -113,16 +144,25 @@ def check_step(
       batch: what `some_rows` returned.
       replicas: how many replicas there are.
       rtol: the relative difference that rounding may make.
+      sees_others: whether replicas can ask each other; workers cannot. The step has the mean of their gradients then.
     """
     outcome = functools.partial(_outcome, overridden, step)
-    alone, several, is_random = compared(outcome, state, batch, replicas)
-    found = {what: values[0] for what, values in several.items()}
+    alone, several, is_random = compared(outcome, state, batch, replicas, _OneOfSeveral if sees_others else _OnePart)
+    if sees_others:
+        found = {what: values[0] for what, values in several.items()}
+    else:  # accumulators of metrics are of the rows that each has, in any case
+        alone = {what: value for what, value in alone.items() if not what.startswith(_ACCUMULATED)}
+        found = {what: several[what].mean(0) for what in alone}
     others = [] if is_random else _different(alone, found, rtol)
 
     fix = _GATHER if overridden else _GATHER_IN_MODULE
 
     def message(what: str) -> str:
         numbers = _numbers(alone[what], found[what])
+        if not sees_others:
+            return (f"{_called(overridden)} cannot be used with `backup_workers`, which gives each worker a part of "
+                    f"the batch. For {jax.tree.leaves(batch)[0].shape[0]} rows, the mean of {what} over {replicas} "
+                    f"parts is not that of the batch{numbers}. Make it a mean over rows, or use `backup_workers=0`.")
         return (f"{_called(overridden)} has other numbers on {replicas} replicas than on one device. For "
                 f"{jax.tree.leaves(batch)[0].shape[0]} rows, {what} differs{numbers}. On each replica it gets the rows "
                 "of that replica. There, a loss or a log must be a mean over rows, or what a metric accumulates from "
@@ -131,7 +171,9 @@ def check_step(
     _report(alone, others, message)
 
 
-def check_module(apply: Callable[..., Any], state: TrainState, batch: Any, rtol: float) -> None:
+def check_module(
+    apply: Callable[..., Any], state: TrainState, batch: Any, rtol: float, sees_others: bool = True
+) -> None:
     """Raises ValueError if a module's outputs for a row depend on which rows it has beside it.
 
     Args:
@@ -139,6 +181,7 @@ def check_module(apply: Callable[..., Any], state: TrainState, batch: Any, rtol:
       state: the state.
       batch: as many rows of a host batch as two replicas have: a module may want a certain number of them.
       rtol: the relative difference that rounding may make.
+      sees_others: see `check_step`.
     """
     def outcome(state: TrainState, context: Recording, batch: Any) -> dict[str, Any]:
         return {path: leaf for path, leaf in named_leaves(apply(state, batch)).items()
@@ -148,8 +191,12 @@ def check_module(apply: Callable[..., Any], state: TrainState, batch: Any, rtol:
         found = several.get(path)
         return found is not None and found.size == value.size and is_close(value, found.reshape(value.shape), rtol)
 
-    alone, several, is_random = compared(outcome, state, batch, 2)
+    alone, several, is_random = compared(outcome, state, batch, 2, _OneOfSeveral if sees_others else _OnePart)
     if not is_random and not all(equal(path, value) for path, value in alone.items()):
+        if not sees_others:
+            raise ValueError("The module computes a row's outputs from other rows of the batch, as a mean over rows "
+                             "does. With `backup_workers`, each worker has a part of them, and would have other "
+                             "outputs than one device. Use `backup_workers=0`.")
         raise ValueError(
             "The module computes a row's outputs from other rows of the batch, as a mean over rows does. On several "
             "replicas (or microbatches) each sees its own rows, and has other outputs than one device. Let the module "
@@ -210,7 +257,8 @@ def _is_gradient(what: str) -> bool:
 
 
 def compared(
-    outcome: Callable[..., dict[str, Any]], state: TrainState, batch: Any, replicas: int
+    outcome: Callable[..., dict[str, Any]], state: TrainState, batch: Any, replicas: int,
+    make_context: Callable[[int, int], Recording] = _OneOfSeveral,
 ) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """Returns what a function gives on one replica, and on each of several, stacked; and whether it is random.
 
@@ -219,11 +267,12 @@ def compared(
       state: the state.
       batch: a host batch, whose rows divide by the replicas.
       replicas: how many replicas there are.
+      make_context: returns the context of one of them, from its rows and their number.
     """
     rows = jax.tree.leaves(batch)[0].shape[0]
     parts = jax.tree.map(lambda leaf: leaf.reshape(replicas, rows // replicas, *leaf.shape[1:]), batch)
     return _tried(outcome, state, batch, lambda run: jax.vmap(
-        lambda part: run(_OneOfSeveral(rows // replicas, replicas), part), axis_name=_AXIS)(parts))
+        lambda part: run(make_context(rows // replicas, replicas), part), axis_name=_AXIS)(parts))
 
 
 def compared_when_padded(
@@ -299,7 +348,7 @@ def _outcome(
     found = {}
     for log, value in merged.items():
         is_metric = isinstance(value, MetricValue)
-        found[f"what the metric of the log {log!r} has accumulated" if is_metric else f"the log {log!r}"] = (
+        found[f"{_ACCUMULATED} {log!r} has accumulated" if is_metric else f"the log {log!r}"] = (
             jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in value.variables]) if is_metric else value)
     for grads in context.gradients:
         found |= {f"the gradient of {path!r}": leaf for path, leaf in named_leaves(grads).items()}

@@ -157,21 +157,24 @@ def predict_one_batch(
 
 def train_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
-    mask: RowMask, start: jax.Array, stop: jax.Array,
+    mask: RowMask, start: jax.Array, stop: jax.Array, count: int | None,
 ) -> tuple[TrainState, RunningLogs]:
-    """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`."""
+    """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`.
+
+    `count`, of this and of what follows, is how many these are, if the program is to know it.
+    """
 
     def body(index: Any, carry: tuple[TrainState, RunningLogs]) -> tuple[TrainState, RunningLogs]:
         state, running = carry
         state, logs, rows = one_batch(state, batch_at(data, index), mask)
         return state, add_step(running, logs, rows)
 
-    return _repeat(body, fused, start, stop, (state, running))
+    return _repeat(body, fused, start, stop, count, (state, running))
 
 
 def test_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
-    mask: RowMask, start: jax.Array, stop: jax.Array,
+    mask: RowMask, start: jax.Array, stop: jax.Array, count: int | None,
 ) -> RunningLogs:
     """Returns the running logs after evaluating the batches from `start` to `stop` of `data`."""
 
@@ -179,12 +182,12 @@ def test_group(
         logs, rows = one_batch(state, batch_at(data, index), mask)
         return add_step(running, logs, rows)
 
-    return _repeat(body, fused, start, stop, running)
+    return _repeat(body, fused, start, stop, count, running)
 
 
 def predict_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: RowMask, start: jax.Array,
-    stop: jax.Array,
+    stop: jax.Array, count: int | None,
 ) -> Any:
     """Returns the outputs for each batch of `data`, stacked; only those from `start` to `stop` are defined."""
     if not fused:
@@ -198,13 +201,20 @@ def predict_group(
         return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, index, 0),
                             outputs, batch_outputs)
 
-    return _repeat(body, True, start, stop, outputs)
+    return _repeat(body, True, start, stop, count, outputs)
 
 
-def _repeat(body: Callable[[Any, Any], Any], fused: bool, start: jax.Array, stop: jax.Array, carry: Any) -> Any:
-    # The bounds are dynamic on purpose: one executable serves groups of any length, and gives the same bits
-    # however the steps are cut into groups. An unrolled or scanned loop does not.
-    return lax.fori_loop(start, stop, body, carry) if fused else body(0, carry)
+def _repeat(
+    body: Callable[[Any, Any], Any], fused: bool, start: jax.Array, stop: jax.Array, count: int | None, carry: Any
+) -> Any:
+    if not fused:
+        return body(0, carry)
+    # With bounds that are arguments, one executable serves any number of steps. On a GPU such a loop waits at each turn
+    # for the host, which must see whether there is another; with a known count it does not. A loop stays a loop either
+    # way, so that the bits of a step do not depend on how steps are cut into groups: unrolled, they would.
+    if count is None:
+        return lax.fori_loop(start, stop, body, carry)
+    return lax.fori_loop(0, count, lambda turn, carry: body(start + turn, carry), carry)
 
 
 def _without_state(returned: Any) -> Any:

@@ -18,6 +18,7 @@ from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, BatchConverter, map_batch, unpack_x_y_sample_weight
 from trainer.data.sources.class_weight import ClassWeights
 from trainer.data.sources.dataset import Dataset
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import Count, is_finite
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -96,6 +97,18 @@ class DatasetSource:
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
+
+
+class SampleSource(DatasetSource):
+    """One batch again and again, in the place of batches that other processes read for themselves.
+
+    Args:
+      arrays: the batch.
+    """
+
+    def __init__(self, arrays: HostArrays):
+        super().__init__(Dataset.from_host_arrays(arrays).batch(arrays.rows).repeat())
+        self.is_exact = False  # nobody says where the others stand
 
 
 class IterableSource:

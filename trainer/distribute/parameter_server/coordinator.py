@@ -11,7 +11,7 @@ import concurrent.futures
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -22,6 +22,7 @@ from trainer.distribute.parameter_server.processes.engine import Handle, RemoteC
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError, WorkerLostError
 from trainer.distribute.parameter_server.processes.wire import Packed, Resource, pack
 from trainer.distribute.parameter_server.shared import SharedFunction
+from trainer.distribute.replica.distributed_dataset import InputContext
 
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
@@ -215,12 +216,18 @@ class ClusterCoordinator:
 
         Args:
           dataset_fn: a function that returns an iterable, called at most once for each worker and iterator; or the
-            iterable itself.
+            iterable itself; or what `ParameterServerStrategy.distribute_datasets_from_function` has returned.
 
         Returns:
           What `iter` makes an iterator of, to be passed to scheduled functions, which call `next` on it.
         """
-        return PerWorkerDataset(dataset_fn, self.release)
+        if isinstance(dataset_fn, PerWorkerDataset):
+            return dataset_fn
+
+        def make(context: InputContext) -> Any:
+            return dataset_fn() if callable(dataset_fn) else dataset_fn
+
+        return PerWorkerDataset(make, len(self._slots), self.release)
 
     # --- the queue -------------------------------------------------------------------------------------------------
 
@@ -228,6 +235,15 @@ class ClusterCoordinator:
         """Waits until nothing is queued or running, without raising what functions have raised."""
         with self._changed:
             self._changed.wait_for(self._is_idle)
+
+    def wait_for_any(self, values: Collection[RemoteValue]) -> set[RemoteValue]:
+        """Waits until one of several functions has ended or is cancelled; returns all of them that have."""
+        def ended() -> set[RemoteValue]:
+            return {value for value in values if value._future.done()}
+
+        with self._changed:
+            self._changed.wait_for(ended)
+            return ended()
 
     def require_open(self) -> None:
         """Raises RuntimeError after `close`."""

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from trainer.data import HostArrays
+from trainer.data.sources.batches import as_batch
+from trainer.data.sources.sources import SampleSource
+from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.shared import SharedValue
+from trainer.distribute.parameter_server.worker import Worker
+from trainer.distribute.replica.distributed_dataset import InputContext
 
 
 class PerWorkerDataset:
-    """What `ClusterCoordinator.create_per_worker_dataset` returns."""
+    """Data that each worker reads on its own: pass them to `fit`, or an iterator of them to scheduled functions.
 
-    def __init__(self, dataset_fn: Callable[[], Any] | Any, release: Callable[[str], None]):
-        self._make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
-        self._release = release
+    `ClusterCoordinator.create_per_worker_dataset` and `ParameterServerStrategy.distribute_datasets_from_function` make
+    it.
+
+    Args:
+      dataset_fn: returns a worker's data from its `InputContext`.
+      num_workers: how many workers there are.
+      release: called with the key of an iterator that exists no longer.
+    """
+
+    def __init__(self, dataset_fn: Callable[[InputContext], Any], num_workers: int, release: Callable[[str], None]):
+        self._make, self._num_workers, self._release = dataset_fn, num_workers, release
 
     def __iter__(self) -> PerWorkerIterator:
         return PerWorkerIterator(self._make, self._release)
+
+    def sample(self) -> SampleSource:
+        """Returns the first batch of worker 0, which the chief reads, in the place of all batches.
+
+        Raises:
+          RuntimeError: if the function raises, or returns no batch.
+        """
+        iterator = WorkerIterator(self._make, InputContext(self._num_workers))
+        try:
+            return SampleSource(HostArrays(as_batch(next(iterator))))
+        finally:
+            iterator.close()
 
 
 class PerWorkerIterator(SharedValue):
@@ -25,22 +53,31 @@ class PerWorkerIterator(SharedValue):
     Workers keep theirs as long as this exists.
     """
 
-    def __init__(self, make: Callable[[], Any], release: Callable[[str], None]):
-        super().__init__(WorkerIterator(make), release)
+    def __init__(self, make: Callable[[InputContext], Any], release: Callable[[str], None]):
+        super().__init__(None, release)
+        self._make = make
+
+    def __as_resource__(self) -> Resource:
+        return Resource(self._key, functools.partial(_iterator_of, self._make))
 
     def __iter__(self) -> PerWorkerIterator:
         return self
 
     def __next__(self) -> NoReturn:
         raise RuntimeError("An iterator of a per-worker dataset is only readable inside of a scheduled function: "
-                           "`coordinator.schedule(step, args=(iterator,))`.")
+                           "`coordinator.schedule(step, args=(iterator,))`. Of the methods of a model, `fit` alone "
+                           "reads data on the workers.")
+
+
+def _iterator_of(make: Callable[[InputContext], Any], worker: Worker) -> WorkerIterator:
+    return WorkerIterator(make, InputContext(worker.num_workers, worker.index))
 
 
 class WorkerIterator:
     """A worker's iterator over its own dataset, which is made when the first batch is asked for."""
 
-    def __init__(self, make: Callable[[], Any]):
-        self._make = make
+    def __init__(self, make: Callable[[InputContext], Any], context: InputContext):
+        self._make, self._context = make, context
         self._iterator: Iterator[Any] | None = None
         self._failed: str | None = None
 
@@ -52,7 +89,7 @@ class WorkerIterator:
             raise RuntimeError(self._failed)
         if self._iterator is None:
             try:
-                self._iterator = iter(self._make())
+                self._iterator = iter(self._make(self._context))
             except Exception as error:
                 self._failed = f"The dataset of this worker could not be made: {type(error).__name__}: {error}"
                 raise RuntimeError(self._failed) from error
@@ -61,3 +98,8 @@ class WorkerIterator:
         except StopIteration:
             raise RuntimeError("The dataset of this worker has no more batches. Let it repeat, or schedule fewer "
                                "functions.") from None
+
+    def close(self) -> None:
+        """Ends the iteration, of a generator and the like."""
+        with contextlib.suppress(AttributeError):
+            self._iterator.close()  # type: ignore[union-attr]

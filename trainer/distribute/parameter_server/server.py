@@ -18,8 +18,10 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import part_of, update
+from trainer.distribute.parameter_server.rounds import BatchPart, Round
 from trainer.distribute.parameter_server.rows.stored_part import StoredPart
 from trainer.distribute.parameter_server.rows.table_part import SomeRows, TablePart
+from trainer.distribute.replica.state_reduction import Rules
 
 
 class Version(NamedTuple):
@@ -49,7 +51,7 @@ class Pulled(NamedTuple):
 
 
 class Push(NamedTuple):
-    """The outcome of a train step.
+    """The outcome of a train step, or of a part of its batch.
 
     Attributes:
       version: that of the parameters it was computed with.
@@ -57,7 +59,8 @@ class Push(NamedTuple):
       grads: gradients by path: those of this server, or fewer.
       value: the loss, for optimizers that ask for it; None without one.
       model_state: the model state after the step by path, for the server that holds it, and before it.
-      rows: gradients of rows of tables by path, and the places of these rows.
+      part: which part of the step's batch it is of; None for all of it.
+      rows: gradients of rows of tables by path, and the places of these rows; None for a part.
     """
 
     version: Version
@@ -65,54 +68,94 @@ class Push(NamedTuple):
     grads: dict[str, np.ndarray]
     value: np.ndarray | None
     model_state: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None
+    part: BatchPart | None = None
     rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None
 
 
-class _Part:
-    """A model's part on this server."""
+class _Held(NamedTuple):
+    """What workers pull of a model; arrays are replaced and never written to."""
+
+    version: Version
+    params: Any
+    model_state: dict[str, np.ndarray] | None
+
+
+class _ServedPart:
+    """The part of a model that is on this server."""
 
     def __init__(self, generation: int, update: Callable[..., Any] | None, params: Any, opt_state: Any,
-                 model_state: Any, scales_by_staleness: bool, tables: dict[str, TablePart]):
+                 model_state: Any, rules: Rules, scales_by_staleness: bool, tables: dict[str, TablePart]):
         self.lock = threading.Lock()
-        self.version = Version(generation, 0)
-        self.params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
-        self.model_state: dict[str, np.ndarray] | None = model_state
+        params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
+        self.now = _Held(Version(generation, 0), params, model_state)
         self._applied = _Numbers()
         self._update = update
         self._scales = scales_by_staleness
         self.tables = tables
+        # Of steps in parts. What was before the last step is kept until the next one: another server may still wait
+        # for parts of it, which must be computed with the same parameters as those that have come.
+        self._rules = rules
+        self._round = self._last_round = Round(rules)
+        self._before: _Held | None = None
 
     def close(self) -> None:
         """Drops what is still pushed."""
         with self.lock:
-            self.version = Version(-1, 0)
+            self.now = self.now._replace(version=Version(-1, 0))
 
-    def pull(self, known: Version | None) -> Pulled:
+    def pull(self, known: Version | None, number: int | None) -> Pulled:
         with self.lock:
-            params = None if known == self.version else self.params
-            version, model_state = self.version, self.model_state
-        # Arrays are replaced and never written to: they may be sent without the lock.
-        return Pulled(version, None if params is None else _on_host(params), model_state)
+            held = self.now
+            if self._before is not None and self._before.version.updates == number:
+                held = self._before
+        params = None if held.version == known else _on_host(held.params)
+        return Pulled(held.version, params, held.model_state)
 
     def push(self, pushed: Push) -> int | None:
         with self.lock:
-            if pushed.version.generation != self.version.generation or not self._applied.add(pushed.number):
+            version = self.now.version
+            if pushed.version.generation != version.generation:
                 return None
-            staleness = self.version.updates - pushed.version.updates
-            extra = {} if pushed.value is None else {"value": pushed.value}
-            factor = np.float32(1.0 / (1 + staleness) if self._scales else 1.0)
-            for path, (places, grads) in (pushed.rows or {}).items():
-                self.tables[path].push(places, grads, extra, factor)
-            if pushed.grads and self._update is not None:
-                self.params, self.opt_state = self._update(
-                    self.params, self.opt_state, pushed.grads, extra, factor)
-            if pushed.model_state is not None and self.model_state is not None:
-                after, before = pushed.model_state
-                self.model_state = {
-                    name: _moved(value, after[name], before[name], staleness)
-                    for name, value in self.model_state.items()}
-            self.version = self.version._replace(updates=self.version.updates + 1)
+            if pushed.part is not None:
+                return 0 if self._counts(pushed, pushed.part) else None
+            if not self._applied.add(pushed.number):
+                return None
+            staleness = version.updates - pushed.version.updates
+            self._apply(pushed, staleness)
         return staleness
+
+    def _counts(self, pushed: Push, part: BatchPart) -> bool:
+        """Returns whether a part counts, also if it came before; the last that a step needs makes the update."""
+        ago = self.now.version.updates - pushed.version.updates
+        if ago == 1:  # its worker may have been lost before it could say so
+            return part.number in self._last_round.counted
+        if ago == 0 and part.number not in self._round.counted:
+            self._count(pushed, part)
+        return ago == 0
+
+    def _count(self, pushed: Push, part: BatchPart) -> None:
+        after, before = pushed.model_state or (None, None)
+        self._round.add(part, pushed.grads, pushed.value, after)
+        if self._round.is_complete:
+            grads, value, after = self._round.take_mean(before)
+            states = None if after is None or before is None else (after, before)
+            self._before = self.now
+            self._apply(Push(pushed.version, pushed.number, grads, value, states), staleness=0)
+            self._last_round, self._round = self._round, Round(self._rules)
+
+    def _apply(self, pushed: Push, staleness: int) -> None:
+        version, params, model_state = self.now
+        extra = {} if pushed.value is None else {"value": pushed.value}
+        factor = np.float32(1.0 / (1 + staleness) if self._scales else 1.0)
+        for path, (places, grads) in (pushed.rows or {}).items():
+            self.tables[path].push(places, grads, extra, factor)
+        if pushed.grads and self._update is not None:
+            params, self.opt_state = self._update(params, self.opt_state, pushed.grads, extra, factor)
+        if pushed.model_state is not None and model_state is not None:
+            after, before = pushed.model_state
+            model_state = {name: _moved(value, after[name], before[name], staleness)
+                           for name, value in model_state.items()}
+        self.now = _Held(version._replace(updates=version.updates + 1), params, model_state)
 
 
 class _Numbers:
@@ -169,11 +212,12 @@ class ParameterServer:
 
     def __init__(self, scales_by_staleness: bool):
         self._scales = scales_by_staleness
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _ServedPart] = {}
         self._updates: dict[str, Callable[..., Any]] = {}
         self._tables: dict[str, StoredPart] = {}
 
-    def load(self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any) -> None:
+    def load(self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any,
+             rules: Rules = ()) -> None:
         """Takes a part of a model, in the place of what it had of that model.
 
         Args:
@@ -184,6 +228,7 @@ class ParameterServer:
           params: the server's parameters, nested dicts.
           opt_state: their optimizer state.
           model_state: the model state by path; None for servers that do not hold it.
+          rules: how values of it from parts of a batch are combined, by path; see `state_reduction`.
         """
         if optimizer is not None:
             self._updates[key] = compiled(functools.partial(_update, optimizer))
@@ -191,22 +236,33 @@ class ParameterServer:
         if key in self._parts:
             self._parts[key].close()  # tables stay, and get no gradients of the state before
             tables = self._parts[key].tables
-        self._parts[key] = _Part(generation, self._updates.get(key), params, opt_state, model_state, self._scales,
-                                 tables)
+        self._parts[key] = _ServedPart(
+            generation, self._updates.get(key), params, opt_state, model_state, rules, self._scales, tables)
 
-    def pull(self, key: str, known: Version | None) -> Pulled:
-        """Returns the parameters, unless they are of the version `known`."""
-        return self._parts[key].pull(known)
+    def pull(self, key: str, known: Version | None, number: int | None = None) -> Pulled:
+        """Returns the parameters, unless they are of the version `known`.
+
+        Args:
+          key: which model.
+          known: the version that the worker has.
+          number: a step in parts, before which they are wanted; they are newer once the step after it is made.
+        """
+        return self._parts[key].pull(known, number)
 
     def push(self, key: str, pushed: Push) -> int | None:
-        """Updates the parameters; returns the staleness, or None for what it had already or has no use for."""
+        """Updates the parameters; returns the staleness, or None for what it had already or has no use for.
+
+        Of a batch in parts, the update is made when as many have come as are needed. None is then for parts that came
+        later, and 0 for those that count, however often they come.
+        """
         return self._parts[key].push(pushed)
 
     def snapshot(self, key: str) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], Any]:
         """Returns the number of updates, the parameters, the optimizer's state and the model state, each by path."""
         part = self._parts[key]
         with part.lock:
-            return part.version.updates, _on_host(part.params), _on_host(part.opt_state), part.model_state
+            version, params, model_state = part.now
+            return version.updates, _on_host(params), _on_host(part.opt_state), model_state
 
     def load_table(self, key: str, path: str, params: Any, opt_state: Any) -> None:
         """Takes its part of a model's table; see `TablePart`.

@@ -21,6 +21,7 @@ from trainer.data import HostArrays
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
 from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
 from trainer.distribute.parameter_server.partitioners import Partitioner
+from trainer.distribute.parameter_server.per_worker import PerWorkerDataset
 from trainer.distribute.parameter_server.processes.engine import Engine, Handle
 from trainer.distribute.parameter_server.processes.failures import (
     EXIT_CODE,
@@ -39,6 +40,7 @@ from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices
+from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.strategies.strategy import Strategy
 
 _keys = itertools.count()  # of the models of all strategies
@@ -69,7 +71,10 @@ class ParameterServerStrategy(Strategy):
         gradient misses at most twice as many updates. 0 trains one batch after the other, in their order, and gives
         the numbers of one device. None does not wait.
       staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None takes it as it is.
-      backup_workers: 0. Others are refused: to leave out gradients of the slowest workers would leave out their rows.
+      backup_workers: for how many workers `fit` does not wait; 0 trains asynchronously. For k, all n workers compute a
+        part of each batch with the same parameters. The first n - k parts make one update, and the rows of the others
+        are left out: "dropped_rows" in the logs. Functions of custom loops are not affected. Not with a
+        `variable_partitioner`.
       worker_timeout: seconds after which a function that has not ended has its worker killed, and runs on another.
         None waits as long as the worker lives.
 
@@ -124,10 +129,21 @@ class ParameterServerStrategy(Strategy):
             raise errors.wrong_type("address", address, "the address of a Ray cluster, such as '10.0.0.1:6379'")
         if staleness not in (None, "scale"):
             raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
-        if backup_workers != 0:
-            raise ValueError("`backup_workers` must be 0: the gradients of the slowest workers would be left out, and "
-                             "the rows of their batches with them, but `fit` trains each row once. Bound what slow "
-                             f"workers do by `max_staleness` or `worker_timeout`. Received: {backup_workers!r}.")
+        self.backup_workers = arguments.as_count("backup_workers", backup_workers, 0)
+        if self.backup_workers >= self.num_workers:
+            raise ValueError("`backup_workers` must be fewer than the workers, of which the others make the updates. "
+                             f"Received: backup_workers={backup_workers}, num_workers={num_workers}.")
+        if self.backup_workers and (max_staleness, staleness) != (None, None):
+            raise ValueError("With `backup_workers`, all gradients of a step are of the same parameters: none is "
+                             "stale. Leave out `max_staleness` and `staleness`, or `backup_workers`. Received: "
+                             f"backup_workers={backup_workers}, max_staleness={max_staleness}, "
+                             f"staleness={staleness!r}.")
+        if self.backup_workers and variable_partitioner is not None:
+            raise ValueError("`backup_workers` needs all parameters as they were before a step, and servers keep the "
+                             "rows of tables that `variable_partitioner` splits only as they are now. Use "
+                             "`backup_workers=0`, or no `variable_partitioner`. Received: "
+                             f"backup_workers={backup_workers}, "
+                             f"variable_partitioner={type(variable_partitioner).__name__}.")
         if worker_timeout is not None:
             arguments.require_positive(worker_timeout=worker_timeout)
         if cluster_resolver is not None and cluster_resolver.task_type != "chief":
@@ -136,6 +152,7 @@ class ParameterServerStrategy(Strategy):
         super().__init__(default_devices()[:1])
         self.max_staleness = max_staleness
         self._partitioner = variable_partitioner
+        self.parts_of_step = self.num_workers if self.backup_workers else 1
         exit_with_code_of_lost_server()
         self._engine: Engine
         if cluster_resolver is not None:
@@ -156,7 +173,8 @@ class ParameterServerStrategy(Strategy):
         self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
-        return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps})"
+        backups = f", backup_workers={self.backup_workers}" if self.backup_workers else ""
+        return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps}{backups})"
 
     def __enter__(self) -> ParameterServerStrategy:
         return self
@@ -180,7 +198,8 @@ class ParameterServerStrategy(Strategy):
         return self._coordinator
 
     def _start_worker(self, index: int) -> Handle:
-        return self._engine.start(f"worker {index}", "worker", functools.partial(Worker, index, self._servers))
+        make = functools.partial(Worker, index, self.num_workers, self._servers)
+        return self._engine.start(f"worker {index}", "worker", make)
 
     def __as_resource__(self) -> Resource:
         """Returns what a scheduled function that names this strategy gets in its worker."""
@@ -230,6 +249,36 @@ class ParameterServerStrategy(Strategy):
         self._tables.add(name)
         return EmbeddingTable(name, num_embeddings, features, self._servers)
 
+    def distribute_datasets_from_function(  # type: ignore[override]
+        self, dataset_fn: Callable[[InputContext], Any]
+    ) -> PerWorkerDataset:
+        """Returns data that each worker reads on its own, for `fit` and for scheduled functions.
+
+        `fit` reads the first batch here too, to learn its shapes. Each run of `fit`, and each worker that replaces a
+        lost one, begins anew: which rows are trained how often is the function's business, and `steps_per_epoch` says
+        what an epoch is.
+
+        Args:
+          dataset_fn: returns batches without end from an `InputContext`, whose `input_pipeline_id` is the number of
+            the worker, of `num_input_pipelines`.
+
+        Example:
+          >>> data = strategy.distribute_datasets_from_function(  # doctest: +SKIP
+          ...     lambda context: read_files(f"part-{context.input_pipeline_id}", batch_size=32))
+          >>> model.fit(data, steps_per_epoch=1000, epochs=5)  # doctest: +SKIP
+        """
+        return PerWorkerDataset(dataset_fn, self.num_workers, self._coordinator.release)
+
+    def training_data(self, data: Any) -> Any:
+        if not isinstance(data, PerWorkerDataset):
+            return data
+        if self.backup_workers:
+            raise ValueError("With `backup_workers`, all workers compute each batch together, so that none reads its "
+                             "own. Give `fit` the data themselves.")
+        source = data.sample()
+        self._shared[source.dataset.arrays] = iter(data)
+        return source
+
     def served(self, model: Any, embeddings: Collection[str] = ()) -> ServedModel:
         """Returns a model's state on the servers.
 
@@ -242,11 +291,14 @@ class ParameterServerStrategy(Strategy):
         self._models[model].embeddings = embeddings
         return self._models[model]
 
-    def shared_arrays(self, arrays: HostArrays) -> SharedValue | None:
-        """Returns arrays as each worker gets them, once; None if they are too large for that."""
-        if arrays.nbytes > SHARED_BYTES:
-            return None
+    def shared_arrays(self, arrays: HostArrays, wanted: bool | str) -> SharedValue | None:
+        """Returns arrays as each worker gets them, once; None if they are not wanted, or too large for that.
+
+        In the place of a batch that stands for data that workers read, these data are returned.
+        """
         if arrays not in self._shared:
+            if wanted is False or arrays.nbytes > SHARED_BYTES:
+                return None
             # Another object of the same arrays: the value would keep its own key otherwise.
             self._shared[arrays] = self.shared(HostArrays(jax.tree.map(lambda leaf: leaf, arrays.tree)))
         return self._shared[arrays]

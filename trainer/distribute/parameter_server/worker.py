@@ -15,11 +15,12 @@ class Worker:
 
     Args:
       index: which of the workers it is.
+      num_workers: how many there are.
       servers: the parameter servers.
     """
 
-    def __init__(self, index: int, servers: Sequence[Handle]):
-        self.index = index
+    def __init__(self, index: int, num_workers: int, servers: Sequence[Handle]):
+        self.index, self.num_workers = index, num_workers
         self.servers = list(servers)
         self._held: dict[str, Packed] = {}
         self._built: dict[str, Any] = {}

@@ -16,6 +16,7 @@ from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
 from trainer.distribute.parameter_server.rows.served_rows import plain
 from trainer.distribute.parameter_server.served_model import ModelClient
 from trainer.distribute.placement.devices import default_devices
+from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.replica.replicated_state import is_state
 from trainer.distribute.strategies.strategy import Strategy
 
@@ -30,6 +31,7 @@ class WorkerStrategy(Strategy):
     def __init__(self, worker: Any):
         super().__init__(default_devices()[:1])
         self.worker_index = worker.index
+        self._input_context = InputContext(worker.num_workers, worker.index)
         self._clients: dict[int, tuple[TrainState, ModelClient]] = {}  # by the identity of the state last pulled
         self._steps: dict[Any, _Step] = {}
 
@@ -47,6 +49,14 @@ class WorkerStrategy(Strategy):
     def is_pulled(self, state: Any) -> bool:
         """Returns whether this is a state that was pulled last, of any model."""
         return id(state) in self._clients
+
+    def experimental_distribute_dataset(self, dataset: Any) -> Any:
+        """Returns the dataset: a worker is a single replica."""
+        return dataset
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> Any:
+        """Returns what the function returns for this worker."""
+        return dataset_fn(self._input_context)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs a function on this worker, compiled once per function and shapes.

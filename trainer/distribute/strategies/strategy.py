@@ -74,9 +74,11 @@ class Strategy:
 
     Attributes:
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
+      parts_of_step: into how many parts the rows of a train step go that code of the step cannot ask for each other's.
     """
 
     is_asynchronous = False
+    parts_of_step = 1
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
@@ -397,6 +399,10 @@ class Strategy:
         return DistributedDataset(
             dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group,
             deals_batches=True)
+
+    def training_data(self, data: Any) -> Any:
+        """Returns what `fit` is to read in this process for what a user gave it as `x`."""
+        return data
 
     def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
         """Returns a `Dataset` of arrays, to be batched and distributed."""

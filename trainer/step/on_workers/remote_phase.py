@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, shapes_of
 from trainer.data import Group
+from trainer.data.sources.batches import BatchSpec
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.shared import SharedValue
@@ -27,7 +28,7 @@ from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step import running_logs, steps
 from trainer.step.compiled_phase import CompiledPhase
-from trainer.step.remote_step import RemoteStep, train_on_batch
+from trainer.step.on_workers.remote_step import RemoteStep, train_on_batch
 
 STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
 SENT_BYTES = 2**28  # of batches that an execution sends
@@ -37,7 +38,7 @@ class SharedRows:
     """A group of batches as row numbers of arrays that the workers have.
 
     Attributes:
-      arrays: these, to be sent.
+      arrays: these, to be sent; or a `PerWorkerIterator`, for each worker to read its next batch, whatever the numbers.
       numbers: int32 of shape `(batches, rows)`.
     """
 
@@ -54,14 +55,16 @@ class RemotePhase(CompiledPhase):
       strategy: the strategy.
       steps_per_execution: as in `CompiledPhase`; "auto" is `STEPS_PER_WORKER` for each worker.
       served: the model's state on the servers.
+      check_labels: raises for targets that the loss cannot take.
     """
 
     is_asynchronous = True
 
     def __init__(self, user_step: steps.Step, shared_step: Any, strategy: ParameterServerStrategy,
-                 steps_per_execution: int | str, served: ServedModel):
+                 steps_per_execution: int | str, served: ServedModel, check_labels: Callable[[Any], None]):
         super().__init__("train", user_step, strategy, steps_per_execution, eager=False)
         self._user_step, self._shared_step, self._cluster, self._served = user_step, shared_step, strategy, served
+        self._check_labels = check_labels
         self._last: TrainState | None = None  # what the servers have
         self._step: SharedValue | None = None  # a `RemoteStep`
         self._client: SharedValue | None = None
@@ -72,14 +75,24 @@ class RemotePhase(CompiledPhase):
 
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         if self._logs is None:
-            shapes = shapes_of(state)
-            tables = self._served.partition_of(shapes.params).tables
-            self._logs = RemoteStep(self._user_step, shapes, tables).shapes_of_logs(batch)
+            self._spec = BatchSpec.of(batch)
+            self._logs = self._traced_logs(shapes_of(state), batch)
         super().prepare(state, batch, batch_rows)
 
+    def _traced_logs(self, shapes: TrainState, batch: Any) -> Any:
+        """Returns the shapes of a step's logs. Raises ValueError for a step that workers cannot make."""
+        return self._remote_step(self._user_step, shapes).shapes_of_logs(batch)
+
+    def _remote_step(self, step: Any, shapes: TrainState) -> RemoteStep:
+        tables = self._served.partition_of(shapes.params).tables
+        return RemoteStep(step, shapes, tables, self._spec, self._check_labels)
+
+    def _own_logs(self) -> dict[str, Any]:
+        """Returns the logs that do not come from the step, as of a step that has nothing to report."""
+        return {"staleness": np.float32(0.0)}
+
     def _learn(self, shapes: Any, state: Any) -> None:
-        logs = {**self._logs, "staleness": jax.ShapeDtypeStruct((), np.float32)}
-        super()._learn((shapes[0], logs), state)
+        super()._learn((shapes[0], {**self._logs, **self._own_logs()}), state)
         self._add = compiled(running_logs.add_step)
 
     def _affordable_steps(self, cost: Any, stacked: Any) -> int:
@@ -120,20 +133,32 @@ class RemotePhase(CompiledPhase):
 
     def _trained_by(self, coordinator: ClusterCoordinator, state: TrainState, running: Any, group: PlacedGroup,
                     batches: range) -> tuple[TrainState, Any]:
-        coordinator.join()
+        if self._last is None:
+            coordinator.join()
         if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
             self._last = None
             self._served.load(state)
             shapes = shapes_of(state)
-            tables = self._served.partition_of(shapes.params).tables
-            self._step = self._step or self._cluster.shared(RemoteStep(self._shared_step, shapes, tables))
+            self._step = self._step or self._cluster.shared(self._remote_step(self._shared_step, shapes))
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know
+        made = self._make_steps(coordinator, _batches(group, batches))
+        state, updates = self._served.fetch(state, self._strategy.place_state, may_donate=True)
+        if updates != self._next_number:
+            raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
+                               "updates. A scheduled function must not train a model that `fit` is training.")
+        for logs, rows in made:
+            running = self._add(running, logs, rows)
+        self._last = state
+        return state, running
+
+    def _make_steps(self, coordinator: ClusterCoordinator, batches: Iterable[Any]) -> list[tuple[dict[str, Any], Any]]:
+        """Has workers train on batches, until the servers have made all updates; returns the logs and rows of steps."""
         pending: collections.deque[RemoteValue] = collections.deque()
         outcomes: list[Any] = []
         most = self._cluster.max_staleness
-        for batch in _batches(group, batches):
+        for batch in batches:
             while most is not None and len(pending) > most:
                 outcomes.append(self._outcome(pending.popleft()))
             pending.append(coordinator.schedule(
@@ -141,15 +166,9 @@ class RemotePhase(CompiledPhase):
             self._next_number += 1
         outcomes += [self._outcome(value) for value in pending]
         coordinator.join()
-        state, updates = self._served.fetch(state, self._strategy.place_state, may_donate=True)
-        if updates != self._next_number:
-            raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
-                               "updates. A scheduled function must not train a model that `fit` is training.")
-        for leaves, rows, staleness in outcomes:
-            running = self._added(running, leaves, rows, staleness)
         self._warn_of_staleness(sum(staleness for *_, staleness in outcomes) / len(outcomes))
-        self._last = state
-        return state, running
+        return [({**self._logs_of(leaves), "staleness": np.float32(staleness)}, rows)
+                for leaves, rows, staleness in outcomes]
 
     def _outcome(self, value: RemoteValue) -> Any:
         try:
@@ -165,9 +184,8 @@ class RemotePhase(CompiledPhase):
                           "workers: some are much slower than others. Bound it by `max_staleness`, or divide such "
                           'gradients by `staleness="scale"`.', stacklevel=2)
 
-    def _added(self, running: Any, leaves: list[Any], rows: Any, staleness: int) -> Any:
-        logs = {**jax.tree.unflatten(jax.tree.structure(self._logs), leaves), "staleness": np.float32(staleness)}
-        return self._add(running, logs, rows)
+    def _logs_of(self, leaves: list[Any]) -> dict[str, Any]:
+        return dict(jax.tree.unflatten(jax.tree.structure(self._logs), leaves))
 
 
 def _batches(group: PlacedGroup, numbers: range) -> Iterator[tuple[Any, SharedValue | None]]:
