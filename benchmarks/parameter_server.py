@@ -120,7 +120,7 @@ def transfers(strategy: distribute.ParameterServerStrategy, megabytes: int, roun
     client.pull()
     timings = alternate({
         "pull": lambda number: dataclasses.replace(client).pull(),  # which knows no version
-        "push, with the update": lambda number: client.push(None, arrays, None, {}),
+        "push, with the update": lambda number: client.push(None, arrays, None, {}, {}),
         "`np.copy`": lambda number: [np.copy(array) for array in arrays.values()],
         "a pair of sockets": round_trip(list(arrays.values())),
     }, 4 * rounds)

@@ -24,7 +24,7 @@ from measuring import table, write_section
 from parameter_server import closures, nothing, run_parts, section, strategy_of, transfers
 
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
-from trainer.distribute.parameter_server.served_model import on_each
+from trainer.distribute.parameter_server.server_calls import on_each
 
 # --- convergence ------------------------------------------------------------------------------------------------------
 

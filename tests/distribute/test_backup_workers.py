@@ -19,6 +19,7 @@ import trainer
 from tests.support.inline_cluster import InlineEngine, InlineHandle, lose_current
 from trainer import callbacks, distribute
 from trainer.core.rng import stream_key
+from trainer.distribute.experimental import partitioners
 from trainer.distribute.parameter_server import strategy as strategy_module
 from trainer.distribute.parameter_server.rounds import BatchPart
 from trainer.distribute.parameter_server.server import ParameterServer, Push, Version
@@ -447,6 +448,8 @@ def test_a_loss_of_the_users_own_that_is_a_mean_over_rows_trains(cluster):
     ({"backup_workers": True}, TypeError, "`backup_workers` must be a whole number"),
     ({"backup_workers": 1, "max_staleness": 0}, ValueError, "none is stale.*max_staleness=0"),
     ({"backup_workers": 1, "staleness": "scale"}, ValueError, "none is stale.*staleness='scale'"),
+    ({"backup_workers": 1, "variable_partitioner": partitioners.FixedShardsPartitioner(2)}, ValueError,
+     "no `variable_partitioner`.*backup_workers=1, variable_partitioner=FixedShardsPartitioner"),
 ])
 def test_arguments_are_checked_before_anything_starts(arguments, error, message):
     with pytest.raises(error, match=message):

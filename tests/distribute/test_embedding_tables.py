@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from trainer import distribute, optimizers
 from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
+from trainer.distribute.parameter_server.rows.stored_part import check_optimizer
 from trainer.distribute.parameter_server.server import ParameterServer
-from trainer.distribute.parameter_server.table_part import check_optimizer
 
 
 class Direct:

@@ -13,6 +13,7 @@ from flax import linen as nn
 
 import trainer
 from trainer import callbacks, distribute
+from trainer.distribute.experimental import partitioners
 
 pytestmark = pytest.mark.processes
 rng = np.random.default_rng(0)
@@ -65,6 +66,38 @@ def test_one_worker_trains_the_batches_in_their_order():
     expected = made(distribute.OneDeviceStrategy())
     expected.fit(batches, verbose=0)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), model.state.params,
+                 expected.state.params)
+
+
+class Bag(nn.Module):
+    @nn.compact
+    def __call__(self, ids):
+        return nn.Dense(3)(nn.Embed(40, 4)(ids).mean(1))
+
+
+def test_tables_by_rows_get_the_rows_of_batches_that_workers_read():
+    ids = rng.integers(0, 40, size=(48, 5))
+
+    def batches(context=None):
+        while True:
+            for start, stop in ((0, 20), (20, 40), (40, 48)):
+                yield ids[start:stop], y[start:stop]
+
+    def compiled(strategy):
+        with strategy.scope():
+            model = trainer.Model(Bag(), seed=0)
+            model.compile("adagrad", trainer.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    with distribute.ParameterServerStrategy(
+            num_workers=1, num_ps=2, variable_partitioner=partitioners.FixedShardsPartitioner(2)) as strategy:
+        model = compiled(strategy)
+        history = model.fit(strategy.distribute_datasets_from_function(batches), steps_per_epoch=6, epochs=2, verbose=0)
+        assert strategy._models[model._state_holder]._partition.tables == {"Embed_0/embedding"}
+    expected = compiled(distribute.OneDeviceStrategy())
+    reference = expected.fit(batches(), steps_per_epoch=6, epochs=2, verbose=0)
+    assert history.history["loss"] == pytest.approx(reference.history["loss"], rel=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), model.state.params,
                  expected.state.params)
 
 

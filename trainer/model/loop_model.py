@@ -245,7 +245,8 @@ class LoopModel:
 
         strategy = cast("ParameterServerStrategy", self.strategy)
         arguments = (self._model.train_step, SharedTrainStep(self._model), strategy,
-                     self._configuration.options.steps_per_execution, strategy.served(self.state),
+                     self._configuration.options.steps_per_execution,
+                     strategy.served(self.state, self._module.embeddings),
                      functools.partial(output_checks.check_labels, self._configuration.loss))
         if not strategy.backup_workers:
             return RemotePhase(*arguments)

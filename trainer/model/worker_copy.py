@@ -34,7 +34,7 @@ def as_resource(model: StatefulModel) -> Resource | None:
                             "`set_weights`.")
         return None
     strategy, held = model.strategy, model._state_holder
-    served = strategy.served(held)
+    served = strategy.served(held, model._functional.embeddings)
     client = None
     if held.is_built:
         if held.version != served.version_of_chief:
@@ -72,7 +72,7 @@ def _copier(model: StatefulModel, client: ModelClient | None) -> Callable[[Any],
 
 def _fetched(strategy: ParameterServerStrategy, served: ServedModel, shapes: TrainState) -> TrainState:
     strategy.coordinator.wait_until_idle()
-    return strategy.place_state(served.fetch(shapes)[0])
+    return served.fetch(shapes, strategy.place_state)[0]
 
 
 def _in_worker(

@@ -92,6 +92,11 @@ class FunctionalModule(abc.ABC):
         return {}
 
     @property
+    def embeddings(self) -> frozenset[str]:
+        """The paths of the tables of Linen's `nn.Embed` layers; known once the module is initialised."""
+        return frozenset()
+
+    @property
     def sows_losses(self) -> bool:
         """Whether the module was seen to sow into "losses", since it was initialised."""
         return False

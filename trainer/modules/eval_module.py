@@ -45,6 +45,11 @@ class TwoPhaseFunctional(FunctionalModule):
         return self._trained.layouts
 
     @property
+    def embeddings(self) -> frozenset[str]:
+        """See the base class."""
+        return self._trained.embeddings
+
+    @property
     def sows_losses(self) -> bool:
         """See the base class."""
         return self._trained.sows_losses

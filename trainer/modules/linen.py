@@ -60,6 +60,7 @@ class LinenFunctional(FunctionalModule):
         self._sown: tuple[str, ...] = (LOSSES, INTERMEDIATES)
         self._sows_losses = False
         self._layouts: dict[str, Layout] = {}
+        self._embeddings: set[str] = set()
 
     def is_batch_statistic(self, path: str) -> bool:
         """See the base class."""
@@ -69,6 +70,11 @@ class LinenFunctional(FunctionalModule):
     def layouts(self) -> dict[str, Layout]:
         """See the base class."""
         return self._layouts
+
+    @property
+    def embeddings(self) -> frozenset[str]:
+        """See the base class."""
+        return frozenset(self._embeddings)
 
     @property
     def sows_losses(self) -> bool:
@@ -148,7 +154,14 @@ class LinenFunctional(FunctionalModule):
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
         make_key = functools.partial(key_for, key)
         create = nn.init_with_output(self._call(inputs, False, make_key), self._module, mutable=DenyList(INTERMEDIATES))
-        with nn.intercept_methods(LinenCalls(training=False, streams=self._streams_of_init).intercept):
+
+        def note_embedding(next_call: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
+            if isinstance(context.module, nn.Embed) and context.module.scope is not None:
+                self._embeddings.add(SEPARATOR.join((*context.module.path, "embedding")))
+            return next_call(*args, **kwargs)
+
+        calls = LinenCalls(training=False, streams=self._streams_of_init)
+        with nn.intercept_methods(note_embedding), nn.intercept_methods(calls.intercept):
             outputs, variables = _with_streams(
                 self._streams_of_init, lambda streams: create({"params": key, **_keys(streams, make_key)}))
         self._layouts = layouts_of_boxes(variables.get("params", {}))

@@ -111,6 +111,11 @@ class NamedFunctional(FunctionalModule):
                 for path, layout in part.layouts.items()}
 
     @property
+    def embeddings(self) -> frozenset[str]:
+        """See the base class; those of all modules."""
+        return frozenset(f"{name}{SEPARATOR}{path}" for name, part in self.parts.items() for path in part.embeddings)
+
+    @property
     def sows_losses(self) -> bool:
         """See the base class."""
         return any(part.sows_losses for part in self.parts.values())

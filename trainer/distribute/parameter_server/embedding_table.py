@@ -1,6 +1,6 @@
 """Tables of embeddings that no process holds whole: workers look rows up, and push gradients of those rows alone.
 
-Row r of a table is on server r % n of n; see `table_part.py` for what a server does.
+Row r of a table is on server r % n of n; see `rows/stored_part.py` for what a server does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 
 from trainer.core import arguments, errors
 from trainer.distribute.parameter_server.processes.engine import Handle
-from trainer.distribute.parameter_server.served_model import on_each
+from trainer.distribute.parameter_server.rows.spread import shares
+from trainer.distribute.parameter_server.server_calls import on_each
 
 
 class EmbeddingTable:
@@ -44,11 +45,11 @@ class EmbeddingTable:
         numbers = self._checked(ids)
         unique, places = np.unique(numbers, return_inverse=True)
         rows = np.empty((len(unique), self.features), np.float32)
-        masks = self._masks(unique)
-        answers = on_each([functools.partial(server.call, "lookup", self._key, unique[mask] // len(self._servers))
-                           for server, mask in zip(self._servers, masks, strict=True)])
-        for mask, answer in zip(masks, answers, strict=True):
-            rows[mask] = answer
+        parts = shares(unique, len(self._servers))
+        answers = on_each([functools.partial(server.call, "lookup", self._key, part.places)
+                           for server, part in zip(self._servers, parts, strict=True)])
+        for part, answer in zip(parts, answers, strict=True):
+            rows[part.mask] = answer
         return rows[places.reshape(-1)].reshape(*numbers.shape, self.features)
 
     def push(self, ids: ArrayLike, grads: ArrayLike) -> None:
@@ -69,10 +70,8 @@ class EmbeddingTable:
         unique, places = np.unique(numbers, return_inverse=True)
         summed = np.zeros((len(unique), self.features), np.float32)
         np.add.at(summed, places.reshape(-1), grads.reshape(-1, self.features))
-        masks = self._masks(unique)
-        count = len(self._servers)
-        on_each([functools.partial(server.call, "push_rows", self._key, unique[mask] // count, summed[mask])
-                 for server, mask in zip(self._servers, masks, strict=True)])
+        on_each([functools.partial(server.call, "push_rows", self._key, part.places, summed[part.mask])
+                 for server, part in zip(self._servers, shares(unique, len(self._servers)), strict=True)])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the rows, and the optimizer's state of each, into a folder that all servers see.
@@ -104,10 +103,6 @@ class EmbeddingTable:
             raise ValueError(f"`ids` must be from 0 to {self.num_embeddings - 1}. Received: {numbers.min()} to "
                              f"{numbers.max()}.")
         return numbers
-
-    def _masks(self, unique: np.ndarray) -> list[np.ndarray]:
-        owner = unique % len(self._servers)
-        return [owner == index for index in range(len(self._servers))]
 
 
 def _path(folder: str | os.PathLike[str]) -> str:

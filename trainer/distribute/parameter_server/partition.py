@@ -1,7 +1,8 @@
 """Which server has which parameters, and what of a training state goes with them.
 
 Parameters stay whole: a server has some of them, about as many bytes as the others, with their part of the optimizer's
-state. An update on a part is then the update on the whole for every optimizer that looks at one array at a time.
+state. An update on a part is then the update on the whole for every optimizer that looks at one array at a time. Tables
+of embeddings that a partitioner splits are the exception: each server has some of their rows.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from trainer.compile.jit import compiled
 from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import kept, named_leaves, with_leaves
 from trainer.core.types import PyTree
+from trainer.distribute.parameter_server.partitioners import Partitioner
+from trainer.optimizers.evaluation_params import keeps_averages
 
 Leaves = dict[str, Any]
 """Arrays by their paths."""
+
+_SHORT = 2  # rows of a table that an optimizer is tried on
 
 
 def nbytes(leaf: Any) -> int:
@@ -56,37 +63,52 @@ class Partition:
 
     Attributes:
       parts: for each server the paths of its parameters.
+      tables: the paths of those of which each server has some rows.
     """
 
     parts: tuple[frozenset[str], ...]
+    tables: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, params: PyTree, servers: int) -> Partition:
-        """Returns parts of about equally many bytes: each parameter, the largest first, goes where the fewest are."""
+    def of(
+        cls, params: PyTree, servers: int, partitioner: Partitioner | None = None, embeddings: Collection[str] = ()
+    ) -> Partition:
+        """Returns parts of about equally many bytes: each parameter, the largest first, goes where the fewest are.
+
+        Args:
+          params: the parameters, or their shapes.
+          servers: how many there are.
+          partitioner: says which tables are split into rows; None splits none.
+          embeddings: the paths of the tables of `nn.Embed`.
+        """
         parts: list[list[str]] = [[] for _ in range(servers)]
         load = [0] * servers
         leaves = named_leaves(params)
+        tables = set() if partitioner is None else {
+            name for name in leaves.keys() & embeddings if _is_split(leaves[name], partitioner)}
+        leaves = {name: leaf for name, leaf in leaves.items() if name not in tables}
         for name in sorted(leaves, key=lambda name: (-nbytes(leaves[name]), name)):
             least = load.index(min(load))
             parts[least].append(name)
             load[least] += max(nbytes(leaves[name]), 1)
-        return cls(tuple(map(frozenset, parts)))
+        return cls(tuple(map(frozenset, parts)), frozenset(tables))
 
     def state_of(self, state: TrainState, index: int) -> tuple[PyTree, PyTree]:
-        """Returns the parameters and the optimizer's state of one server."""
-        params = part_of(state.params, self.parts[index])
-        shapes = _opt_shapes(state.optimizer, params)
-        leaves = named_leaves(state.opt_state)
-        return params, with_leaves(shapes, {name: leaves[name] for name in named_leaves(shapes)})
+        """Returns the parameters and the optimizer's state of one server, without those of tables."""
+        return _state_of(state, self.parts[index])
+
+    def table_of(self, state: TrainState, name: str) -> tuple[PyTree, PyTree]:
+        """Returns a table and the optimizer's state of it."""
+        return _state_of(state, {name})
 
     def joined(self, like: TrainState, params: Sequence[Leaves], opt_states: Sequence[Leaves]) -> TrainState:
         """Returns the state whose parts servers have.
 
         Args:
           like: a state of the same structure.
-          params: each server's parameters by their paths.
-          opt_states: each server's optimizer state by its paths. Numbers that all of them have, such as counts, are
-            taken from the first that has parameters which are trained.
+          params: the parameters of each server, and of each table, by their paths.
+          opt_states: the optimizer state of each by its paths. Numbers that all of them have, such as counts, are taken
+            from the first that has parameters which are trained.
         """
         trained = set(named_leaves(like.trainable(like.params)))
         order = sorted(range(len(params)), key=lambda index: trained.isdisjoint(params[index]))
@@ -112,32 +134,86 @@ class Partition:
 
         # An optimizer may ask for more than servers know, such as the loss as a function.
         jax.eval_shape(updated, state.params, state.opt_state, state.trainable(state.params))
-        if len(self.parts) == 1:
+        if len(self.parts) == 1 and not self.tables:
             return
-        whole = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(state.opt_state).items()}
-        parts = [named_leaves(_opt_shapes(state.optimizer, part_of(state.params, names))) for names in self.parts]
-        found = {name: (leaf.shape, leaf.dtype) for part in parts for name, leaf in part.items()}
         fix = ("Use `num_ps=1`, or an optimizer that looks at one array at a time, such as Adam, LAMB or SGD without "
                "`clip_by_global_norm`; `optax.clip` and `optax.adaptive_grad_clip` do.")
+        if self.tables:
+            fix = (f"As `variable_partitioner` splits {sorted(self.tables)}, it must look at each row on its own, as "
+                   "Adagrad, Adam, RMSprop and SGD do. Use such an optimizer, or no partitioner.")
+        whole = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(state.opt_state).items()}
+        found: dict[str, Any] = {}
+        for names in (*self.parts, *({name} for name in self.tables)):
+            params = part_of(state.params, names)
+            shapes = named_leaves(_opt_shapes(state.optimizer, params))
+            found |= {name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+            if not self.tables.isdisjoint(names) and {leaf.shape for leaf in shapes.values()} - {
+                    (), *(leaf.shape for leaf in named_leaves(params).values())}:
+                raise ValueError(f"The optimizer's state has no row for each row of {sorted(names)}. {fix}")
         if found != whole:
             raise ValueError("The optimizer's state cannot be split over several parameter servers: it does not "
                              f"have the parameters' paths. {fix}")
+        if any(_collects(self.table_of(state, name)[1]) for name in self.tables):
+            raise ValueError("The optimizer averages parameters or collects gradients over several steps, in which a "
+                             f"row without a gradient would be left out. {fix}")
+        state = self._with_short_tables(state)
+        parts = [(self.state_of(state, index), slice(None)) for index in range(len(self.parts))]
+        for name in sorted(self.tables):
+            table = self.table_of(state, name)
+            parts += [(rows_of(table, slice(row, row + 1)), slice(row, row + 1)) for row in range(_SHORT)]
         rng = np.random.default_rng(0)
         leaves, structure = jax.tree.flatten(state.trainable(state.params))
-        # Of sizes that differ from array to array, and large: an optimizer that clips shows it.
+        # Of sizes that differ from array to array and from row to row, and large: an optimizer that clips shows it.
         grads = jax.tree.unflatten(structure, [
             ((index + 1) * rng.normal(size=np.shape(leaf))).astype(leaf.dtype) for index, leaf in enumerate(leaves)])
 
         expected = named_leaves(jax.device_get(compiled(updated)(state.params, state.opt_state, grads)))
-        for index, names in enumerate(self.parts):
-            params, opt_state = self.state_of(state, index)
-            received = compiled(updated)(params, opt_state, part_of(grads, names))
+        for (params, opt_state), rows in parts:
+            of_part = rows_of(part_of(grads, named_leaves(params)), rows)
+            received = compiled(updated)(params, opt_state, of_part)
             for name, leaf in named_leaves(jax.device_get(received)).items():
-                if not np.allclose(leaf, expected[name], rtol=1e-4, atol=1e-6, equal_nan=True) and (
-                        named_leaves(part_of(grads, names))):
-                    raise ValueError("The optimizer looks at several arrays at once, as `clip_by_global_norm` does, so "
-                                     f"that an update on each of {len(self.parts)} parameter servers would differ from "
-                                     f"one of all parameters. {fix}")
+                wanted = expected[name][rows] if np.ndim(expected[name]) else expected[name]
+                if named_leaves(of_part) and not np.allclose(leaf, wanted, rtol=1e-4, atol=1e-6, equal_nan=True):
+                    raise ValueError(f"The optimizer looks at several {'rows or ' if self.tables else ''}arrays at "
+                                     "once, as `clip_by_global_norm` does, so that an update on each of "
+                                     f"{len(self.parts)} parameter servers would differ from one of all parameters. "
+                                     f"{fix}")
+
+    def _with_short_tables(self, state: TrainState) -> TrainState:
+        """Returns a state of host arrays with the first rows of tables in their place."""
+        params, opt_state = named_leaves(state.params), named_leaves(state.opt_state)
+        for name in self.tables:
+            table, of_table = rows_of(self.table_of(state, name), slice(_SHORT))
+            params |= named_leaves(table)
+            opt_state |= named_leaves(of_table)
+        return state.replace(
+            params=with_leaves(state.params, params), opt_state=with_leaves(state.opt_state, opt_state))
+
+
+def rows_of(tree: PyTree, rows: Any) -> Any:
+    """Returns some rows of the arrays of a tree; its numbers as they are."""
+    return jax.tree.map(lambda leaf: leaf[rows] if np.ndim(leaf) else leaf, tree)
+
+
+def _is_split(leaf: Any, partitioner: Partitioner) -> bool:
+    # Layers that are mapped over have several tables in one array.
+    return (leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
+            and partitioner(leaf.shape, leaf.dtype)[0] > 1)
+
+
+def _collects(opt_state: PyTree) -> bool:
+    """Returns whether an optimizer makes some of its updates only, or keeps averages for `evaluate`."""
+    def is_node(node: Any) -> bool:
+        return isinstance(node, optax.MultiStepsState)
+
+    return keeps_averages(opt_state) or any(map(is_node, jax.tree.leaves(opt_state, is_leaf=is_node)))
+
+
+def _state_of(state: TrainState, names: Collection[str]) -> tuple[PyTree, PyTree]:
+    params = part_of(state.params, names)
+    shapes = _opt_shapes(state.optimizer, params)
+    leaves = named_leaves(state.opt_state)
+    return params, with_leaves(shapes, {name: leaves[name] for name in named_leaves(shapes)})
 
 
 def _opt_shapes(optimizer: Any, params: PyTree) -> Any:

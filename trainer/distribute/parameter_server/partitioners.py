@@ -1,4 +1,4 @@
-"""Into how many parts `tf.distribute` would split a variable. Here parameters stay whole, see `partition.py`."""
+"""Into how many parts `tf.distribute` splits a variable. Here, only tables of `nn.Embed` are; see `partition.py`."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import numpy as np
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.rng import stream_key
 from trainer.core.types import PyTree
+from trainer.distribute.parameter_server.rows.served_rows import Absent
 
 _MADE_ELSEWHERE = ("Under ParameterServerStrategy, the servers update the parameters when the step has ended, so that "
                    "a step cannot {}. Take all gradients first and apply them once, as "
@@ -18,18 +19,12 @@ _MADE_ELSEWHERE = ("Under ParameterServerStrategy, the servers update the parame
                    "callback.")
 
 
-class _Unknown:
+class _Unknown(Absent):
     """An updated parameter, which the step does not get to know."""
 
     def __init__(self, leaf: Any):
-        self.shape, self.dtype, self.size, self.ndim = leaf.shape, leaf.dtype, leaf.size, leaf.ndim
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise ValueError(_MADE_ELSEWHERE.format("use them after `apply_gradients`"))
-
-    __getattr__ = _refuse  # also of what JAX looks for in an argument
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = _refuse
-    __matmul__ = __rmatmul__ = __neg__ = __abs__ = __getitem__ = _refuse
+        super().__init__(leaf.shape, leaf.dtype,
+                         lambda: ValueError(_MADE_ELSEWHERE.format("use them after `apply_gradients`")))
 
 
 class PushContext(ReplicaContext):

@@ -6,11 +6,10 @@ step has moved what the step was given, which is exact for one worker and for co
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,35 +17,14 @@ import numpy as np
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import Partition
-from trainer.distribute.parameter_server.processes.engine import Handle, RemoteCallError
-from trainer.distribute.parameter_server.processes.failures import ParameterServerLostError, ProcessLostError
+from trainer.distribute.parameter_server.partitioners import Partitioner
+from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.rounds import BatchPart
+from trainer.distribute.parameter_server.rows.served_rows import Absent
+from trainer.distribute.parameter_server.rows.spread import Share, shares
+from trainer.distribute.parameter_server.served_tables import ServedTables
 from trainer.distribute.parameter_server.server import Pulled, Push, Version
-
-Answer = TypeVar("Answer")
-
-
-def on_each(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """Returns what calls of several servers return, made at the same time.
-
-    Raises:
-      ParameterServerLostError: if one of them is gone.
-    """
-    if len(calls) == 1:
-        return [_of_server(calls[0])]
-    with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
-        return list(threads.map(_of_server, calls))
-
-
-def _of_server(call: Callable[[], Answer]) -> Answer:
-    try:
-        return call()
-    except ProcessLostError as error:
-        raise ParameterServerLostError(
-            f"{error} The parameters that it held are gone. Start the same command again: with "
-            "`callbacks.BackupAndRestore`, `fit` goes on from its newest checkpoint.") from None
-    except RemoteCallError as error:
-        raise error.failure.error("a parameter server") from None
+from trainer.distribute.parameter_server.server_calls import on_each
 
 
 class ServedModel:
@@ -55,24 +33,32 @@ class ServedModel:
     Args:
       key: its name there.
       servers: the parameter servers.
+      partitioner: says which tables of embeddings are split; None splits none.
 
     Attributes:
       key: see above.
+      embeddings: the paths of the tables of `nn.Embed`, which may be split; may be assigned.
       generation: which of the chief's states the servers have begun with.
       first_step: how many steps that state had had.
       version_of_chief: the version of the chief's `StateHolder` whose state scheduled functions train; may be assigned.
       key_of_copies: that of the model's newest copies in workers; may be assigned.
     """
 
-    def __init__(self, key: str, servers: Sequence[Handle]):
+    def __init__(self, key: str, servers: Sequence[Handle], partitioner: Partitioner | None = None):
         self.key = key
-        self._servers = list(servers)
+        self._servers, self._partitioner = list(servers), partitioner
+        self._tables = ServedTables(key, servers)
+        self.embeddings: Collection[str] = ()
         self._partition: Partition | None = None
         self._loaded: Any = self  # the optimizer that the servers have; none yet
         self.generation = 0
         self.version_of_chief = -1
         self.key_of_copies: str | None = None
         self.first_step = self._seed = 0
+
+    def partition_of(self, params: Any) -> Partition:
+        """Returns which server has which parameters, by their shapes."""
+        return Partition.of(params, len(self._servers), self._partitioner, self.embeddings)
 
     def load(self, state: TrainState) -> None:
         """Makes `state` the servers' state.
@@ -82,7 +68,7 @@ class ServedModel:
           ParameterServerLostError: if a server is gone.
         """
         host = jax.device_get(state)
-        self._partition = partition = Partition.of(host.params, len(self._servers))
+        self._partition = partition = self.partition_of(host.params)
         is_new = self._loaded is not state.optimizer
         if is_new:
             self._loaded = self
@@ -100,22 +86,31 @@ class ServedModel:
                 host.state_reduction)
 
         on_each([sent(index) for index in range(len(self._servers))])
+        self._tables.load(state, host, partition, is_new)
         self._loaded = state.optimizer
 
-    def fetch(self, like: TrainState) -> tuple[TrainState, int]:
+    def fetch(
+        self, like: TrainState, place: Callable[[TrainState], TrainState], may_donate: bool = False
+    ) -> tuple[TrainState, int]:
         """Returns the state that the servers have, and how many updates it has had since it was loaded.
 
         No update may be under way.
 
         Args:
           like: a state of the same structure, of arrays or shapes.
+          place: places a state of host arrays as the chief keeps it.
+          may_donate: whether nothing else needs the arrays of the state that was loaded or fetched last.
         """
         assert self._partition is not None, "it was loaded"
         found = on_each([functools.partial(server.call, "snapshot", self.key) for server in self._servers])
-        state = self._partition.joined(like, [params for _, params, _, _ in found], [opt for _, _, opt, _ in found])
+        params, opt_states = self._tables.fetch(self._partition, may_donate)
+        state = self._partition.joined(
+            like, [part for _, part, _, _ in found] + params, [part for _, _, part, _ in found] + opt_states)
         updates = found[0][0]
-        return state.replace(model_state=with_leaves(like.model_state, found[0][3]), seed=np.uint32(self._seed),
-                             step=np.int32(self.first_step + updates)), updates
+        state = place(state.replace(model_state=with_leaves(like.model_state, found[0][3]), seed=np.uint32(self._seed),
+                                    step=np.int32(self.first_step + updates)))
+        self._tables.keep(state, self._partition)
+        return state, updates
 
     def client(self, shapes: TrainState) -> ModelClient:
         """Returns what workers pull and push with, to be sent to them."""
@@ -152,6 +147,8 @@ class ModelClient:
     def pull(self, number: int | None = None) -> tuple[Any, Any, int]:
         """Returns the parameters, the model state, and the number of updates that they have had.
 
+        Tables are not pulled: what stands for them can only be given to a `RowsFunction`.
+
         Args:
           number: a step in parts, before which they are wanted; `has_pulled` says whether servers still had them. None
             takes them as they are now.
@@ -163,16 +160,33 @@ class ModelClient:
                                          for server, version in zip(self.servers, known, strict=True)])
         self._pulled = [answer if answer.params is not None else answer._replace(params=self._pulled[index].params)
                         for index, answer in enumerate(answers)]
-        params = {name: leaf for pulled in self._pulled for name, leaf in (pulled.params or {}).items()}
+        params: dict[str, Any] = {name: leaf for pulled in self._pulled for name, leaf in (pulled.params or {}).items()}
+        absent = {name: Absent(leaf.shape, leaf.dtype, functools.partial(_not_pulled, name))
+                  for name, leaf in self._table_shapes.items()}
         first = self._pulled[0]
-        return (with_leaves(self.shapes.params, params), with_leaves(self.shapes.model_state, first.model_state or {}),
-                first.version.updates)
+        return (with_leaves(self.shapes.params, params | absent),
+                with_leaves(self.shapes.model_state, first.model_state or {}), first.version.updates)
 
     def has_pulled(self, number: int) -> bool:
         """Returns whether what was last pulled is the state before a step, on all servers."""
         return all(pulled.version == Version(self.generation, number) for pulled in self._pulled)
 
-    def push(self, number: int | None, grads: Any, value: Any, model_state: Any) -> int:
+    def pull_rows(self, numbers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns rows of tables, as they are now; zeros for numbers beyond the table."""
+        rows = {name: np.zeros((len(some), *self._table_shapes[name].shape[1:]), self._table_shapes[name].dtype)
+                for name, some in numbers.items()}
+        parts = {name: self._shares(name, some) for name, some in numbers.items()}
+        places = [{name: of[index].places for name, of in parts.items()} for index in range(len(self.servers))]
+        answers = on_each([functools.partial(server.call, "model_rows", self.key, own)
+                           for server, own in zip(self.servers, places, strict=True)])
+        for index, answer in enumerate(answers):
+            for name, some in answer.items():
+                mask = parts[name][index].mask
+                rows[name][:len(mask)][mask] = some
+        return rows
+
+    def push(self, number: int | None, grads: Any, value: Any, model_state: Any,
+             numbers: Mapping[str, np.ndarray]) -> int:
         """Sends the outcome of a step on what was last pulled; returns its largest staleness.
 
         Args:
@@ -180,8 +194,10 @@ class ModelClient:
           grads: gradients of parameters, nested dicts.
           value: the loss; None without one.
           model_state: the model state after the step.
+          numbers: of which rows of tables the gradients are.
         """
-        return max(staleness or 0 for staleness in on_each(self._pushes(number, grads, value, model_state, None)))
+        calls = self._pushes(number, grads, value, model_state, numbers, None)
+        return max(staleness or 0 for staleness in on_each(calls))
 
     def push_part(self, number: int, grads: Any, value: Any, model_state: Any, part: BatchPart) -> bool:
         """Sends the outcome of a part of a step's batch; returns whether it counts on server 0.
@@ -196,21 +212,38 @@ class ModelClient:
           model_state: see `push`.
           part: which part it is.
         """
-        first, *others = self._pushes(number, grads, value, model_state, part)
+        assert not self.partition.tables, "there are none with backup workers"
+        first, *others = self._pushes(number, grads, value, model_state, {}, part)
         if others:
             on_each(others)
         return on_each([first])[0] is not None
 
     def _pushes(self, number: int | None, grads: Any, value: Any, model_state: Any,
-                part: BatchPart | None) -> list[Callable[[], int | None]]:
+                numbers: Mapping[str, np.ndarray], part: BatchPart | None) -> list[Callable[[], int | None]]:
         by_name = named_leaves(grads)
         moved = named_leaves(model_state)
+        parts = {name: self._shares(name, some) for name, some in numbers.items() if name in by_name}
 
         def call(index: int) -> Callable[[], int | None]:
             server, pulled = self.servers[index], self._pulled[index]
             own = {name: np.asarray(leaf) for name, leaf in by_name.items() if name in self.partition.parts[index]}
+            rows = {name: (of[index].places, by_name[name][:len(of[index].mask)][of[index].mask])
+                    for name, of in parts.items()}
             states = (moved, pulled.model_state) if index == 0 and pulled.model_state is not None else None
-            push = Push(pulled.version, number, own, value, states, part)
+            push = Push(pulled.version, number, own, value, states, part, rows)
             return functools.partial(server.call, "push", self.key, push)
 
         return [call(index) for index in range(len(self.servers))]
+
+    @functools.cached_property
+    def _table_shapes(self) -> dict[str, Any]:
+        return {name: leaf for name, leaf in named_leaves(self.shapes.params).items() if name in self.partition.tables}
+
+    def _shares(self, name: str, numbers: np.ndarray) -> list[Share]:
+        return shares(numbers[numbers < self._table_shapes[name].shape[0]], len(self.servers))
+
+
+def _not_pulled(name: str) -> ValueError:
+    return ValueError(f"The table {name!r} is on the parameter servers, as `variable_partitioner` splits it, and a "
+                      "scheduled function gets its rows in `strategy.run` alone. Pass `model.state` to a function that "
+                      "`strategy.run` runs, and call the model there.")

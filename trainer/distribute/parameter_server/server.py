@@ -19,7 +19,8 @@ from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import part_of, update
 from trainer.distribute.parameter_server.rounds import BatchPart, Round
-from trainer.distribute.parameter_server.table_part import TablePart
+from trainer.distribute.parameter_server.rows.stored_part import StoredPart
+from trainer.distribute.parameter_server.rows.table_part import SomeRows, TablePart
 from trainer.distribute.replica.state_reduction import Rules
 
 
@@ -59,6 +60,7 @@ class Push(NamedTuple):
       value: the loss, for optimizers that ask for it; None without one.
       model_state: the model state after the step by path, for the server that holds it, and before it.
       part: which part of the step's batch it is of; None for all of it.
+      rows: gradients of rows of tables by path, and the places of these rows; None for a part.
     """
 
     version: Version
@@ -67,6 +69,7 @@ class Push(NamedTuple):
     value: np.ndarray | None
     model_state: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None
     part: BatchPart | None = None
+    rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None
 
 
 class _Held(NamedTuple):
@@ -81,18 +84,24 @@ class _ServedPart:
     """The part of a model that is on this server."""
 
     def __init__(self, generation: int, update: Callable[..., Any] | None, params: Any, opt_state: Any,
-                 model_state: Any, rules: Rules, scales_by_staleness: bool):
+                 model_state: Any, rules: Rules, scales_by_staleness: bool, tables: dict[str, TablePart]):
         self.lock = threading.Lock()
         params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
         self.now = _Held(Version(generation, 0), params, model_state)
         self._applied = _Numbers()
         self._update = update
         self._scales = scales_by_staleness
+        self.tables = tables
         # Of steps in parts. What was before the last step is kept until the next one: another server may still wait
         # for parts of it, which must be computed with the same parameters as those that have come.
         self._rules = rules
         self._round = self._last_round = Round(rules)
         self._before: _Held | None = None
+
+    def close(self) -> None:
+        """Drops what is still pushed."""
+        with self.lock:
+            self.now = self.now._replace(version=Version(-1, 0))
 
     def pull(self, known: Version | None, number: int | None) -> Pulled:
         with self.lock:
@@ -136,9 +145,11 @@ class _ServedPart:
 
     def _apply(self, pushed: Push, staleness: int) -> None:
         version, params, model_state = self.now
+        extra = {} if pushed.value is None else {"value": pushed.value}
+        factor = np.float32(1.0 / (1 + staleness) if self._scales else 1.0)
+        for path, (places, grads) in (pushed.rows or {}).items():
+            self.tables[path].push(places, grads, extra, factor)
         if pushed.grads and self._update is not None:
-            extra = {} if pushed.value is None else {"value": pushed.value}
-            factor = np.float32(1.0 / (1 + staleness) if self._scales else 1.0)
             params, self.opt_state = self._update(params, self.opt_state, pushed.grads, extra, factor)
         if pushed.model_state is not None and model_state is not None:
             after, before = pushed.model_state
@@ -172,6 +183,15 @@ def _update(optimizer: Any, params: Any, opt_state: Any, grads: Mapping[str, Any
     return update(optimizer, with_leaves(part_of(params, grads), scaled), opt_state, params, extra)
 
 
+def _update_of_rows(update_of_part: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Returns the update of a table's rows, as that of a part with this parameter alone."""
+    def update_rows(params: Any, opt_state: Any, grads: Any, extra: Any, factor: Any) -> Any:
+        assert update_of_part is not None, "gradients have an optimizer"
+        return update_of_part(params, opt_state, named_leaves(grads), extra, factor)
+
+    return update_rows
+
+
 def _moved(value: np.ndarray, after: np.ndarray, before: np.ndarray, staleness: int) -> np.ndarray:
     """Returns model state moved as far as a step has moved it, to the very bits if none was between."""
     if staleness == 0 or not np.issubdtype(value.dtype, np.number):
@@ -194,7 +214,7 @@ class ParameterServer:
         self._scales = scales_by_staleness
         self._parts: dict[str, _ServedPart] = {}
         self._updates: dict[str, Callable[..., Any]] = {}
-        self._tables: dict[str, TablePart] = {}
+        self._tables: dict[str, StoredPart] = {}
 
     def load(self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any,
              rules: Rules = ()) -> None:
@@ -212,8 +232,12 @@ class ParameterServer:
         """
         if optimizer is not None:
             self._updates[key] = compiled(functools.partial(_update, optimizer))
+        tables: dict[str, TablePart] = {}
+        if key in self._parts:
+            self._parts[key].close()  # tables stay, and get no gradients of the state before
+            tables = self._parts[key].tables
         self._parts[key] = _ServedPart(
-            generation, self._updates.get(key), params, opt_state, model_state, rules, self._scales)
+            generation, self._updates.get(key), params, opt_state, model_state, rules, self._scales, tables)
 
     def pull(self, key: str, known: Version | None, number: int | None = None) -> Pulled:
         """Returns the parameters, unless they are of the version `known`.
@@ -240,9 +264,36 @@ class ParameterServer:
             version, params, model_state = part.now
             return version.updates, _on_host(params), _on_host(part.opt_state), model_state
 
+    def load_table(self, key: str, path: str, params: Any, opt_state: Any) -> None:
+        """Takes its part of a model's table; see `TablePart`.
+
+        Args:
+          key: which model.
+          path: which of its parameters.
+          params: the rows.
+          opt_state: their optimizer state.
+        """
+        self._parts[key].tables[path] = TablePart(params, opt_state, _update_of_rows(self._updates.get(key)))
+
+    def replace_rows(self, key: str, path: str, rows: SomeRows) -> None:
+        """Takes some rows of a model's table, and keeps the others that it has."""
+        self._parts[key].tables[path].replace(rows)
+
+    def model_rows(self, key: str, places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns rows of a model's tables by path, by their places in this part."""
+        return {path: self._parts[key].tables[path].lookup(some) for path, some in places.items()}
+
+    def changed_places(self, key: str, path: str) -> np.ndarray:
+        """Returns where a model's table has changed since `changed_rows`, or since the chief has sent it."""
+        return self._parts[key].tables[path].changed_places()
+
+    def changed_rows(self, key: str, path: str) -> SomeRows:
+        """Returns the rows of a model's table that have changed since the last time."""
+        return self._parts[key].tables[path].changed()
+
     def create_table(self, key: str, *args: Any) -> None:
-        """Makes this server's part of a table; see `TablePart` for the arguments."""
-        self._tables[key] = TablePart(*args)
+        """Makes this server's part of a table of no model; see `StoredPart` for the arguments."""
+        self._tables[key] = StoredPart(*args)
 
     def lookup(self, key: str, places: np.ndarray) -> np.ndarray:
         """Returns rows of a table, by their places in this part."""

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Literal
 
@@ -32,10 +32,11 @@ from trainer.distribute.parameter_server.processes.local_processes import LocalP
 from trainer.distribute.parameter_server.processes.ray_cluster import RayCluster
 from trainer.distribute.parameter_server.processes.tf_config_cluster import ROLES, check_roles, serve
 from trainer.distribute.parameter_server.processes.wire import Resource
-from trainer.distribute.parameter_server.served_model import ServedModel, on_each
+from trainer.distribute.parameter_server.rows.stored_part import check_optimizer
+from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
+from trainer.distribute.parameter_server.server_calls import on_each
 from trainer.distribute.parameter_server.shared import SharedValue
-from trainer.distribute.parameter_server.table_part import check_optimizer
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices
@@ -59,8 +60,9 @@ class ParameterServerStrategy(Strategy):
       cluster_resolver: the tasks of a cluster of several machines, on Ray. Without it and without `num_workers`, those
         of the environment variable TF_CONFIG. The same script runs in each task: that of the chief goes on, and those
         of workers and parameter servers serve in this call, and exit with the chief's exit code.
-      variable_partitioner: as in `tf.distribute`. Parameters are spread over the servers by their bytes and stay whole,
-        so that it has no effect.
+      variable_partitioner: says which tables of `nn.Embed` are split, as in `tf.distribute`: their rows are spread over
+        the servers, and workers get and push the rows that a batch looks up, and no others. All other parameters are
+        spread by their bytes and stay whole. None splits none.
       num_workers: how many processes compute.
       num_ps: how many hold parameters.
       address: "host:port" of a Ray cluster, whose nodes these processes are then on, or "local" for one that is started
@@ -71,7 +73,8 @@ class ParameterServerStrategy(Strategy):
       staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None takes it as it is.
       backup_workers: for how many workers `fit` does not wait; 0 trains asynchronously. For k, all n workers compute a
         part of each batch with the same parameters. The first n - k parts make one update, and the rows of the others
-        are left out: "dropped_rows" in the logs. Functions of custom loops are not affected.
+        are left out: "dropped_rows" in the logs. Functions of custom loops are not affected. Not with a
+        `variable_partitioner`.
       worker_timeout: seconds after which a function that has not ended has its worker killed, and runs on another.
         None waits as long as the worker lives.
 
@@ -135,6 +138,12 @@ class ParameterServerStrategy(Strategy):
                              "stale. Leave out `max_staleness` and `staleness`, or `backup_workers`. Received: "
                              f"backup_workers={backup_workers}, max_staleness={max_staleness}, "
                              f"staleness={staleness!r}.")
+        if self.backup_workers and variable_partitioner is not None:
+            raise ValueError("`backup_workers` needs all parameters as they were before a step, and servers keep the "
+                             "rows of tables that `variable_partitioner` splits only as they are now. Use "
+                             "`backup_workers=0`, or no `variable_partitioner`. Received: "
+                             f"backup_workers={backup_workers}, "
+                             f"variable_partitioner={type(variable_partitioner).__name__}.")
         if worker_timeout is not None:
             arguments.require_positive(worker_timeout=worker_timeout)
         if cluster_resolver is not None and cluster_resolver.task_type != "chief":
@@ -142,6 +151,7 @@ class ParameterServerStrategy(Strategy):
             raise SystemExit(serve(spec["chief"][0], name))
         super().__init__(default_devices()[:1])
         self.max_staleness = max_staleness
+        self._partitioner = variable_partitioner
         self.parts_of_step = self.num_workers if self.backup_workers else 1
         exit_with_code_of_lost_server()
         self._engine: Engine
@@ -269,14 +279,16 @@ class ParameterServerStrategy(Strategy):
         self._shared[source.dataset.arrays] = iter(data)
         return source
 
-    def served(self, model: Any) -> ServedModel:
+    def served(self, model: Any, embeddings: Collection[str] = ()) -> ServedModel:
         """Returns a model's state on the servers.
 
         Args:
           model: what identifies it, as long as it exists.
+          embeddings: the paths of the tables of its `nn.Embed` layers.
         """
         if model not in self._models:
-            self._models[model] = ServedModel(f"model {next(_keys)}", self._servers)
+            self._models[model] = ServedModel(f"model {next(_keys)}", self._servers, self._partitioner)
+        self._models[model].embeddings = embeddings
         return self._models[model]
 
     def shared_arrays(self, arrays: HostArrays, wanted: bool | str) -> SharedValue | None:

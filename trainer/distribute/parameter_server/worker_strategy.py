@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.compile.jit import compiled
 from trainer.core import replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
 from trainer.distribute.parameter_server.push_context import PushContext, without_memory
+from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
+from trainer.distribute.parameter_server.rows.served_rows import plain
 from trainer.distribute.parameter_server.served_model import ModelClient
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.distributed_dataset import InputContext
@@ -80,10 +81,10 @@ class WorkerStrategy(Strategy):
         state, client = (None, None) if place is None else self._clients[id(leaves[place])]
         key = fn, structure, place, None if client is None else client.key
         if key not in self._steps:
-            self._steps[key] = _Step(fn, structure, place, None if client is None else client.shapes)
-        returned, pushed = self._steps[key](leaves, state)
+            self._steps[key] = _Step(fn, structure, place, client)
+        returned, pushed, numbers = self._steps[key](leaves, state, client)
         if client is not None:
-            client.push(None, *pushed)
+            client.push(None, *pushed, numbers)
         return returned
 
 
@@ -94,25 +95,32 @@ class _Step:
       function: see there.
       structure: of its arguments.
       place: which of their leaves is a state; None if there is none.
-      shapes: that state's shapes.
+      client: what the state was pulled with.
     """
 
-    def __init__(self, function: Callable[..., Any], structure: Any, place: int | None, shapes: TrainState | None):
-        self._function, self._structure, self._place, self._shapes = function, structure, place, shapes
+    def __init__(self, function: Callable[..., Any], structure: Any, place: int | None, client: ModelClient | None):
+        self._function, self._structure, self._place = function, structure, place
+        self._shapes = None if client is None else client.shapes
         self._returned: Any = None  # the structure of what the function returns
-        self._compiled = compiled(self._traced)
+        self._compiled = RowsFunction(
+            self._traced, *((), ()) if client is None else (client.shapes.params, client.partition.tables))
 
-    def __call__(self, leaves: list[Any], state: TrainState | None) -> tuple[Any, Any]:
+    def __call__(
+        self, leaves: list[Any], state: TrainState | None, client: ModelClient | None
+    ) -> tuple[Any, tuple[Any, Any, Any], dict[str, np.ndarray]]:
         rest = [None if index == self._place else leaf for index, leaf in enumerate(leaves)]
-        moving = None if state is None else state.replace(opt_state=None)
-        values, pushed = jax.device_get(self._compiled(moving, rest))
-        return jax.tree.unflatten(self._returned, [state if value is None else value for value in values]), pushed
+        moving = None if state is None else state.replace(params={}, opt_state=None)
+        (values, pushed), numbers = self._compiled(
+            None if client is None else client.pull_rows, {} if state is None else state.params, moving, rest)
+        returned = [state if value is None else value for value in values]
+        return jax.tree.unflatten(self._returned, returned), pushed, numbers
 
-    def _traced(self, state: TrainState | None, leaves: list[Any]) -> tuple[list[Any], Any]:
+    def _traced(self, params: Any, state: TrainState | None, leaves: list[Any]) -> tuple[list[Any], Any]:
         rows = next((leaf.shape[0] for leaf in jax.tree.leaves(leaves) if leaf.ndim), 1)
         context = PushContext(rows)
         if state is not None and self._shapes is not None and self._place is not None:
-            leaves[self._place] = state = state.replace(opt_state=without_memory(self._shapes.opt_state))
+            leaves[self._place] = state = state.replace(
+                params=params, opt_state=without_memory(self._shapes.opt_state))
         args, kwargs = jax.tree.unflatten(self._structure, leaves)
         with replica_context.enter(context):
             returned = self._function(*args, **kwargs)
@@ -122,4 +130,4 @@ class _Step:
         if state is None:
             return values, ()
         model_state = restricted(model_states[0], state.model_state) if model_states else state.model_state
-        return values, (context.grads or {}, context.value, model_state)
+        return values, (plain(context.grads or {}), context.value, model_state)

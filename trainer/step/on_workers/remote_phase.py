@@ -8,7 +8,6 @@ asynchronous is within an execution.
 from __future__ import annotations
 
 import collections
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -29,7 +28,7 @@ from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.step import running_logs, steps
 from trainer.step.compiled_phase import CompiledPhase
-from trainer.step.on_workers.remote_step import RemoteStep, outcome_of_step, train_on_batch
+from trainer.step.on_workers.remote_step import RemoteStep, train_on_batch
 
 STEPS_PER_WORKER = 32  # of an execution, at whose end workers wait for the last
 SENT_BYTES = 2**28  # of batches that an execution sends
@@ -77,14 +76,16 @@ class RemotePhase(CompiledPhase):
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         if self._logs is None:
             self._spec = BatchSpec.of(batch)
-            shapes = shapes_of(state)
-            moving = shapes.step, shapes.params, shapes.model_state, shapes.seed
-            self._logs = self._traced_logs(shapes, moving, batch)
+            self._logs = self._traced_logs(shapes_of(state), batch)
         super().prepare(state, batch, batch_rows)
 
-    def _traced_logs(self, shapes: TrainState, moving: Any, batch: Any) -> Any:
+    def _traced_logs(self, shapes: TrainState, batch: Any) -> Any:
         """Returns the shapes of a step's logs. Raises ValueError for a step that workers cannot make."""
-        return jax.eval_shape(functools.partial(outcome_of_step, self._user_step, shapes), moving, batch)[3]
+        return self._remote_step(self._user_step, shapes).shapes_of_logs(batch)
+
+    def _remote_step(self, step: Any, shapes: TrainState) -> RemoteStep:
+        tables = self._served.partition_of(shapes.params).tables
+        return RemoteStep(step, shapes, tables, self._spec, self._check_labels)
 
     def _own_logs(self) -> dict[str, Any]:
         """Returns the logs that do not come from the step, as of a step that has nothing to report."""
@@ -138,17 +139,15 @@ class RemotePhase(CompiledPhase):
             self._last = None
             self._served.load(state)
             shapes = shapes_of(state)
-            self._step = self._step or self._cluster.shared(
-                RemoteStep(self._shared_step, shapes, self._spec, self._check_labels))
+            self._step = self._step or self._cluster.shared(self._remote_step(self._shared_step, shapes))
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know
         made = self._make_steps(coordinator, _batches(group, batches))
-        fetched, updates = self._served.fetch(state)
+        state, updates = self._served.fetch(state, self._strategy.place_state, may_donate=True)
         if updates != self._next_number:
             raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
                                "updates. A scheduled function must not train a model that `fit` is training.")
-        state = self._strategy.place_state(fetched)
         for logs, rows in made:
             running = self._add(running, logs, rows)
         self._last = state

@@ -32,9 +32,10 @@ class RemoteRounds(RemotePhase):
         self._has_own_loss = has_own_loss
         self._late: set[RemoteValue] = set()  # parts of steps that are made, at which workers compute still
 
-    def _traced_logs(self, shapes: TrainState, moving: Any, batch: Any) -> Any:
+    def _traced_logs(self, shapes: TrainState, batch: Any) -> Any:
         (*_, logs, _), divisors = jax.eval_shape(
-            functools.partial(outcome_of_part, self._user_step, shapes), moving, batch)
+            functools.partial(outcome_of_part, self._user_step, shapes), shapes.params,
+            (shapes.step, shapes.model_state, shapes.seed), batch)
         if divisors and self._has_own_loss:
             raise ValueError(
                 "`backup_workers` weighs the gradients of a batch's parts by what the loss divides by. That of "

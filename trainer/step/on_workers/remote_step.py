@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -19,19 +19,22 @@ from trainer.data.sources.buffers import POOL
 from trainer.distribute.parameter_server.per_worker import WorkerIterator
 from trainer.distribute.parameter_server.push_context import PushContext, without_memory
 from trainer.distribute.parameter_server.rounds import BatchPart
+from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
+from trainer.distribute.parameter_server.rows.served_rows import plain
 from trainer.distribute.parameter_server.served_model import ModelClient
 from trainer.step import loss_parts, steps
 
 
 def outcome_of_step(
-    user_step: steps.Step, shapes: TrainState, moving: Any, batch: Any, part: int | jax.Array = 0
+    user_step: steps.Step, shapes: TrainState, params: Any, moving: Any, batch: Any, part: int | jax.Array = 0
 ) -> tuple[Any, ...]:
     """Returns what a step leaves: gradients, loss, model state, logs and rows.
 
     Args:
       user_step: the model's `train_step`.
       shapes: the state's, whose optimizer state the servers have.
-      moving: the step count, the parameters, the model state and the seed.
+      params: the parameters.
+      moving: the step count, the model state and the seed.
       batch: the batch, or a part of its rows.
       part: the number of that part.
 
@@ -44,15 +47,16 @@ def outcome_of_step(
         contexts.append(PushContext(rows, part))
         return contexts[0]
 
-    step, params, model_state, seed = moving
+    step, model_state, seed = moving
     state = shapes.replace(step=step, params=params, model_state=model_state, seed=seed,
                            opt_state=without_memory(shapes.opt_state))
     left, logs, rows = steps.train_one_batch(user_step, make_context, state, batch, None)
-    return contexts[0].grads or {}, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
+    grads = plain(contexts[0].grads or {})
+    return grads, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
 
 
 def outcome_of_part(
-    user_step: steps.Step, shapes: TrainState, moving: Any, batch: Any, part: int | jax.Array = 0
+    user_step: steps.Step, shapes: TrainState, params: Any, moving: Any, batch: Any, part: int | jax.Array = 0
 ) -> tuple[tuple[Any, ...], list[Any]]:
     """Returns what `outcome_of_step` does, and a list of what the loss divides by, if that is not the number of rows.
 
@@ -62,7 +66,7 @@ def outcome_of_part(
       ValueError: if the losses of several outputs have divided by several numbers; or as `outcome_of_step` does.
     """
     with loss_parts.recorded() as means:
-        outcome = outcome_of_step(user_step, shapes, moving, batch, part)
+        outcome = outcome_of_step(user_step, shapes, params, moving, batch, part)
     if len(means) > 1:
         raise ValueError(
             "`backup_workers` makes an update of the mean of gradients of a batch's parts. A loss that divides by "
@@ -92,12 +96,15 @@ class RemoteStep:
     Args:
       user_step: the model's `train_step`.
       shapes: the state's.
+      tables: the paths of parameters of which it gets those rows alone that it looks up.
       spec: what the chief has compiled for, which batches that the worker reads must be like.
       check_labels: raises for targets that the loss cannot take, of such batches.
     """
 
-    def __init__(self, user_step: steps.Step, shapes: TrainState, spec: BatchSpec, check_labels: Callable[[Any], None]):
-        self._user_step, self._shapes, self._spec, self._check_labels = user_step, shapes, spec, check_labels
+    def __init__(self, user_step: steps.Step, shapes: TrainState, tables: Collection[str], spec: BatchSpec,
+                 check_labels: Callable[[Any], None]):
+        self._user_step, self._shapes, self._tables = user_step, shapes, tables
+        self._spec, self._check_labels = spec, check_labels
 
     def read(self, iterator: WorkerIterator) -> Any:
         """Returns the next batch of the worker's own data.
@@ -111,14 +118,25 @@ class RemoteStep:
         return batch
 
     @functools.cached_property
-    def _compiled(self) -> Any:
-        return compiled(functools.partial(outcome_of_step, self._user_step, self._shapes))
+    def _compiled(self) -> RowsFunction:
+        return RowsFunction(functools.partial(outcome_of_step, self._user_step, self._shapes), self._shapes.params,
+                            self._tables)
+
+    def shapes_of_logs(self, batch: Any) -> Any:
+        """Returns the shapes of a step's logs.
+
+        Raises:
+          ValueError: if the step cannot run on a worker.
+        """
+        shapes = self._shapes
+        return self._compiled.shapes(shapes.params, (shapes.step, shapes.model_state, shapes.seed), batch)[3]
 
     def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
         """Makes one step; returns the leaves of its logs, its rows, and the largest staleness of its gradients."""
-        moving = _moving(client, number, client.pull())
-        grads, value, model_state, logs, rows = jax.device_get(self._compiled(moving, batch))
-        staleness = client.push(number, grads, value, model_state)
+        params, moving = _arguments(client, number, client.pull())
+        outcome, numbers = self._compiled(client.pull_rows, params, moving, batch)
+        grads, value, model_state, logs, rows = outcome
+        staleness = client.push(number, grads, value, model_state, numbers)
         return jax.tree.leaves(logs), rows, staleness
 
     @functools.cached_property
@@ -135,19 +153,20 @@ class RemoteStep:
           needed: how many parts the update needs.
           batch: the rows of the part.
         """
-        moving = _moving(client, number, client.pull(number))
+        params, moving = _arguments(client, number, client.pull(number))
         if not client.has_pulled(number):
             return None
         (grads, value, model_state, logs, rows), divisors = jax.device_get(
-            self._compiled_part(moving, batch, np.int32(part)))
+            self._compiled_part(params, moving, batch, np.int32(part)))
         weight = float(divisors[0] if divisors else rows)
         counts = client.push_part(number, grads, value, model_state, BatchPart(part, needed, weight, float(rows)))
         return PartOutcome(jax.tree.leaves(logs), float(rows), weight) if counts else None
 
 
-def _moving(client: ModelClient, number: int, pulled: tuple[Any, Any, int]) -> tuple[Any, ...]:
+def _arguments(client: ModelClient, number: int, pulled: tuple[Any, Any, int]) -> tuple[Any, tuple[Any, ...]]:
+    """Returns `params` and `moving` of `outcome_of_step`."""
     params, model_state, _ = pulled
-    return np.int32(client.first_step + number), params, model_state, np.uint32(client.seed)
+    return params, (np.int32(client.first_step + number), model_state, np.uint32(client.seed))
 
 
 def train_on_batch(

@@ -1,14 +1,9 @@
-"""A server's part of a table of embeddings: every n-th row, with the optimizer's state of each.
-
-A row and its state change only when the row has a gradient ("lazy" updates, as TensorFlow's of sparse gradients).
-"""
+"""A server's part of a table that belongs to no model: servers make it, save it and restore it themselves."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.compile.jit import compiled
+from trainer.distribute.parameter_server.rows.table_part import TablePart
 from trainer.optimizers import Optimizer
 
 _ROWS_AT_ONCE = 2**16  # that are made at a time
@@ -35,8 +31,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
                          f"do. Received: {optimizer.name}.")
 
 
-class TablePart:
-    """The rows of a table that one server has.
+class StoredPart(TablePart):
+    """The rows of a table that one server has, which it makes, saves and restores.
 
     Args:
       index: which server it is.
@@ -52,8 +48,7 @@ class TablePart:
                  initializer: Callable[..., Any], seed: int):
         self._index, self._servers, self._size = index, servers, num_embeddings
         self._optimizer = optimizer
-        self._lock = threading.Lock()
-        self._rows = np.empty((len(range(index, num_embeddings, servers)), features), np.float32)
+        rows = np.empty((len(range(index, num_embeddings, servers)), features), np.float32)
 
         def make(numbers: Any) -> Any:
             key = jax.random.key(seed)
@@ -61,41 +56,14 @@ class TablePart:
                 numbers)
 
         made = compiled(make)
-        for start in range(0, len(self._rows), _ROWS_AT_ONCE):
-            numbers = index + servers * np.arange(start, min(start + _ROWS_AT_ONCE, len(self._rows)))
-            self._rows[start:start + len(numbers)] = made(numbers.astype(np.uint32))
-        # Of one row, to see which leaves there are one of for each row.
-        shapes = jax.eval_shape(optimizer.init, jax.ShapeDtypeStruct((1, features), jnp.float32))
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            numbers = index + servers * np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))
+            rows[start:start + len(numbers)] = made(numbers.astype(np.uint32))
+        # Of one row, as there may be too many for an optimizer's device.
         one = optimizer.init(jnp.zeros((1, features)))
-        leaves, self._structure = jax.tree.flatten(one)
         self._names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(one)]
-        self._is_by_row = [leaf.shape == (1, features) for leaf in jax.tree.leaves(shapes)]
-        self._state = [np.broadcast_to(np.asarray(leaf), (len(self._rows), features)).copy() if by_row
-                       else np.asarray(leaf) for leaf, by_row in zip(leaves, self._is_by_row, strict=True)]
-        self._update = compiled(self._updated)
-
-    def lookup(self, places: np.ndarray) -> np.ndarray:
-        """Returns the rows at some places."""
-        with self._lock:
-            return self._rows[places]
-
-    def push(self, places: np.ndarray, grads: np.ndarray) -> None:
-        """Updates the rows at some places, of which none is there twice."""
-        # Of few lengths, as each compiles: the rest is of rows that are not there.
-        length = 2 ** math.ceil(math.log2(max(len(places), 1)))
-        padded = np.zeros((length, grads.shape[1]), np.float32)
-        padded[:len(places)] = grads
-        index = np.zeros(length, np.int64)
-        index[:len(places)] = places
-        with self._lock:
-            state = [leaf[index] if by_row else leaf for leaf, by_row in zip(self._state, self._is_by_row, strict=True)]
-            rows, state = jax.device_get(self._update(padded, state, self._rows[index]))
-            self._rows[places] = rows[:len(places)]
-            for number, by_row in enumerate(self._is_by_row):
-                if by_row:
-                    self._state[number][places] = state[number][:len(places)]
-                else:
-                    self._state[number] = np.asarray(state[number])
+        super().__init__(rows, jax.tree.map(lambda leaf: np.broadcast_to(leaf, rows.shape) if leaf.ndim else leaf, one),
+                         compiled(self._updated))
 
     def save(self, folder: str, key: str) -> None:
         """Writes this part."""
@@ -136,7 +104,7 @@ class TablePart:
                 self._take(leaf, number, parts)
 
     def _take(self, leaf: np.ndarray, number: int, parts: Sequence[np.ndarray]) -> None:
-        if number and not self._is_by_row[number - 1]:
+        if number and not leaf.ndim:
             self._state[number - 1] = np.array(parts[0])
             return
         if sum(map(len, parts)) != self._size or parts[0].shape[1:] != leaf.shape[1:]:
@@ -147,6 +115,6 @@ class TablePart:
             mine = numbers % len(parts) == part
             leaf[mine] = rows[numbers[mine] // len(parts)]
 
-    def _updated(self, grads: Any, state: list[Any], rows: Any) -> Any:
-        updates, after = self._optimizer.update(grads, jax.tree.unflatten(self._structure, state), rows)
-        return rows + updates, jax.tree.leaves(after)
+    def _updated(self, rows: Any, state: Any, grads: Any, extra: Any, factor: Any) -> Any:
+        updates, after = self._optimizer.update(grads * factor, state, rows, extra)
+        return rows + updates, after

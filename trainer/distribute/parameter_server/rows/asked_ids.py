@@ -1,0 +1,154 @@
+"""Which rows of its tables a function looks up, as read from its trace.
+
+Owns the refusal of functions that use a table otherwise, or look up what can only be known with the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.interpreters import partial_eval
+
+from trainer.distribute.parameter_server.rows.served_rows import refusal
+from trainer.distribute.parameter_server.rows.take_rows import TAKE_ROWS
+
+Rows = dict[str, tuple[Any, Any]]
+"""Rows of tables by name, and which these are; see `take_rows`."""
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+_CASTS = ("convert_element_type", "copy", "reduce_precision", "stop_gradient")
+
+
+def asked_ids(function: Callable[..., Any], features: Mapping[str, Any], *args: Any) -> dict[str, list[jax.Array]]:
+    """Returns the ids that `function(rows, *args)` looks up, by table; -1 stands for those that no table has.
+
+    Args:
+      function: a pure function of `Rows` and of other arguments.
+      features: the shape and dtype of a row, for each table.
+      *args: the other arguments, or tracers of them.
+
+    Raises:
+      ValueError: if the function uses a table otherwise than by `take_rows`, if its ids depend on rows of a table, or
+        if they cannot be known before it runs.
+    """
+    names = sorted(features)
+    few: Rows = {name: (jnp.zeros((1, *features[name].shape), features[name].dtype), jnp.zeros(1, jnp.int32))
+                 for name in names}
+    closed = jax.make_jaxpr(function)(few, *args)
+    flat = jax.tree.leaves((few, args))
+    _check_uses(closed.jaxpr, dict(zip(closed.jaxpr.invars[:2 * len(names):2], names, strict=True)))
+
+    asked: list[str] = []
+
+    def find(*flat: Any) -> list[Any]:
+        found = _run(closed, flat)[1]
+        asked[:] = [name for name, _ in found]
+        return [ids for _, ids in found]
+
+    ids_alone = jax.make_jaxpr(find)(*flat)
+    # Without all that they do not depend on, which is most of a step.
+    jaxpr, is_used = partial_eval.dce_jaxpr(ids_alone.jaxpr, [True] * len(ids_alone.jaxpr.outvars))
+    if any(is_used[:2 * len(names)]):
+        raise refusal(names[is_used.index(True) // 2],
+                      "used to compute what is looked up in a table: a step must know all ids before it gets rows")
+    ids = jaxpr_as_fun(ClosedJaxpr(jaxpr, ids_alone.consts))(
+        *(leaf for leaf, used in zip(flat, is_used, strict=True) if used))
+    return {name: [leaf for other, leaf in zip(asked, ids, strict=True) if other == name] for name in names}
+
+
+def _program_of(equation: Any) -> ClosedJaxpr | None:
+    """Returns the program that an equation runs once, or in a scan once for each turn, on its own operands."""
+    if equation.primitive.name not in (*_CALLS, "scan"):
+        return None
+    found = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    return found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())
+
+
+def _looks_up(jaxpr: Any) -> bool:
+    return any(equation.primitive is TAKE_ROWS or _any_looks_up(equation) for equation in jaxpr.eqns)
+
+
+def _any_looks_up(equation: Any) -> bool:
+    return any(_looks_up(getattr(inner, "jaxpr", inner)) for inner in jaxprs_in_params(equation.params))
+
+
+def _check_uses(jaxpr: Any, tables: dict[Any, str]) -> list[str | None]:
+    """Refuses other uses of tables than `take_rows`; returns which of the results are tables.
+
+    Args:
+      jaxpr: a program.
+      tables: the names of its variables that are tables.
+    """
+    def name_of(variable: Any) -> str | None:
+        return None if hasattr(variable, "val") else tables.get(variable)  # literals have a value, and no hash
+
+    for equation in jaxpr.eqns:
+        names = [name_of(variable) for variable in equation.invars]
+        if equation.primitive is TAKE_ROWS:
+            names = names[1:]
+        if not any(names):
+            continue
+        operation, inner = equation.primitive.name, _program_of(equation)
+        name = next(name for name in names if name)
+        if operation in _CASTS:
+            tables[equation.outvars[0]] = name
+        elif inner is not None and (operation != "scan" or not any(names[equation.params["num_consts"]:])):
+            of_inner = {variable: name for variable, name in zip(inner.jaxpr.invars, names, strict=True) if name}
+            results = _check_uses(inner.jaxpr, of_inner)
+            tables |= {variable: name for variable, name in zip(equation.outvars, results, strict=True) if name}
+        elif _any_looks_up(equation):
+            raise refusal(name, f"looked up in a branch or a loop of unknown length ({operation}), where a step cannot "
+                                "know its ids beforehand")
+        else:
+            raise refusal(name, f"used by a step otherwise than by calls of `nn.Embed`: in the operation {operation!r}")
+    return list(map(name_of, jaxpr.outvars))
+
+
+def _run(closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
+    """Returns what a program returns, and the ids that it looks up, with the names of the tables."""
+    jaxpr = closed.jaxpr
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
+
+    def read(variable: Any) -> Any:
+        return variable.val if hasattr(variable, "val") else values[variable]
+
+    found: list[tuple[str, Any]] = []
+    for equation in jaxpr.eqns:
+        if equation.effects and not equation.outvars:
+            continue  # such as `jax.debug.print`, which the step itself does
+        operands = list(map(read, equation.invars))
+        inner = _program_of(equation)
+        if equation.primitive is TAKE_ROWS:
+            found.append((equation.params["name"], operands[2]))
+        if inner is None or not _looks_up(inner.jaxpr):
+            results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+            results = results if equation.primitive.multiple_results else [results]
+        else:
+            run = _run_scan if equation.primitive.name == "scan" else _run
+            results, more = run(inner, operands, **_scan_params(equation))
+            found += more
+        values |= zip(equation.outvars, results, strict=True)
+    return list(map(read, jaxpr.outvars)), found
+
+
+def _scan_params(equation: Any) -> dict[str, Any]:
+    names = ("num_consts", "num_carry", "length", "reverse") if equation.primitive.name == "scan" else ()
+    return {name: equation.params[name] for name in names}
+
+
+def _run_scan(closed: ClosedJaxpr, args: Sequence[Any], num_consts: int, num_carry: int, length: int,
+              reverse: bool) -> tuple[list[Any], list[tuple[str, Any]]]:
+    names: list[str] = []
+
+    def turn(carry: list[Any], xs: list[Any]) -> tuple[list[Any], Any]:
+        results, found = _run(closed, [*args[:num_consts], *carry, *xs])
+        names[:] = [name for name, _ in found]
+        return results[:num_carry], (results[num_carry:], [ids for _, ids in found])
+
+    start = num_consts + num_carry
+    carry, (ys, ids) = jax.lax.scan(turn, list(args[num_consts:start]), list(args[start:]), length, reverse)
+    return [*carry, *ys], list(zip(names, ids, strict=True))

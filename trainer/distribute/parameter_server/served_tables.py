@@ -1,0 +1,113 @@
+"""The tables of a model on the servers, as the chief sends and fetches them: what has not changed stays where it is.
+
+The chief's state has each table whole, with the optimizer's state of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.compile.jit import compiled
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
+from trainer.distribute.parameter_server.partition import Leaves, Partition, rows_of
+from trainer.distribute.parameter_server.processes.engine import Handle
+from trainer.distribute.parameter_server.rows.table_part import SomeRows
+from trainer.distribute.parameter_server.server_calls import on_each
+
+
+class ServedTables:
+    """The tables of a model, for the chief.
+
+    Args:
+      key: the model's name on the servers.
+      servers: the parameter servers.
+    """
+
+    def __init__(self, key: str, servers: Sequence[Handle]):
+        self._key, self._servers = key, list(servers)
+        # Of each table the rows and the optimizer's state, as servers have them but for rows that have changed since.
+        self._known: dict[str, list[jax.Array]] = {}
+
+    def load(self, state: TrainState, host: TrainState, partition: Partition, is_new: bool) -> None:
+        """Makes the tables of a state the servers', which have its generation already.
+
+        Args:
+          state: the state.
+          host: the same, of host arrays.
+          partition: which of its parameters are tables.
+          is_new: whether all rows are to be sent, and not those alone that differ.
+        """
+        before, self._known = self._known, {}  # nothing is known, should a call fail
+        for name in sorted(partition.tables):
+            leaves = jax.tree.leaves(partition.table_of(state, name))
+            is_kept = name in before and not is_new and all(
+                leaf is other for leaf, other in zip(leaves, before[name], strict=True) if leaf.ndim)
+            whole, count = partition.table_of(host, name), len(self._servers)
+            parts = [rows_of(whole, slice(index, None, count)) for index in range(count)]
+            if is_kept:
+                changed = self._on_each("changed_places", name)
+                self._on_each("replace_rows", name, [
+                    (SomeRows(places, *rows_of(part, places)),) for places, part in zip(changed, parts, strict=True)])
+            else:
+                self._on_each("load_table", name, parts)
+        self.keep(state, partition)
+
+    def fetch(self, partition: Partition, may_donate: bool) -> tuple[list[Leaves], list[Leaves]]:
+        """Returns the tables as servers have them, and the optimizer's state of each, by paths.
+
+        Args:
+          partition: which parameters are tables.
+          may_donate: whether nothing else needs the arrays that the chief has had.
+        """
+        params, opt_states = [], []
+        put = _put_donating if may_donate else _put
+        known, self._known = self._known, {}  # servers forget what has changed
+        for name in sorted(partition.tables):
+            changed: list[SomeRows] = self._on_each("changed_rows", name)
+            numbers = np.concatenate([part.places * len(self._servers) + index for index, part in enumerate(changed)])
+            parts = [jax.tree.leaves((part.params, part.opt_state)) for part in changed]
+            leaves = [put()(leaf, *_padded(numbers, np.concatenate(some), len(leaf))) if leaf.ndim else some[0]
+                      for leaf, some in zip(known[name], zip(*parts, strict=True), strict=True)]
+            structure = jax.tree.structure((changed[0].params, changed[0].opt_state))
+            table, opt_state = jax.tree.unflatten(structure, leaves)
+            params.append(named_leaves(table))
+            opt_states.append(named_leaves(opt_state))
+        return params, opt_states
+
+    def keep(self, state: TrainState, partition: Partition) -> None:
+        """Takes note of the chief's arrays for what servers have now."""
+        self._known = {name: jax.tree.leaves(partition.table_of(state, name)) for name in partition.tables}
+
+    def _on_each(self, method: str, name: str, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
+        arguments = arguments or [()] * len(self._servers)
+        return on_each([functools.partial(server.call, method, self._key, name, *own)
+                        for server, own in zip(self._servers, arguments, strict=True)])
+
+
+def _padded(numbers: np.ndarray, rows: np.ndarray, beyond: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows and their numbers in one of few lengths, as each compiles, with numbers beyond the table."""
+    length = 2 ** math.ceil(math.log2(max(len(numbers), 1)))
+    padded = np.full(length, beyond, np.int32), np.zeros((length, *rows.shape[1:]), rows.dtype)
+    padded[0][:len(numbers)], padded[1][:len(numbers)] = numbers, rows
+    return padded
+
+
+@functools.cache
+def _put() -> Any:
+    return compiled(_with_rows)
+
+
+@functools.cache
+def _put_donating() -> Any:
+    return compiled(_with_rows, donate=(0,))
+
+
+def _with_rows(leaf: Any, numbers: Any, rows: Any) -> Any:
+    return leaf.at[numbers].set(rows, mode="drop")
