@@ -25,6 +25,7 @@ from trainer.core.types import PyTree
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
+from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.distribute.replica.replicated_state import context_of, finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
@@ -336,7 +337,8 @@ class CompiledPhase:
                 "and are constants of the compiled step. Change them between runs, where the step is compiled again, "
                 "or make both models one: `Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.")
         try:
-            return execute(state, *running, *rest)
+            # Code that runs operation by operation may do other things, too, which are not to be done again.
+            return execute(state, *running, *rest) if self._eager else retried(execute, state, *running, *rest)
         except Exception as error:
             if type(error).__name__ != "InternalFloatingPointError":  # it has no public name
                 raise

@@ -6,6 +6,7 @@ Owns the strategy in scope. The loop, the step and the callbacks work with any s
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,25 +248,36 @@ class Strategy:
 
     def placed_arrays(self, arrays: HostArrays) -> Any | None:
         """Returns what `place_arrays` made of these arrays before; None if it did not."""
-        return self._placed_arrays.get(arrays)
+        return self.place_arrays(arrays, forced=True) if arrays in self._placed_arrays else None
 
     def place_arrays(self, arrays: HostArrays, forced: bool = False) -> Any | None:
         """Returns arrays placed on the devices once, or None if they are too large to be kept there.
 
         Each device holds all rows if they fit into `DATA_FRACTION` of its memory, or else its share of them if that
-        does. Placed arrays are kept as long as `arrays` exists; see also `PlacedArrays`.
+        does. Placed arrays are kept as long as `arrays` exists, or until their place is needed: see `PlacedArrays` and
+        `device_memory`.
 
         Args:
           arrays: the arrays.
           forced: place them even if they are too large, split over the replicas.
         """
-        budget = memory_bytes(self.mesh.devices.flat[0]) * DATA_FRACTION
+        budget = self._device_bytes * DATA_FRACTION
         if arrays.nbytes <= budget:
-            return self._placed_arrays.get_or_place(arrays, lambda: place_arrays(arrays, self._whole))
-        if forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
-            return self._placed_arrays.get_or_place(
-                arrays, lambda: place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync))
-        return self.placed_arrays(arrays)
+            sharding, parts = self._whole, 1
+        elif forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
+            sharding, parts = self._rows_sharding, self.num_replicas_in_sync
+        else:
+            return self.placed_arrays(arrays)
+        return self._placed_arrays.get_or_place(
+            arrays, lambda: place_arrays(arrays, sharding, parts), sharding.addressable_devices,
+            math.ceil(arrays.nbytes / parts))
+
+    @functools.cached_property
+    def _device_bytes(self) -> int:
+        """The memory of the smallest device of the mesh, which all processes are to know as the same."""
+        here = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
+        least = min(map(memory_bytes, here), default=0)
+        return min(map(int, self._process_group.all_gather(str(int(least)), "memory of the devices")))
 
     def place_group(self, group: Group, arrays: Any = None, rows_of_replica: int = 0) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
