@@ -97,6 +97,8 @@ def fit(
                     with timing.measure("callbacks"):
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
+                    if epoch + 1 < epochs:
+                        reader.prepare(epoch + 1)
                     _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch)
                     if epoch + 1 < epochs and not model.stops("train"):
                         train.look_ahead(epoch + 1)
