@@ -42,7 +42,12 @@ from trainer.distribute.placement.placement import (
     replicas_to_devices,
     to_devices,
 )
-from trainer.distribute.replica.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
+from trainer.distribute.replica.collectives import (
+    CrossDeviceOps,
+    MeshReplicaContext,
+    NcclAllReduce,
+    exchange_rows,
+)
 from trainer.distribute.replica.custom_loops import ReplicaRunner
 from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, map_values
@@ -305,13 +310,26 @@ class Strategy:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
             data = batches_to_devices(data, sharding)
         return PlacedGroup(
-            data=data if arrays is None else ResidentBatches(arrays, data),
+            data=data if arrays is None else ResidentBatches(arrays, data, self._exchange_of(arrays, sharding)),
             mask=mask,
             count=group.count,
             rows=group.rows,
             first=group.first,
             resume_token=group.resume_token,
         )
+
+    def _exchange_of(self, arrays: Any, numbers: NamedSharding) -> Callable[[Any, jax.Array], Any] | None:
+        if self.num_replicas_in_sync == 1 or numbers != self._batch_sharding:
+            return None
+        are_split = all(leaf.sharding == self._rows_sharding for leaf in jax.tree.leaves(arrays))
+        return self._exchange_rows if are_split else None
+
+    def _exchange_rows(self, arrays: Any, numbers: jax.Array) -> Any:
+        exchange = functools.partial(
+            exchange_rows, axis_name=REPLICA_AXIS, num_replicas=self.num_replicas_in_sync)
+        return self.map_over_replicas(
+            exchange, (self.rows_spec, self.rows_spec), lambda rows: jax.tree.map(lambda leaf: self.rows_spec, rows),
+        )(arrays, numbers)
 
     def place_number(self, number: int) -> jax.Array:
         """Returns a small int as an int32 scalar on each device, placed once."""
