@@ -54,6 +54,7 @@ class ShardedStrategy(Strategy):
         super().__init__(devices)
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind, self._min_host_bytes = memory_kind, min_host_bytes
+        self.rests_on_host = memory_kind is not None
 
     def _sharding(self, axis: int) -> NamedSharding:
         return NamedSharding(self.mesh, spec_of(axis))
@@ -63,12 +64,12 @@ class ShardedStrategy(Strategy):
 
     def state_shardings(self, state: TrainState) -> TrainState:
         placed = self._device_shardings(state)
-        if self._memory_kind is None:
+        if (memory_kind := self._memory_kind) is None:
             return placed
 
         def at_rest(sharding: NamedSharding, leaf: Any) -> NamedSharding:
             is_small = leaf.size * leaf.dtype.itemsize < self._min_host_bytes
-            return sharding if is_small else sharding.with_memory_kind(self._memory_kind)
+            return sharding if is_small else sharding.with_memory_kind(memory_kind)
 
         return placed.replace(**{name: jax.tree.map(at_rest, getattr(placed, name), getattr(state, name))
                                  for name in ("params", "model_state", "opt_state")})
