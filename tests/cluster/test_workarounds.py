@@ -44,12 +44,25 @@ print("secs", min(np.median(secs[start:start + 20]) for start in range(20, 420, 
 """
 
 STATE = """
-import os, signal, subprocess
+import os, sys, threading, time
 from trainer.cluster import workarounds
 workarounds.put_off_aborts()
-with workarounds.threads_that_wait_their_turn():
-    print(os.sched_getscheduler(0) == os.SCHED_BATCH, flush=True)
+with workarounds.threads_that_wait_their_turn(lambda: sys.argv[1] == "gloo"):
+    threads = [threading.Thread(target=time.sleep, args=(99,), daemon=True) for _ in range(2)]
+    [thread.start() for thread in threads]
+found = {os.sched_getscheduler(thread.native_id) == os.SCHED_BATCH for thread in threads}
+print(found, os.sched_getscheduler(0) == os.SCHED_OTHER, flush=True)
 os.abort()
+"""
+
+JOINS = """
+import os
+import jax
+from trainer.cluster import join_cluster
+if os.environ["PRETENDED"]:
+    jax.default_backend = lambda: os.environ["PRETENDED"]
+join_cluster()
+print(sum(os.sched_getscheduler(int(thread)) == os.SCHED_BATCH for thread in os.listdir("/proc/self/task")))
 """
 
 
@@ -59,18 +72,22 @@ def started(script, arguments, **environment):
             for each, variables in arguments]
 
 
-def secs_of_a_sum(switch):
+def outputs_of(script, **environment):
+    """Returns what each of two processes of a cluster has written."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    processes = started(SUMS, [([], {
-        "TRAINER_WORKAROUNDS": switch,
+    processes = started(script, [([], {
+        **environment,
         "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}),
     }) for index in range(2)])
     try:
-        outputs = [process.communicate(timeout=60) for process in processes]
+        return [process.communicate(timeout=60) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return float(outputs[0][0].rpartition("secs ")[2])
+
+
+def secs_of_a_sum(switch):
+    return float(outputs_of(SUMS, TRAINER_WORKAROUNDS=switch)[0][0].rpartition("secs ")[2])
 
 
 def test_jax_still_aborts_a_process_that_has_lost_process_0():
@@ -100,11 +117,12 @@ def test_jax_still_has_no_public_client_of_its_key_value_store():
     assert public == {"initialize", "is_initialized", "shutdown"}
 
 
-@pytest.mark.parametrize(("switch", "is_on"), [("1", True), ("0", False)])
-def test_workarounds_can_be_turned_off(switch, is_on):
-    (process,) = started(STATE, [([], {"TRAINER_WORKAROUNDS": switch})])
+@pytest.mark.parametrize(("switch", "connects", "is_on", "waits"), [
+    ("1", "gloo", True, True), ("1", "nccl", True, False), ("0", "gloo", False, False)])
+def test_workarounds_can_be_turned_off(switch, connects, is_on, waits):
+    (process,) = started(STATE, [([connects], {"TRAINER_WORKAROUNDS": switch})])
     try:
-        assert process.stdout.readline() == f"{is_on}\n"
+        assert process.stdout.readline() == f"{{{waits}}} True\n"
         if is_on:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1.0)  # it sleeps in its handler
@@ -113,3 +131,10 @@ def test_workarounds_can_be_turned_off(switch, is_on):
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("backend", ["", "gpu"])
+def test_threads_wait_their_turn_only_where_devices_are_cpus(backend):
+    outputs = [int(output) for output, _ in outputs_of(JOINS, PRETENDED=backend)]
+    assert all(outputs) if backend == "" else not any(outputs)

@@ -45,6 +45,7 @@ STACK = [
     ("loop/loop.py", "_run_epoch"),
     ("loop/loop.py", "_execute"),
     ("step/compiled_phase.py", "CompiledPhase._run"),
+    ("distribute/placement/device_memory.py", "retried"),
 ]
 
 

@@ -123,7 +123,7 @@ STRATEGIES = {
     "TPUStrategy": lambda: distribute.TPUStrategy(devices=DEVICES),
     "FullyShardedStrategy": lambda: distribute.FullyShardedStrategy(DEVICES),
     'FullyShardedStrategy(level="optimizer")': lambda: distribute.FullyShardedStrategy(DEVICES, level="optimizer"),
-    "CentralStorageStrategy": lambda: distribute.CentralStorageStrategy(DEVICES),
+    "CentralStorageStrategy": lambda: distribute.CentralStorageStrategy(DEVICES, min_host_bytes=0),
     "ModelParallelStrategy": lambda: distribute.ModelParallelStrategy({"replica": 2, "model": 2}, DEVICES, LAYOUT),
 }
 TABLE = {name.strip("`"): cells for name, *cells in rows_of_table("Strategy")}

@@ -38,7 +38,7 @@ STRATEGIES = {
     "hierarchical": mirrored(distribute.HierarchicalCopyAllReduce(), 4),
     "to_one_device": mirrored(distribute.ReductionToOneDevice(), 3),
     "ring": mirrored(distribute.RingAllReduce(), 3),
-    "central_storage": lambda: distribute.CentralStorageStrategy(FOUR),
+    "central_storage": lambda: distribute.CentralStorageStrategy(FOUR, min_host_bytes=4096),
     "fully_sharded": lambda: distribute.FullyShardedStrategy(FOUR, min_shard_bytes=0),
     "sharded_optimizer": lambda: distribute.FullyShardedStrategy(FOUR, level="optimizer", min_shard_bytes=0),
     "model_parallel": lambda: distribute.ModelParallelStrategy({"replica": 4, "model": 2}, layout_map=LAYOUT),

@@ -182,7 +182,7 @@ def _initialize(**options: Any) -> None:
             raise
         sys.excepthook = before
         raise _too_late(error) from error
-    with threads_that_wait_their_turn():  # Gloo's, where devices are CPUs
+    with threads_that_wait_their_turn(_uses_gloo):
         jax.devices()  # at once: the processes wait for each other in it
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 
+_COPIES = ("device_put", "sharding_constraint")  # primitives whose results are their arguments, maybe elsewhere
+
 
 def is_passed_through(function: Callable[[dict[Any, Any]], dict[Any, Any]], values: dict[Any, Any]) -> dict[Any, bool]:
     """Returns, for each key, whether `function(values)[key]` is `values[key]`, also by way of inner compiled functions.
@@ -23,9 +25,19 @@ def is_passed_through(function: Callable[[dict[Any, Any]], dict[Any, Any]], valu
     """
     keys = list(values)
     jaxpr = jax.make_jaxpr(lambda leaves: [function(dict(zip(keys, leaves, strict=True)))[key] for key in keys])(
-        [values[key] for key in keys]).jaxpr
-    return {key: _origin(jaxpr, result) is argument
-            for key, result, argument in zip(keys, jaxpr.outvars, jaxpr.invars, strict=True)}
+        [values[key] for key in keys])
+    return dict(zip(keys, first_passed_through(jaxpr, len(keys)), strict=True))
+
+
+def first_passed_through(jaxpr: Any, count: int) -> list[bool]:
+    """Returns, for each of the first results of a traced function, whether it is the argument in the same place.
+
+    Args:
+      jaxpr: a `ClosedJaxpr`.
+      count: how many results, which have as many arguments before all others.
+    """
+    results, arguments = jaxpr.jaxpr.outvars[:count], jaxpr.jaxpr.invars[:count]
+    return [_origin(jaxpr.jaxpr, result) is argument for result, argument in zip(results, arguments, strict=True)]
 
 
 def _origin(jaxpr: Any, result: Any) -> Any:
@@ -33,6 +45,9 @@ def _origin(jaxpr: Any, result: Any) -> Any:
     for equation in reversed(jaxpr.eqns):
         position = next((index for index, out in enumerate(equation.outvars) if out is result), None)
         if position is None:
+            continue
+        if equation.primitive.name in _COPIES:
+            result = equation.invars[position]
             continue
         inner = next((equation.params[name] for name in ("jaxpr", "call_jaxpr") if name in equation.params), None)
         inner = getattr(inner, "jaxpr", inner)  # a closed one

@@ -25,7 +25,8 @@ _OUT_OF_MEMORY = (
     "numbers; `compile(remat=True)` computes activations again instead of keeping them, and "
     "`compile(precision=\"mixed_bfloat16\")` halves them. `compile(data_on_device=False)` leaves the data on the host. "
     "`trainer.distribute.FullyShardedStrategy` splits weights and the optimizer's state over the devices. "
-    "`strategy.explain(model, x)` prints what each device holds.")
+    "`strategy.explain(model, x)` prints what each device holds. JAX takes three quarters of a GPU's memory: with "
+    "`XLA_CLIENT_MEM_FRACTION=0.9` in the environment, more.")
 
 
 class shortened:
@@ -41,12 +42,16 @@ class shortened:
         if not isinstance(error, Exception):
             return
         chain = list(_chain(error))
-        if any(isinstance(each, jax.errors.JaxRuntimeError) and any(text in str(each) for text in _MEMORY_IS_OUT)
-               for each in chain) and _OUT_OF_MEMORY not in getattr(error, "__notes__", ()):
+        if any(map(is_out_of_memory, chain)) and _OUT_OF_MEMORY not in getattr(error, "__notes__", ()):
             error.add_note(_OUT_OF_MEMORY)
         if _config.jax_traceback_filtering in _REMOVING:
             for each in chain:
                 each.__traceback__ = _shown(each.__traceback__)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that the memory of a device ran out."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and any(text in str(error) for text in _MEMORY_IS_OUT)
 
 
 def user_stacklevel() -> int:

@@ -34,7 +34,7 @@ from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import clip, is_finite
 from trainer.data.sources.sources import DatasetSource, Source
-from trainer.data.stream import END, Stream
+from trainer.data.stream import END, Stream, named
 
 _ROWS_AT_ONCE = 2**15  # whose numbers are found before they are needed
 # Bytes that a group has capacity for, of rows and of their numbers: short arrays of any length then have one program.
@@ -171,6 +171,11 @@ class Reader:
         if isinstance(self._source, DatasetSource) and self.arrays is not None:
             return self._read_arrays(self._source.dataset, epoch, start, numbers_of)
         return self._read_stream(epoch, start, is_urgent)
+
+    def prepare(self, epoch: int) -> None:
+        """Begins to find the order of an epoch's rows, where that takes long; the epoch before may still be read."""
+        if isinstance(self._source, DatasetSource) and (start := self._start_of(epoch)) is not None:
+            self._source.dataset.prepare(*start)
 
     def peek(self) -> Batch:
         """Returns the first batch of epoch 0, or of a one-shot source the next batch, as a copy and without losing it.
@@ -453,7 +458,7 @@ class Reader:
         try:
             return stream.next()
         except Exception as error:
-            raise _named(error, number) from error
+            raise named(error, number) from error
 
     def _checked(self, element: Any, number: int) -> Batch | Part:
         """Returns what a source yielded as a batch; raises if it is none, or unlike the first one of the run."""
@@ -464,7 +469,7 @@ class Reader:
             self._spec.check(rows)
             return batch
         except Exception as error:
-            raise _named(error, number) from error
+            raise named(error, number) from error
 
     def _report_end(self, stream: Stream, number: int = 0) -> None:
         if self._is_continuous and number:
@@ -491,10 +496,3 @@ class Reader:
                              "read. Make it yield more, or pass data that can be read again.")
         return DataError(f"The data are empty: the {kind} must yield at least one batch. A generator that was read to "
                          "its end before yields nothing more.")
-
-
-def _named(error: Exception, number: int) -> Exception:
-    """Returns an error that names the batch at which another error was raised."""
-    if isinstance(error, DataError):
-        return DataError(f"The data cannot be used at batch {number}: {error}")
-    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}")

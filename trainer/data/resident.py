@@ -6,6 +6,7 @@ Owns what a compiled step does with stacked batches, whichever way they are give
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,10 +21,13 @@ class ResidentBatches:
     Attributes:
       arrays: a tree of arrays of shape `(length, ...)`.
       numbers: int32 of shape `(batches, rows)`, each below `length`.
+      exchange: a hashable function `(arrays, numbers)` that returns a batch's rows, in a compiled function, where no
+        device has all of them; None where the compiler is to find them.
     """
 
     arrays: Any
     numbers: jax.Array
+    exchange: Callable[[Any, jax.Array], Any] | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def batch_at(stack: Any, index: Any) -> Any:
@@ -40,9 +44,14 @@ def batch_at(stack: Any, index: Any) -> Any:
         batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), stack)
     else:
         rows = lax.dynamic_index_in_dim(stack.numbers, index, 0, keepdims=False)
-        batch = jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), stack.arrays)
+        batch = take_rows(stack.arrays, rows) if stack.exchange is None else stack.exchange(stack.arrays, rows)
     # Apart from what follows, which is then compiled as it is for the other kind of stack.
     return lax.optimization_barrier(batch)
+
+
+def take_rows(arrays: Any, numbers: jax.Array) -> Any:
+    """Returns the rows with some numbers, all of which exist, of each of a tree of arrays."""
+    return jax.tree.map(lambda leaf: leaf.at[numbers].get(mode="promise_in_bounds"), arrays)
 
 
 def stack_length(stack: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, Part, ResumeToken
 
 END: Any = object()
@@ -61,3 +62,10 @@ class Stream:
         # A prefetching thread may still be in the user's code; then the generator ends with that thread.
         if not getattr(self._batches, "gi_running", False):  # `inspect` may be gone as Python ends
             self._batches.close()
+
+
+def named(error: Exception, number: int) -> Exception:
+    """Returns an error that names the batch at which another error was raised."""
+    if isinstance(error, DataError):
+        return DataError(f"The data cannot be used at batch {number}: {error}")
+    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}")

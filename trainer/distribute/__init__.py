@@ -18,6 +18,7 @@ from trainer.distribute.replica.communication_options import CommunicationImplem
 from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
 from trainer.distribute.replica.global_rows import on_global_batch
 from trainer.distribute.replica.per_replica import PerReplica
+from trainer.distribute.strategies.custom_loops import ValueContext
 from trainer.distribute.strategies.fully_sharded import CentralStorageStrategy, FullyShardedStrategy
 from trainer.distribute.strategies.layout_map import LayoutMap
 from trainer.distribute.strategies.mirrored import MirroredStrategy, OneDeviceStrategy
@@ -25,7 +26,6 @@ from trainer.distribute.strategies.model_parallel import ModelParallelStrategy
 from trainer.distribute.strategies.multi_worker import MultiWorkerMirroredStrategy
 from trainer.distribute.strategies.strategy import (
     Strategy,
-    ValueContext,
     get_strategy,
     has_strategy,
     in_cross_replica_context,

@@ -20,13 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.launch import output
+from trainer.launch.gpus import memory_settings
 from trainer.launch.job import Job
 from trainer.launch.supervisor import FAILED, REFUSED, TIMEOUT, Outcome, describe_end, supervise
 
 _MAX_WORKERS = 1024
 _DESCRIPTION = """\
-Runs a Python script as the workers of a cluster on this machine. Each gets TF_CONFIG, and its output a prefix. When a
-worker fails, the others are ended."""
+Runs a Python script as the workers of a cluster on this machine. Each gets TF_CONFIG and its part of the GPUs, and its
+output a prefix. When a worker fails, the others are ended."""
 
 
 def run(
@@ -37,6 +38,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout_secs: float | None = None,
     grace_secs: float = 30.0,
+    memory_fraction: float | None = None,
 ) -> int:
     """Runs a Python program as the workers of a cluster on this machine, and returns the job's exit code.
 
@@ -46,15 +48,21 @@ def run(
     passed on to the workers; a second Ctrl-C kills them. No process is left, not even if the launcher is killed; what
     workers have started ends with them.
 
+    The GPUs of `CUDA_VISIBLE_DEVICES`, or else all of the machine, are divided among the workers, unless
+    `JAX_PLATFORMS` names no GPUs.
+
     Args:
       command: what follows `python`: a script, or `-m` and a module; and its arguments.
       workers: how many processes.
-      devices_per_worker: how many CPU devices JAX simulates in each. None leaves that to `XLA_FLAGS`.
+      devices_per_worker: how many GPUs each gets; None for an equal part of all, of which a rest stays unused. Without
+        GPUs, how many CPU devices JAX simulates in each; None leaves that to `XLA_FLAGS`.
       restarts: how often all workers are started again, on other ports, after a failure. Exit code 2, which means a
         rejected configuration, the end of time, and signals to this process end the job at once.
       env: changes to the environment of the workers.
       timeout_secs: after how long, in all, the workers are ended. None for never.
       grace_secs: how long workers may take to end after a signal, before they are killed.
+      memory_fraction: what part of each of its GPUs' memory a worker takes when JAX starts; 0 for as much as it needs,
+        when it needs it. None for what the environment says, or else JAX's default, 0.75.
 
     Returns:
       0 if all workers succeeded; otherwise the exit code of the worker that failed first, 128 + s if signal s killed
@@ -63,13 +71,14 @@ def run(
 
     Raises:
       TypeError: if a number is of another type.
-      ValueError: if `command` is empty, or a number is out of range.
+      ValueError: if `command` is empty, a number is out of range, or there are GPUs, but fewer than the workers need.
       FileNotFoundError: if there is no such script.
 
     >>> run(["train.py", "--learning-rate", "0.1"], workers=2, devices_per_worker=4)  # doctest: +SKIP
     0
     """
-    _check(command, workers, devices_per_worker, restarts, timeout_secs, grace_secs)
+    _check(command, workers, devices_per_worker, restarts, timeout_secs, grace_secs, memory_fraction)
+    env = {**(env or {}), **memory_settings(memory_fraction)}
     deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
     with _signals() as requests:
         for restart in range(restarts + 1):
@@ -95,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("there is nothing to run. Give a script, or -m and a module, after the options.")
     try:
         code = run(command, options.workers, options.devices_per_worker, options.restarts, None, options.timeout,
-                   options.grace)
+                   options.grace, options.memory_fraction)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     try:
@@ -161,7 +170,7 @@ def _signals() -> Iterator[list[int]]:
 
 def _check(
     command: Sequence[str], workers: int, devices_per_worker: int | None, restarts: int, timeout_secs: float | None,
-    grace_secs: float,
+    grace_secs: float, memory_fraction: float | None,
 ) -> None:
     if isinstance(command, str) or not command:
         raise ValueError("`command` must be a list: a script, or '-m' and a module, and its arguments.")
@@ -178,6 +187,8 @@ def _check(
     for argument, secs in (("timeout_secs", timeout_secs), ("grace_secs", grace_secs)):
         if secs is not None and not secs >= 0:
             raise ValueError(f"`{argument}` must be at least 0. Received: {secs}.")
+    if memory_fraction is not None and not 0 <= memory_fraction <= 1:
+        raise ValueError(f"`memory_fraction` must be from 0 to 1. Received: {memory_fraction}.")
     if not command[0].startswith("-") and not os.path.exists(command[0]):
         raise FileNotFoundError(f"There is no script {command[0]!r} in {os.getcwd()!r}.")
 
@@ -188,7 +199,11 @@ def _parser() -> argparse.ArgumentParser:
         usage="%(prog)s --workers N [options] (SCRIPT | -m MODULE) [ARGUMENT ...]")
     parser.add_argument("--workers", type=int, required=True, metavar="N", help="how many processes")
     parser.add_argument("--devices-per-worker", type=int, metavar="K",
-                        help="how many CPU devices JAX simulates in each; by default as XLA_FLAGS says")
+                        help="how many GPUs each gets, by default an equal part of all; without GPUs, how many CPU "
+                             "devices JAX simulates in each")
+    parser.add_argument("--memory-fraction", type=float, metavar="F",
+                        help="what part of its GPUs' memory each takes at its start (JAX's default: 0.75); 0 for as "
+                             "much as it needs, when it needs it")
     parser.add_argument("--restarts", type=int, default=0, metavar="R",
                         help="how often to start all again after a failure, unless with exit code 2; by default never")
     parser.add_argument("--timeout", type=float, metavar="SECS", help="end all after so long, with exit code 124")

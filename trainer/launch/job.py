@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.launch import output, parent_death
+from trainer.launch import gpus, output, parent_death
 
 OnLines = Callable[[int, str, Sequence[bytes]], None]
 
@@ -43,9 +43,13 @@ class Job:
     Args:
       command: what follows `python`: a script, or `-m` and a module, or `-c` and a program; and its arguments.
       workers: how many processes.
-      devices_per_worker: how many CPU devices JAX simulates in each; None leaves that to the environment.
+      devices_per_worker: how many GPUs each gets, or without GPUs how many CPU devices JAX simulates in each; None for
+        an equal part of all GPUs, and for as many CPU devices as the environment says.
       env: changes to the environment of all of them.
       on_lines: gets each worker's output, as (worker, "stdout" or "stderr", lines), in the thread that calls `wait`.
+
+    Raises:
+      ValueError: if there are GPUs, but fewer than the workers need.
 
     Attributes:
       codes: each worker's exit code, None while it runs; -s if signal s killed it.
@@ -60,6 +64,7 @@ class Job:
         self.last_lines = [collections.deque[bytes](maxlen=_KEPT_LINES) for _ in range(workers)]
         self._on_lines = on_lines
         self._job_id = secrets.token_hex(16)
+        environments = _environments(workers, self._job_id, devices_per_worker, env or {})
         self._selector = selectors.DefaultSelector()
         self._drained_by = float("inf")
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -68,7 +73,7 @@ class Job:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
             env={name: value for name, value in os.environ.items() if name != parent_death.JOB_ID_VARIABLE})
         try:
-            for environment in _environments(workers, self._job_id, devices_per_worker, env or {}):
+            for environment in environments:
                 self._start(command, environment)
         except BaseException:
             self.close()
@@ -211,9 +216,16 @@ def _environments(
     workers: int, job_id: str, devices_per_worker: int | None, changes: Mapping[str, str]
 ) -> list[dict[str, str]]:
     common = {**os.environ, **changes, parent_death.JOB_ID_VARIABLE: job_id}
-    if devices_per_worker is not None:
+    devices: list[dict[str, str]] = [{}] * workers
+    if found := gpus.visible_gpus(common):
+        if workers > 1 or devices_per_worker is not None:
+            parts = gpus.divide(found, workers, devices_per_worker)
+            devices = [{gpus.VISIBLE: ",".join(part)} for part in parts]
+            if devices_per_worker is None and (rest := len(found) % workers):
+                output.say(f"{rest} of {len(found)} GPUs stay unused, as each of {workers} workers gets as many.")
+    elif devices_per_worker is not None:
         others = _DEVICE_COUNT.sub("", common.get("XLA_FLAGS", "")).split()
         common["XLA_FLAGS"] = " ".join([*others, f"--xla_force_host_platform_device_count={devices_per_worker}"])
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(workers)]}
-    return [{**common, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})}
-            for index in range(workers)]
+    return [{**common, **own, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})}
+            for index, own in enumerate(devices)]

@@ -97,6 +97,8 @@ def fit(
                     with timing.measure("callbacks"):
                         callbacks.on_epoch_begin(epoch)
                 if not run.is_epoch_over:
+                    if epoch + 1 < epochs:
+                        reader.prepare(epoch + 1)
                     _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch)
                     if epoch + 1 < epochs and not model.stops("train"):
                         train.look_ahead(epoch + 1)
@@ -346,10 +348,10 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
 
 def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running) -> None:
     """Notes that an execution of some batches of `group` has begun, and waits until few enough are queued."""
-    most = MAX_IN_FLIGHT
+    most, strategy = MAX_IN_FLIGHT, inputs.model.strategy
     if 1 < steps == group.count:
         most = MAX_WHOLE_GROUPS_IN_FLIGHT
-    elif steps == 1 < group.count and inputs.model.strategy.mesh.size == 1:  # simulated devices can lock each other
+    elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can lock each other
         most = MAX_SINGLE_STEPS_IN_FLIGHT
     in_flight = inputs.in_flight  # of the epoch before, too
     in_flight.append(running.sums["float32"])  # which are there even without logs

@@ -128,9 +128,9 @@ class Model(StatefulModel):
             with no other parameters normalizes by its running averages in training too, and does not move them.
           data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
             batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
-            of a device's memory: each device holds all of them, or else its share of them if that fits. Each dataset
-            counts on its own. They are placed once for all fits, until they are written to; those of the last
-            `fit` stay there as long as they exist. True does so with what `fit` trains on, whatever its size.
+            of a device's memory: each device holds all of them, or else its share of them if that fits. They are
+            placed once for all fits, until they are written to. Those of the last `fit` stay there as long as they
+            exist, if all that stays fits into a quarter. True does so with what `fit` trains on, whatever its size.
           compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
             "error" or "off".
           skip_non_finite: leave out updates whose gradients, of the whole batch, are not all finite: parameters, the

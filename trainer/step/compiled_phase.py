@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from trainer.compile.cost_analysis import Cost, cost_of
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import compile_lowered, compiled, compiling
+from trainer.compile.passed_through import first_passed_through
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core import trace_purity
 from trainer.core.replica_context import AllRows, single_context
@@ -25,6 +26,7 @@ from trainer.core.types import PyTree
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
+from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.distribute.replica.replicated_state import context_of, finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
@@ -145,6 +147,7 @@ class CompiledPhase:
         self._program: Callable[[], str] | None = None  # returns the text of a step
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
+        self._kept: list[bool] | None = None  # of a state that rests on the host, which leaves no step changes
         self._batch_rows = 0
         self.before_padding: list[Callable[[], None]] = []  # what checks the user's code before a batch is padded
         self.microbatches = 1
@@ -185,6 +188,8 @@ class CompiledPhase:
             else:
                 traced = compiled(self._one_step).trace(state, group.data, group.mask)
                 shapes, cost = traced.out_info, functools.cache(lambda: cost_of(traced))
+                if self._strategy.rests_on_host and self._kind == "train" and self._kept is None:
+                    self._kept = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
                 self._program = self._program or (lambda: traced.lower().as_text())
             self._cost = self._cost or cost
             if self._state_shardings is None:
@@ -354,7 +359,8 @@ class CompiledPhase:
                 "and are constants of the compiled step. Change them between runs, where the step is compiled again, "
                 "or make both models one: `Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.")
         try:
-            return execute(state, *running, *rest)
+            # Code that runs operation by operation may do other things, too, which are not to be done again.
+            return execute(state, *running, *rest) if self._eager else retried(execute, state, *running, *rest)
         except Exception as error:
             if type(error).__name__ != "InternalFloatingPointError":  # it has no public name
                 raise
@@ -380,7 +386,12 @@ class CompiledPhase:
         return self._executions[fused, count]
 
     def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
-        return run(self._on_devices(state), *rest)
+        returned = run(self._on_devices(state), *rest)
+        if self._kept is None:
+            return returned
+        after, structure = jax.tree.flatten(returned[0])  # what no step changes is not sent back
+        leaves = zip(jax.tree.leaves(state), after, self._kept, strict=True)
+        return (jax.tree.unflatten(structure, [old if is_kept else new for old, new, is_kept in leaves]), *returned[1:])
 
     def _eager_execution(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def execute(*arguments: Any) -> Any:

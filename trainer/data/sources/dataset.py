@@ -258,6 +258,12 @@ class Dataset:
                 parts.append(index)
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
+    def prepare(self, pass_index: int, batch: int) -> None:
+        """Begins to find the order of the rows from a batch of a pass on, in a thread, if it takes long."""
+        batching = self.require_batched()
+        row_pass, first = batching.order.prepare(pass_index, batch)
+        self._row_order.prepare(row_pass, first * batching.size)
+
     def gather(self, index: np.ndarray) -> Batch:
         """Returns the rows at `index` of every array, before any `map`: leaves of shape `(*index.shape, ...)`."""
         return self._arrays.gather(index, None, POOL)

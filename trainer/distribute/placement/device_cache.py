@@ -1,6 +1,7 @@
 """Arrays that stay on the devices from one run to the next.
 
-Owns how they are recognised and when they are let go. It must not know where the devices are.
+Owns how they are recognised, and that they are let go with what they were made from. It must not know where the devices
+are.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import dataclasses
 import os
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import numpy as np
 
 from trainer.data import HostArrays
+from trainer.distribute.placement.device_memory import KeptArrays
 
 KEPT = 2  # those of the last `fit`: to train and to validate on
 _BLOCK_BYTES = 4 * 2**20
@@ -36,33 +38,37 @@ class PlacedArrays:
 
     A `Dataset`'s arrays are known again by their identity, as nothing writes to them. Others are known by their memory,
     if their checksums are still what they were: to read them costs a fraction of placing them again. Of these the last
-    `KEPT` are held, until the memory is freed.
+    `KEPT` are held, until the memory is freed. What was let go of, as other arrays needed its place, is placed again.
     """
 
     def __init__(self) -> None:
-        self._by_identity: weakref.WeakKeyDictionary[HostArrays, Any] = weakref.WeakKeyDictionary()
-        self._by_memory: list[tuple[_Memory, Any]] = []  # the last one was used last
+        self._by_identity: weakref.WeakKeyDictionary[HostArrays, KeptArrays] = weakref.WeakKeyDictionary()
+        self._by_memory: list[tuple[_Memory, KeptArrays]] = []  # the last one was used last
 
-    def get(self, arrays: HostArrays) -> Any | None:
-        """Returns what was placed for this object; None if nothing was."""
-        return self._by_identity.get(arrays)
+    def __contains__(self, arrays: HostArrays) -> bool:
+        """Returns whether something was placed for this object."""
+        return arrays in self._by_identity
 
-    def get_or_place(self, arrays: HostArrays, place: Callable[[], Any]) -> Any:
-        """Returns what was placed for these arrays, or what `place()` returns, which is kept."""
-        if (placed := self.get(arrays)) is not None:
-            return placed
-        memory = self._memory_of(arrays)
+    def get_or_place(
+        self, arrays: HostArrays, place: Callable[[], Any], devices: Collection[jax.Device], nbytes: int
+    ) -> Any:
+        """Returns what was placed for these arrays, or what `place()` returns; see `KeptArrays.get_or_place`."""
+        kept = self._by_identity.get(arrays)
+        if kept is None:
+            kept = self._by_identity[arrays] = self._known(self._memory_of(arrays))
+        return kept.get_or_place(place, devices, nbytes)
+
+    def _known(self, memory: _Memory) -> KeptArrays:
         known = [pair for pair in self._by_memory if pair[0].places == memory.places]
         self._by_memory = [pair for pair in self._by_memory if pair not in known]
         if known and known[0][0] == memory:
-            placed = known[0][1]
+            kept = known[0][1]
         else:
             known.clear()  # its memory on the devices is needed
             del self._by_memory[:1 - KEPT]
-            placed = place()
-        self._by_memory.append((memory, placed))
-        self._by_identity[arrays] = placed
-        return placed
+            kept = KeptArrays()
+        self._by_memory.append((memory, kept))
+        return kept
 
     def _memory_of(self, arrays: HostArrays) -> _Memory:
         leaves = jax.tree.leaves(arrays.tree)

@@ -81,13 +81,13 @@ def default_devices() -> list[jax.Device]:
 
 
 def memory_bytes(device: jax.Device) -> int:
-    """Returns how much memory a device has in all; for a CPU device, its share of the machine's.
+    """Returns how much memory JAX may take of a device of this process in all; of a CPU device, its share of the
+    machine's. It is 0 for another device that does not say it, so that only what is forced is kept there.
 
     What is free at the moment would make decisions that depend on it differ from one run to the next.
     """
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
+    if device.platform != "cpu":
+        return int((device.memory_stats() or {}).get("bytes_limit", 0))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(jax.local_devices())
 
 

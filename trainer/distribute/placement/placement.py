@@ -15,6 +15,7 @@ from trainer.core.types import PyTree
 from trainer.data import HostArrays
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
+from trainer.distribute.placement.device_memory import retried
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too
@@ -60,7 +61,7 @@ def to_devices(tree: PyTree, shardings: Any) -> Any:
       shardings: where each goes: a sharding, or a tree of them like `tree`.
     """
     if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
-        return jax.device_put(tree, shardings)
+        return retried(jax.device_put, tree, shardings)
     if isinstance(shardings, Sharding):
         return jax.tree.map(lambda leaf: _to_devices_of_all(leaf, shardings), tree)
     return jax.tree.map(_to_devices_of_all, tree, shardings)
@@ -77,7 +78,7 @@ def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)  # from all processes' devices to all processes' devices
     host = np.asarray(leaf)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+    return retried(jax.make_array_from_callback, host.shape, sharding, lambda index: host[index])
 
 
 def replicas_to_devices(tree: PyTree, replicas: int, sharding: Sharding) -> Any:

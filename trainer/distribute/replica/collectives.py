@@ -18,6 +18,7 @@ from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.types import PyTree
+from trainer.data.resident import take_rows
 from trainer.distribute.replica.bucketing import (
     BYTES_PER_PACK,
     joined_along,
@@ -39,6 +40,7 @@ __all__ = [
     "NcclAllReduce",
     "ReductionToOneDevice",
     "RingAllReduce",
+    "exchange_rows",
     "gather_shards",
     "reduce_to_shards",
     "take_shards",
@@ -407,3 +409,33 @@ def _matched(tree: PyTree, axes: Any, num_replicas: int = 1) -> tuple[list[jax.A
             raise ValueError(f"Axis {axis} of an {errors.describe(array)} does not divide by {num_replicas} replicas. "
                              "Keep that array whole, with axis -1.")
     return arrays, treedef, along
+
+
+def exchange_rows(arrays: PyTree, numbers: jax.Array, axis_name: str, num_replicas: int) -> Any:
+    """Returns a replica's rows of arrays that are split by rows over the replicas.
+
+    The replica's batch goes once around the ring of replicas, and each puts in the rows that it has. So a replica holds
+    the rows of two batches of its own at a time, where a sum over all replicas would hold those of all, and no number
+    is computed with.
+
+    Args:
+      arrays: the replica's part of them, a tree of arrays `(length / num_replicas, ...)`.
+      numbers: the numbers of the rows that the replica needs, counted over all parts, of shape `(rows,)`.
+      axis_name: the axis of the replicas.
+      num_replicas: how many there are.
+    """
+    length = jax.tree.leaves(arrays)[0].shape[0]
+    first = lax.axis_index(axis_name) * length
+    ring = [(replica, (replica + 1) % num_replicas) for replica in range(num_replicas)]
+
+    def taken(numbers: jax.Array) -> Any:
+        return take_rows(arrays, jnp.clip(numbers - first, 0, length - 1))
+
+    def hop(_: Any, batch: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        numbers, rows = lax.ppermute(batch, axis_name, ring)
+        is_here = (numbers >= first) & (numbers < first + length)
+        return numbers, jax.tree.map(
+            lambda mine, others: jnp.where(is_here.reshape(-1, *[1] * (mine.ndim - 1)), mine, others),
+            taken(numbers), rows)
+
+    return lax.fori_loop(0, num_replicas, hop, (numbers, taken(numbers)))[1]  # the last hop brings it home

@@ -24,6 +24,7 @@ from trainer.core.replica_context import MEAN_OVER_ROWS, ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
+from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import free_to_move
 from trainer.distribute.replica.per_replica import PerReplica, is_per_replica
 from trainer.distribute.replica.replicated_state import (
@@ -87,7 +88,7 @@ class ReplicaRunner:
             _check_captured(function, objects.values())
             program = self._programs[key] = self._make_program(function, treedef, object_structure, constants)
         try:
-            state_outputs, split_outputs, new_object_values, differing = program.execute(*dynamic)
+            state_outputs, split_outputs, new_object_values, differing = retried(program.execute, *dynamic)
         except nnx_errors.TraceContextError as error:
             raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
                             "only NNX objects among the arguments are updated.") from error

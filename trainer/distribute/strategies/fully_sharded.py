@@ -31,6 +31,7 @@ from trainer.distribute.strategies.strategy import Strategy
 
 LEVELS = ("parameters", "optimizer")
 MIN_SHARD_BYTES = 4096
+MIN_HOST_BYTES = 2**16  # what is sent in about the time that it takes to begin
 
 
 class ShardedStrategy(Strategy):
@@ -40,21 +41,23 @@ class ShardedStrategy(Strategy):
       devices: the devices, one replica each.
       level: "parameters" or "optimizer", as in `FullyShardedStrategy`.
       min_shard_bytes: likewise.
-      memory_kind: the memory that parameters, model state and the optimizer's state are in between executions; None
-        for the default memory of the devices.
+      memory_kind: the memory that large arrays are in between executions; None for the default memory of the devices.
       options: as `communication_options` of `FullyShardedStrategy`.
+      min_host_bytes: smaller arrays stay in the devices' memory.
     """
 
     def __init__(
         self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None,
         options: CommunicationOptions | None = None,
+        min_host_bytes: int = 0,
     ):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
         check_count("min_shard_bytes", min_shard_bytes, 0)
         super().__init__(devices, NcclAllReduce(options=options))
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
-        self._memory_kind = memory_kind
+        self._memory_kind, self._min_host_bytes = memory_kind, min_host_bytes
+        self.rests_on_host = memory_kind is not None
 
     def _sharding(self, axis: int) -> NamedSharding:
         return NamedSharding(self.mesh, spec_of(axis))
@@ -64,11 +67,15 @@ class ShardedStrategy(Strategy):
 
     def state_shardings(self, state: TrainState) -> TrainState:
         placed = self._device_shardings(state)
-        if self._memory_kind is None:
+        if (memory_kind := self._memory_kind) is None:
             return placed
-        at_rest = jax.tree.map(lambda sharding: sharding.with_memory_kind(self._memory_kind),
-                               (placed.params, placed.model_state, placed.opt_state))
-        return placed.replace(params=at_rest[0], model_state=at_rest[1], opt_state=at_rest[2])
+
+        def at_rest(sharding: NamedSharding, leaf: Any) -> NamedSharding:
+            is_small = leaf.size * leaf.dtype.itemsize < self._min_host_bytes
+            return sharding if is_small else sharding.with_memory_kind(memory_kind)
+
+        return placed.replace(**{name: jax.tree.map(at_rest, getattr(placed, name), getattr(state, name))
+                                 for name in ("params", "model_state", "opt_state")})
 
     def _device_shardings(self, state: TrainState) -> TrainState:
         return super().state_shardings(state).replace(
@@ -78,7 +85,11 @@ class ShardedStrategy(Strategy):
     def on_devices(self, state: TrainState) -> TrainState:
         if self._memory_kind is None:
             return state
-        return jax.device_put(state, self._device_shardings(state))
+
+        def on_device(leaf: Any, at_rest: NamedSharding, placed: NamedSharding) -> Any:
+            return leaf if at_rest == placed else jax.device_put(leaf, placed)
+
+        return jax.tree.map(on_device, state, self.state_shardings(state), self._device_shardings(state))
 
     def to_replica(self, state: TrainState) -> tuple[TrainState, Any]:
         parts = state.replace(params=marked(state.params, self._rule.axes_at_rest(state.params)),
@@ -161,13 +172,14 @@ class CentralStorageStrategy(ShardedStrategy):
 
     Parameters, model state and optimizer state rest in pinned host memory, each large array once, in as many parts as
     there are devices. They are copied to the devices for an execution, in which each device updates its part. Between
-    executions the devices are free of them.
+    executions the devices are free of them, but for small arrays: to copy these takes longer than it is worth.
 
     Args:
       compute_devices: the devices that compute, as `devices` of `MirroredStrategy`.
+      min_host_bytes: smaller arrays stay on the devices.
 
     Raises:
-      ValueError: for devices that cannot be used.
+      ValueError: for devices that cannot be used, or a negative size.
 
     Example:
       >>> strategy = CentralStorageStrategy(["cpu:0"])
@@ -177,6 +189,7 @@ class CentralStorageStrategy(ShardedStrategy):
     Source: `tf.distribute.experimental.CentralStorageStrategy`.
     """
 
-    def __init__(self, compute_devices: Sequence[Any] | None = None):
+    def __init__(self, compute_devices: Sequence[Any] | None = None, min_host_bytes: int = MIN_HOST_BYTES):
+        check_count("min_host_bytes", min_host_bytes, 0)
         super().__init__(find_devices(compute_devices, "compute_devices"), "parameters", MIN_SHARD_BYTES,
-                         memory_kind="pinned_host")
+                         memory_kind="pinned_host", min_host_bytes=min_host_bytes)

@@ -6,13 +6,13 @@ Owns the strategy in scope. The loop, the step and the callbacks work with any s
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -21,11 +21,10 @@ from trainer.compile.compiler_options import CompilerOptions, compiler_options
 from trainer.compile.constraints import constraints_by, ignore, over_axes
 from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import on_each_device
-from trainer.core.replica_context import AllRows, ReduceOp, ReplicaContext, RowMask, in_replica_context
+from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
-from trainer.core.types import PyTree
-from trainer.data import Dataset, Group, HostArrays, ResidentBatches
+from trainer.data import Group, HostArrays, ResidentBatches
 from trainer.data.sharding.processes import Processes
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
@@ -39,32 +38,23 @@ from trainer.distribute.placement.placement import (
     pad_stack,
     place_arrays,
     replicas_here,
-    replicas_to_devices,
     to_devices,
 )
-from trainer.distribute.replica.collectives import CrossDeviceOps, MeshReplicaContext, NcclAllReduce
+from trainer.distribute.replica.collectives import (
+    CrossDeviceOps,
+    MeshReplicaContext,
+    NcclAllReduce,
+    exchange_rows,
+)
 from trainer.distribute.replica.custom_loops import ReplicaRunner
-from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
-from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, map_values
 from trainer.distribute.replica.zero import specs_of
+from trainer.distribute.strategies.custom_loops import CustomLoops
 
 if TYPE_CHECKING:
     from trainer.distribute.strategies.explain import StateReport
 
 
-class ValueContext(NamedTuple):
-    """What a function that makes the value of a replica receives, as in `tf.distribute`.
-
-    Attributes:
-      replica_id_in_sync_group: the replica's number.
-      num_replicas_in_sync: how many replicas there are.
-    """
-
-    replica_id_in_sync_group: int
-    num_replicas_in_sync: int
-
-
-class Strategy:
+class Strategy(CustomLoops):
     """Runs each step on a group of replicas, one per device, that stay in sync.
 
     A strategy with one device is a mesh of size one and takes the same path as any other.
@@ -76,10 +66,12 @@ class Strategy:
     Attributes:
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
       parts_of_step: into how many parts the rows of a train step go that code of the step cannot ask for each other's.
+      rests_on_host: whether large arrays of the state are in the memory of the host between executions.
     """
 
     is_asynchronous = False
     parts_of_step = 1
+    rests_on_host = False
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))
@@ -256,25 +248,36 @@ class Strategy:
 
     def placed_arrays(self, arrays: HostArrays) -> Any | None:
         """Returns what `place_arrays` made of these arrays before; None if it did not."""
-        return self._placed_arrays.get(arrays)
+        return self.place_arrays(arrays, forced=True) if arrays in self._placed_arrays else None
 
     def place_arrays(self, arrays: HostArrays, forced: bool = False) -> Any | None:
         """Returns arrays placed on the devices once, or None if they are too large to be kept there.
 
         Each device holds all rows if they fit into `DATA_FRACTION` of its memory, or else its share of them if that
-        does. Placed arrays are kept as long as `arrays` exists; see also `PlacedArrays`.
+        does. Placed arrays are kept as long as `arrays` exists, or until their place is needed: see `PlacedArrays` and
+        `device_memory`.
 
         Args:
           arrays: the arrays.
           forced: place them even if they are too large, split over the replicas.
         """
-        budget = memory_bytes(self.mesh.devices.flat[0]) * DATA_FRACTION
+        budget = self._device_bytes * DATA_FRACTION
         if arrays.nbytes <= budget:
-            return self._placed_arrays.get_or_place(arrays, lambda: place_arrays(arrays, self._whole))
-        if forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
-            return self._placed_arrays.get_or_place(
-                arrays, lambda: place_arrays(arrays, self._rows_sharding, self.num_replicas_in_sync))
-        return self.placed_arrays(arrays)
+            sharding, parts = self._whole, 1
+        elif forced or arrays.nbytes <= budget * self.num_replicas_in_sync:
+            sharding, parts = self._rows_sharding, self.num_replicas_in_sync
+        else:
+            return self.placed_arrays(arrays)
+        return self._placed_arrays.get_or_place(
+            arrays, lambda: place_arrays(arrays, sharding, parts), sharding.addressable_devices,
+            math.ceil(arrays.nbytes / parts))
+
+    @functools.cached_property
+    def _device_bytes(self) -> int:
+        """The memory of the smallest device of the mesh, which all processes are to know as the same."""
+        here = [device for device in self.mesh.devices.flat if device.process_index == jax.process_index()]
+        least = min(map(memory_bytes, here), default=0)
+        return min(map(int, self._process_group.all_gather(str(int(least)), "memory of the devices")))
 
     def place_group(self, group: Group, arrays: Any = None, rows_of_replica: int = 0) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
@@ -302,7 +305,7 @@ class Strategy:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
             data = batches_to_devices(data, sharding)
         return PlacedGroup(
-            data=data if arrays is None else ResidentBatches(arrays, data),
+            data=data if arrays is None else ResidentBatches(arrays, data, self._exchange_of(arrays, sharding)),
             mask=mask,
             count=group.count,
             rows=group.rows,
@@ -310,125 +313,28 @@ class Strategy:
             resume_token=group.resume_token,
         )
 
+    def _exchange_of(self, arrays: Any, numbers: NamedSharding) -> Callable[[Any, jax.Array], Any] | None:
+        if self.num_replicas_in_sync == 1 or numbers != self._batch_sharding:
+            return None
+        are_split = all(leaf.sharding == self._rows_sharding for leaf in jax.tree.leaves(arrays))
+        return self._exchange_rows if are_split else None
+
+    def _exchange_rows(self, arrays: Any, numbers: jax.Array) -> Any:
+        exchange = functools.partial(
+            exchange_rows, axis_name=REPLICA_AXIS, num_replicas=self.num_replicas_in_sync)
+        return self.map_over_replicas(
+            exchange, (self.rows_spec, self.rows_spec), lambda rows: jax.tree.map(lambda leaf: self.rows_spec, rows),
+        )(arrays, numbers)
+
     def place_number(self, number: int) -> jax.Array:
         """Returns a small int as an int32 scalar on each device, placed once."""
         if number not in self._numbers:
             self._numbers[number] = to_devices(np.int32(number), self._whole)
         return self._numbers[number]
 
-    # --- custom training loops -------------------------------------------------------------------------------------
-
-    @entry_point
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Runs a function on every replica at once, compiled once per function and shapes.
-
-        Batches of a distributed dataset and other `PerReplica` values reach each replica as its own part. Everything
-        else is mirrored. NNX modules and optimizers are updated in place. Nothing is donated.
-
-        Args:
-          fn: a pure function of arrays; inside it, `get_replica_context()` reduces over the replicas.
-          args: its arguments.
-          kwargs: its keyword arguments.
-
-        Returns:
-          What `fn` returns, with a TrainState mirrored and every other array a `PerReplica`.
-
-        Raises:
-          TypeError: for arguments or results that are not arrays, state objects or, as arguments, hashable constants;
-            and for a function that turns traced values into Python values.
-
-        Source: `tf.distribute.Strategy.run`.
-        """
-        return self._runner.run(fn, args, kwargs or {})
-
-    @entry_point
-    def reduce(self, reduce_op: ReduceOp | str, value: PyTree, axis: int | None = None) -> Any:
-        """Returns the sum or the mean of per-replica values over the replicas.
-
-        Args:
-          reduce_op: `ReduceOp.SUM` or `ReduceOp.MEAN`, or its name.
-          value: what `run` returned, one value or a tree. A value that is not per-replica counts once per replica.
-          axis: an axis of each replica's value to reduce as well: 0 for the rows, of which each real one counts once.
-
-        Raises:
-          ValueError: if the values have no such axis.
-        """
-        op = ReduceOp.of(reduce_op)
-
-        def reduced(leaf: Any) -> Any:
-            if not is_per_replica(leaf):
-                leaf = PerReplica(jnp.stack([jnp.asarray(leaf)] * self.num_replicas_in_sync))
-            return leaf.reduced(op, axis)
-
-        return map_values(reduced, value)
-
-    @entry_point
-    def gather(self, value: PyTree, axis: int = 0) -> Any:
-        """Returns per-replica values concatenated along an axis, on the host and without rows that pad.
-
-        Over processes, all of them must call this, and all get the values of all replicas.
-        """
-        def gathered(leaf: Any) -> np.ndarray:
-            values = leaf.values if is_per_replica(leaf) else (leaf,) * self.num_replicas_in_sync
-            return np.concatenate(values, axis)
-
-        return map_values(gathered, value)
-
-    @entry_point
-    def experimental_local_results(self, value: PyTree) -> tuple[Any, ...]:
-        """Returns the value of each replica of this process, on the host and without rows that pad, as a tuple."""
-        leaves, structure = jax.tree.flatten(value, is_leaf=is_per_replica)
-        count = len(replicas_here(self.num_replicas_in_sync, self._rows_sharding))
-        locals_ = [leaf.local_values if is_per_replica(leaf) else (leaf,) * count for leaf in leaves]
-        return tuple(jax.tree.unflatten(structure, [values[index] for values in locals_]) for index in range(count))
-
-    def experimental_distribute_dataset(self, dataset: Any) -> DistributedDataset:
-        """Returns an iterable of the dataset's batches, each split by rows over the replicas.
-
-        Args:
-          dataset: batches as `fit` takes them. A `trainer.data.Dataset` that shuffles draws another order in each
-            iteration. Several processes share them by their `AutoShardPolicy`.
-        """
-        return DistributedDataset(
-            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group)
-
-    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
-        """Returns an iterable whose elements have one batch of a dataset for each replica.
-
-        Args:
-          dataset_fn: returns a dataset with a replica's rows in each batch, from an `InputContext`. Each process calls
-            it, and gives the batches to its own replicas; nothing else shards them.
-
-        Raises:
-          ValueError: if processes share a replica.
-        """
-        dataset = dataset_fn(InputContext(self._processes.count, self._processes.index, self.num_replicas_in_sync))
-        return DistributedDataset(
-            dataset, self.num_replicas_in_sync, self._rows_sharding, self._processes, self._process_group,
-            deals_batches=True)
-
     def training_data(self, data: Any) -> Any:
         """Returns what `fit` is to read in this process for what a user gave it as `x`."""
         return data
-
-    def make_experimental_numpy_dataset(self, numpy_input: Any) -> Dataset:
-        """Returns a `Dataset` of arrays, to be batched and distributed."""
-        return Dataset.from_arrays(numpy_input)
-
-    experimental_make_numpy_dataset = make_experimental_numpy_dataset
-
-    @entry_point
-    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Returns per-replica values, a tree of `PerReplica`.
-
-        Args:
-          value_fn: returns one replica's value, from a `ValueContext`; of the same structure and shapes for each. It is
-            called for the replicas of this process.
-        """
-        replicas = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(index, replicas)) for index in replicas_here(replicas, self._rows_sharding)]
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *values)
-        return jax.tree.map(PerReplica, replicas_to_devices(stacked, replicas, self._rows_sharding))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:

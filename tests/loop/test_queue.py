@@ -1,0 +1,35 @@
+"""How many executions the loop queues before it waits."""
+
+import collections
+import contextlib
+import types
+
+import pytest
+
+from trainer.loop import loop
+
+GROUP = types.SimpleNamespace(count=32)
+
+
+class Logs:
+    """Running logs that tell which executions were waited for."""
+
+    def __init__(self, number, waited):
+        self.sums = {"float32": self}
+        self.block_until_ready = lambda: waited.append(number)
+
+
+@pytest.mark.parametrize(("steps", "devices", "is_on_cpu", "most"), [
+    (32, 1, True, loop.MAX_WHOLE_GROUPS_IN_FLIGHT), (4, 1, True, loop.MAX_IN_FLIGHT),
+    (1, 1, True, loop.MAX_SINGLE_STEPS_IN_FLIGHT), (1, 8, False, loop.MAX_SINGLE_STEPS_IN_FLIGHT),
+    (1, 8, True, loop.MAX_IN_FLIGHT)])
+def test_single_steps_of_a_group_are_queued_unless_several_devices_are_cpus(steps, devices, is_on_cpu, most):
+    strategy = types.SimpleNamespace(is_on_cpu=is_on_cpu, mesh=types.SimpleNamespace(size=devices))
+    inputs = types.SimpleNamespace(
+        model=types.SimpleNamespace(strategy=strategy), in_flight=collections.deque(),
+        timing=types.SimpleNamespace(measure=lambda name: contextlib.nullcontext()))
+    waited = []
+    for number in range(20):
+        loop._queue(inputs, GROUP, steps, Logs(number, waited))
+        assert len(inputs.in_flight) == min(number + 1, most)
+    assert waited == list(range(20 - most))
