@@ -252,7 +252,7 @@ def test_streamed_batches_of_any_size_are_stacked_as_elsewhere(monkeypatch):
         model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
         weights.append(model.get_weights())
     # A stack of one has another program, which need not round alike.
-    rooms = {spec[1][0][0][0] for spec in model._configuration.phases["train"]._executables}
+    rooms = {spec[1][0][0][0] for spec, _ in model._configuration.phases["train"]._executables}
     assert rooms == {2}
     for placed, streamed in zip(*weights, strict=True):
         np.testing.assert_array_equal(placed, streamed)
@@ -306,7 +306,7 @@ def test_gathering_from_whole_copies_needs_no_collective():
     resident = under.place_group(Group(numbers, 4, BATCH, 0), under.place_arrays(HostArrays((x, y))))
     zero, kinds = under.place_number(0), []
     for placed in (streamed, resident):
-        lowered = phase._execution(True).lower(model.state, phase.empty_logs, placed.data, placed.mask, zero, zero)
+        lowered = phase._execution(True, None).lower(model.state, phase.empty_logs, placed.data, placed.mask, zero, zero)
         kinds.append([(found.kind, found.bytes) for found in collectives(lowered.compile().as_text())])
     assert kinds[0] == kinds[1]
     assert kinds[0], "the gradients are summed"

@@ -123,8 +123,8 @@ def failing(monkeypatch):
     left, counts = [0], []
     compile_lowered = compiled_phase.compile_lowered
 
-    def compiled(lowered):
-        execute = compile_lowered(lowered)
+    def compiled(lowered, options):
+        execute = compile_lowered(lowered, options)
 
         def run(state, *rest):
             counts.append(1)

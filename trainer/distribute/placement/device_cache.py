@@ -45,6 +45,9 @@ class PlacedArrays:
         self._by_identity: weakref.WeakKeyDictionary[HostArrays, KeptArrays] = weakref.WeakKeyDictionary()
         self._by_memory: list[tuple[_Memory, KeptArrays]] = []  # the last one was used last
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedArrays:
+        return PlacedArrays()  # of a strategy of its own, which has placed nothing
+
     def __contains__(self, arrays: HostArrays) -> bool:
         """Returns whether something was placed for this object."""
         return arrays in self._by_identity
