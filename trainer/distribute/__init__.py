@@ -15,7 +15,7 @@ from trainer.distribute.replica.collectives import (
     RingAllReduce,
 )
 from trainer.distribute.replica.communication_options import CommunicationImplementation, CommunicationOptions
-from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext, ValueContext
 from trainer.distribute.replica.global_rows import on_global_batch
 from trainer.distribute.replica.per_replica import PerReplica
 from trainer.distribute.strategies.fully_sharded import CentralStorageStrategy, FullyShardedStrategy
@@ -25,7 +25,6 @@ from trainer.distribute.strategies.model_parallel import ModelParallelStrategy
 from trainer.distribute.strategies.multi_worker import MultiWorkerMirroredStrategy
 from trainer.distribute.strategies.strategy import (
     Strategy,
-    ValueContext,
     get_strategy,
     has_strategy,
     in_cross_replica_context,

@@ -23,6 +23,18 @@ from trainer.distribute.placement.placement import pad_rows, replicas_here, repl
 from trainer.distribute.replica.per_replica import PerReplica
 
 
+class ValueContext(NamedTuple):
+    """What a function that makes the value of a replica receives, as in `tf.distribute`.
+
+    Attributes:
+      replica_id_in_sync_group: the replica's number.
+      num_replicas_in_sync: how many replicas there are.
+    """
+
+    replica_id_in_sync_group: int
+    num_replicas_in_sync: int
+
+
 @dataclasses.dataclass(frozen=True)
 class InputContext:
     """What a function that makes a dataset receives, as in `tf.distribute.InputContext`.

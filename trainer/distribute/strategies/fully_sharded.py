@@ -53,6 +53,12 @@ class ShardedStrategy(Strategy):
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind = memory_kind
 
+    def over(self, devices: Sequence[jax.Device]) -> Strategy:
+        made = super().over(devices)
+        assert isinstance(made, ShardedStrategy), "of the same kind"
+        made._rule = self._rule._replace(num_replicas=made.num_replicas_in_sync)
+        return made
+
     def _sharding(self, axis: int) -> NamedSharding:
         return NamedSharding(self.mesh, spec_of(axis))
 
