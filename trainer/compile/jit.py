@@ -8,7 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -66,10 +66,15 @@ def _shapes(tree: PyTree) -> Any:
 _COMPILER = threading.Lock()
 
 
-def compile_lowered(lowered: Any) -> Any:
-    """Returns the executable of a `jax.stages.Lowered`, after those that other threads are compiling."""
+def compile_lowered(lowered: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """Returns the executable of a `jax.stages.Lowered`, after those that other threads are compiling.
+
+    Args:
+      lowered: what to compile.
+      options: XLA's options by name, for this program alone.
+    """
     with _COMPILER:
-        return lowered.compile()
+        return lowered.compile(compiler_options=dict(options) if options else None)
 
 
 def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:
