@@ -24,7 +24,8 @@ _CALLBACK = re.compile(r'custom_call_target="[^"]*callback')
 _HOST_MEMORY = re.compile(r"S\(5\)")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{(.*?)\}(?:,|$|\})")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{(.*?)\}\}")
 
 
@@ -118,21 +119,31 @@ def _group(text: str, kind: str, num_devices: int) -> tuple[int, ...]:
         return tuple(members)
     iota = _IOTA_GROUPS.search(text)
     if iota:
-        shape, reshaped, order = (tuple(map(int, part.split(","))) if part else None for part in iota.groups())
-        assert shape is not None and reshaped is not None
-        numbers = np.arange(math.prod(reshaped)).reshape(reshaped)
-        numbers = numbers.transpose(order) if order else numbers
-        return tuple(int(number) for number in numbers.reshape(shape)[0].ravel())
+        return _as_tuple(_numbered(iota[2], iota[3]).reshape(_sizes(iota[1]))[0])
     mesh = _MESH_GROUPS.search(text)
     if mesh:
         axes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
-        named = re.findall(r"'([^']+)'", mesh[2])
-        numbers = np.arange(math.prod(axes.values())).reshape(tuple(axes.values()))
-        index = tuple(slice(None) if axis in named else 0 for axis in axes)
-        return tuple(int(number) for number in np.ravel(numbers[index]))
+        named = re.findall(r"'([^']+)'", mesh[4])
+        numbers = _numbered(mesh[2] or ",".join(map(str, axes.values())), mesh[3]).reshape(tuple(axes.values()))
+        return _as_tuple(numbers[tuple(slice(None) if axis in named else 0 for axis in axes)])
     listed = _LISTED_GROUPS.search(text)
     first = re.match(r"\{([\d,]+)", listed[1]) if listed else None
     return tuple(map(int, first[1].split(","))) if first else everything
+
+
+def _numbered(shape: str, order: str | None) -> np.ndarray:
+    """Returns the numbers of devices as HLO writes them: counted in one shape, with its axes in another order."""
+    sizes = _sizes(shape)
+    numbers = np.arange(math.prod(sizes)).reshape(sizes)
+    return numbers.transpose(_sizes(order)) if order else numbers
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _as_tuple(numbers: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(number) for number in numbers.ravel())
 
 
 def traffic_bytes(program: Program) -> float:
@@ -151,6 +162,12 @@ def traffic_bytes(program: Program) -> float:
             operands = [by_name[each] for each in instruction.operands if each in by_name]
             total += times * _moved(program, instruction, operands)
     return total
+
+
+def kernels(program: Program) -> int:
+    """Returns how many kernels run in one execution, collectives apart."""
+    return sum(times for each, times in program.instructions()
+               if _is_kernel(each) and each.operation != "while" and not _is_collective(each))
 
 
 def _is_collective(instruction: Instruction) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.compile.hlo_text import Program
 from trainer.compile.jit import compile_lowered
-from trainer.compile.program_contents import collectives_of, host_transfers, traffic_bytes, unknown_loops
+from trainer.compile.program_contents import collectives_of, host_transfers, kernels, traffic_bytes, unknown_loops
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch
@@ -34,7 +34,7 @@ from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.step.planning.report import Alternative, DeviceMemory, Plan
-from trainer.step.planning.roofline import roofline, sent_rows
+from trainer.step.planning.roofline import KERNEL_SECS, roofline, sent_rows
 
 if TYPE_CHECKING:
     from trainer.model.stateful_model import StatefulModel
@@ -155,7 +155,7 @@ def _plan(model: StatefulModel, strategy: Strategy, batch: Batch, topology: Topo
     executed = _executed_steps(train.program, steps)
     devices = strategy.mesh.devices.size
     collectives = collectives_of(train.program, devices)
-    moved = traffic_bytes(train.program) / executed
+    moved, launched = traffic_bytes(train.program) / executed, kernels(train.program) / executed
     per_device = strategy.num_replicas_in_sync / devices
     products = {dtype: flops * per_device for dtype, flops in cost.products.items()}
     rows = jax.tree.leaves(batch)[0].shape[0]
@@ -165,7 +165,7 @@ def _plan(model: StatefulModel, strategy: Strategy, batch: Batch, topology: Topo
         memory=_memory(train, strategy, batch), device_bytes=topology.gpu.memory_bytes,
         memory_fraction=memory_fraction, collectives=sent_rows(collectives, topology, executed),
         flops=cost.flops * per_device, product_flops=products, traffic_bytes=moved,
-        roofline=roofline(products, moved, collectives, topology, executed),
+        kernels=launched, roofline=roofline(products, moved, launched, collectives, topology, executed),
         unknown_loops=len(unknown_loops(train.program)), host_transfers=len(host_transfers(train.program)),
         assumptions=_assumptions(topology, devices, strategy))
 
@@ -212,6 +212,7 @@ def _assumptions(topology: Topology, devices: int, strategy: Strategy) -> tuple[
                       if dtype in ("float32", "tensorfloat32", "bfloat16"))
     lines = [
         f"Peak rates, which no program reaches throughout: {peaks}; {gpu.memory_bandwidth / 1e12:.3g} TB/s of memory.",
+        f"A kernel takes {KERNEL_SECS * 1e6:g} us at least.",
         "float32 products are computed as tensorfloat32, JAX's default precision on these GPUs.",
         "Memory traffic: each kernel reads its operands once and writes its results once; caches are left aside.",
         "No autotuning, which needs a GPU: other kernels may be picked there, with workspaces of their own.",
@@ -219,7 +220,7 @@ def _assumptions(topology: Topology, devices: int, strategy: Strategy) -> tuple[
         "(`data_on_device`) come on top.",
         "The rest of the memory is CUDA's, cuDNN's and NCCL's."]
     if devices > 1:
-        lines.insert(2, f"Rings over NVLink at {gpu.link_bandwidth / 1e9:g} GB/s in each direction" + (
+        lines.insert(3, f"Rings over NVLink at {gpu.link_bandwidth / 1e9:g} GB/s in each direction" + (
             f", and between hosts over a network adapter of {NETWORK_BANDWIDTH / 1e9:g} GB/s for each GPU."
             if topology.hosts > 1 else ".") + " Collectives with kernels beside them are hidden by these.")
     if devices > strategy.num_replicas_in_sync:

@@ -14,6 +14,7 @@ from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
+from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.devices import find_devices
 from trainer.distribute.replica.communication_options import CommunicationOptions, timeout_alone
 from trainer.distribute.replica.zero import (
@@ -49,11 +50,13 @@ class ShardedStrategy(Strategy):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
         check_count("min_shard_bytes", min_shard_bytes, 0)
+        _check_host_memory(devices, memory_kind)
         super().__init__(devices)
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind = memory_kind
 
     def over(self, devices: Sequence[jax.Device]) -> Strategy:
+        _check_host_memory(devices, self._memory_kind)
         made = super().over(devices)
         assert isinstance(made, ShardedStrategy), "of the same kind"
         made._rule = self._rule._replace(num_replicas=made.num_replicas_in_sync)
@@ -117,6 +120,12 @@ class ShardedStrategy(Strategy):
 
     def _constrained(self, tree: PyTree, axes: Any) -> Any:
         return jax.lax.with_sharding_constraint(tree, self._shardings(axes))
+
+
+def _check_host_memory(devices: Sequence[jax.Device], memory_kind: str | None) -> None:
+    if memory_kind is not None and is_described(devices[0]):
+        raise ValueError("The state would rest in the memory of the host, and described devices have no host. Plan "
+                         "`FullyShardedStrategy()`, which splits the state over the devices.")
 
 
 class FullyShardedStrategy(ShardedStrategy):

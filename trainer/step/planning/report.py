@@ -87,6 +87,7 @@ class Plan:
       flops: floating-point operations of a device in a step.
       product_flops: those of products and convolutions, by what they are computed in.
       traffic_bytes: what the kernels of a step read and write in a device's memory.
+      kernels: how many kernels a step has, collectives apart.
       roofline: the least time of a step.
       unknown_loops: how many loops run as often as only the device knows: it asks the host before each iteration.
       host_transfers: how many instructions send to the host, or receive from it.
@@ -109,6 +110,7 @@ class Plan:
     flops: float
     product_flops: Mapping[str, float]
     traffic_bytes: float
+    kernels: float
     roofline: Roofline
     unknown_loops: int
     host_transfers: int
@@ -185,6 +187,7 @@ class Plan:
             f"{_scaled(flops)}FLOP in {dtype}" for dtype, flops in self.product_flops.items()) or "no products"
         rows = [("Compute", readable_secs(time.compute), products),
                 ("Memory", readable_secs(time.memory), f"{readable_bytes(round(self.traffic_bytes))} read and written"),
+                ("Launches", readable_secs(time.kernels), f"{self.kernels:,.0f} kernels"),
                 ("Collectives", readable_secs(time.collectives), f"{readable_secs(time.exposed)} of it not hidden"),
                 ("Step", readable_secs(time.step), f"bound by {time.bound}; at most {self.rows_per_sec:,.0f} rows/s"),
                 ("Fused steps", str(self.fused_steps), "in one execution" + (

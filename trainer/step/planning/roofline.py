@@ -16,12 +16,16 @@ from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
 
 
+KERNEL_SECS = 1e-6  # that even an empty kernel takes
+
+
 class Roofline(NamedTuple):
     """How long a step takes at least, in seconds, where everything runs at its peak rate.
 
     Attributes:
       compute: of the products and convolutions.
       memory: of what kernels read and write in the device's memory.
+      kernels: of so many kernels, one after another, if they had nothing to do.
       collectives: of all collectives, one after another.
       exposed: of those that nothing runs beside: that have no work between start and end, and what others take longer
         than the rest of the step.
@@ -29,23 +33,24 @@ class Roofline(NamedTuple):
 
     compute: float
     memory: float
+    kernels: float
     collectives: float
     exposed: float
 
     @property
     def step(self) -> float:
-        """Of the step: the longer of computing and moving, and the collectives that nothing hides."""
-        return max(self.compute, self.memory) + self.exposed
+        """Of the step: the longest of computing, moving and launching, and the collectives that nothing hides."""
+        return max(self.compute, self.memory, self.kernels) + self.exposed
 
     @property
     def without_overlap(self) -> float:
         """Of the step, if all collectives were waited for."""
-        return max(self.compute, self.memory) + self.collectives
+        return max(self.compute, self.memory, self.kernels) + self.collectives
 
     @property
     def bound(self) -> str:
-        """What the step waits for most: "compute", "memory" or "collectives"."""
-        times = {"compute": self.compute, "memory": self.memory, "collectives": self.exposed}
+        """What the step waits for most: "compute", "memory", "kernels" or "collectives"."""
+        times = {"compute": self.compute, "memory": self.memory, "kernels": self.kernels, "collectives": self.exposed}
         return max(times, key=lambda name: times[name])
 
 
@@ -112,14 +117,15 @@ def sent_rows(collectives: Iterable[Collective], topology: Topology, steps: int)
 
 
 def roofline(
-    products: Mapping[str, float], traffic_bytes: float, collectives: Iterable[Collective], topology: Topology,
-    steps: int,
+    products: Mapping[str, float], traffic_bytes: float, kernels: float, collectives: Iterable[Collective],
+    topology: Topology, steps: int,
 ) -> Roofline:
     """Returns the lower bound of a step.
 
     Args:
       products: operations of a device by dtype, as in `trainer.compile.cost_analysis.Cost`.
       traffic_bytes: what the kernels of a step move.
+      kernels: how many a step has.
       collectives: those of an execution.
       topology: the devices.
       steps: of how many steps the execution is.
@@ -127,7 +133,7 @@ def roofline(
     gpu = topology.gpu
     slowest = min(gpu.peak_flops.values())
     compute = sum(flops / gpu.peak_flops.get(_family(dtype), slowest) for dtype, flops in products.items())
-    memory = traffic_bytes / gpu.memory_bandwidth
+    memory, launches = traffic_bytes / gpu.memory_bandwidth, kernels * KERNEL_SECS
     alone, beside = 0.0, 0.0
     for each in collectives:
         secs = each.sent_bytes * each.times / steps / bandwidth(each.group, topology)
@@ -135,7 +141,8 @@ def roofline(
             beside += secs
         else:
             alone += secs
-    return Roofline(compute, memory, alone + beside, alone + max(0.0, beside - max(compute, memory)))
+    return Roofline(compute, memory, launches, alone + beside,
+                    alone + max(0.0, beside - max(compute, memory, launches)))
 
 
 def _family(dtype: str) -> str:
