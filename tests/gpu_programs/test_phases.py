@@ -1,0 +1,87 @@
+"""The programs that `fit`, `evaluate` and `predict` would run on GPUs, compiled for them without one."""
+
+import importlib.metadata
+
+import jax
+import pytest
+
+from tests.support import gpu_programs
+from tests.support.gpu_programs import Case
+from trainer.distribute.placement.described import EXTRA, is_plugin_installed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not is_plugin_installed(), reason="JAX's CUDA plugin is not installed: "
+                       f"pip install 'trainer-jax[{EXTRA}]'"),
+]
+
+TOPOLOGIES = ("1xh100", "2xh100", "8xh100", "2x8xh100")
+SHARDED = Case(strategy="fully_sharded", model="lm")
+TRAINED = [Case(topology=topology) for topology in TOPOLOGIES] + [
+    Case(model="cnn"), Case(model="lm", topology="2x8xh100"), SHARDED]
+PHASES = [*TRAINED, *(Case(kind=kind, topology=topology) for kind in ("test", "predict")
+                      for topology in ("1xh100", "8xh100", "2x8xh100"))]
+
+
+def name(case):
+    return "-".join([case.model, case.strategy, case.topology, case.kind])
+
+
+def parameter_bytes(case):
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(case.compiled().state.params))
+
+
+def test_the_checks_were_made_for_this_version_of_xla():
+    version = f"jaxlib {importlib.metadata.version('jaxlib')}"
+    if version not in gpu_programs.SEEN_ON:
+        pytest.skip(f"{version} is new here: where a check below fails, look at the program first, and then at the check.")
+
+
+@pytest.mark.parametrize("case", PHASES, ids=name)
+def test_nothing_is_sent_to_the_host(case):
+    gpu_programs.assert_no_host_transfers(case.compiled().program)
+
+
+@pytest.mark.parametrize("case", PHASES, ids=name)
+def test_the_only_loop_is_that_over_fused_steps(case):
+    gpu_programs.assert_no_loops_inside_of_steps(
+        case.compiled().program, case.compiled().phase.steps_per_execution)
+
+
+@pytest.mark.xfail(strict=True, reason="the bounds of the loop over fused steps are arguments")
+@pytest.mark.parametrize("case", [Case(), Case(kind="test")], ids=name)
+def test_fused_steps_are_a_loop_of_known_length(case):
+    assert case.compiled().phase.steps_per_execution > 1
+    gpu_programs.assert_known_trip_counts(case.compiled().program)
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=name)
+def test_the_state_keeps_its_buffers(case):
+    gpu_programs.assert_state_is_donated(case.compiled())
+
+
+@pytest.mark.parametrize(("case", "most"), [
+    (Case(topology="2xh100"), 1), (Case(), 1), (Case(topology="2x8xh100"), 1), (Case(model="lm", topology="2x8xh100"), 2),
+    (SHARDED, 3)], ids=lambda value: name(value) if isinstance(value, Case) else str(value))
+def test_gradients_are_reduced_in_few_collectives_beside_work(case, most):
+    gpu_programs.assert_gradients_are_reduced(case, parameter_bytes(case), most)
+
+
+def test_one_gpu_communicates_nothing():
+    assert gpu_programs.collectives_of(Case(topology="1xh100").compiled().program, 1) == []
+
+
+@pytest.mark.parametrize(("precision", "dtypes"), [(None, {"f32"}), ("mixed_bfloat16", {"bf16"})])
+def test_products_are_computed_in_the_dtype_that_was_asked_for(precision, dtypes):
+    case = Case(model="lm", options=(("precision", precision),))
+    assert gpu_programs.product_dtypes(case.compiled().program) == dtypes
+
+
+@pytest.mark.parametrize("case", [Case(), Case(topology="1xh100"), SHARDED], ids=name)
+def test_what_fit_runs_takes_the_memory_that_a_plan_says(case):
+    stats = gpu_programs.compiled_as_fit_does(case).memory_analysis()
+    peak = (stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
+            - stats.alias_size_in_bytes)
+    strategy = gpu_programs.STRATEGIES[case.strategy]()
+    plan = strategy.plan(case.new_model(), case.batch, case.topology, verbose=False)
+    assert plan.memory.step == pytest.approx(peak, rel=0.1)
