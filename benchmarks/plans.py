@@ -88,11 +88,12 @@ def cases() -> dict[str, Case]:
 
 def row(name: str, strategy: str) -> str:
     """Returns a line of the table."""
-    done = subprocess.run([sys.executable, __file__, name, strategy, "--json"], capture_output=True, text=True, check=True)
+    command = [sys.executable, __file__, name, strategy, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     case, plan = cases()[name], json.loads(done.stdout)
     memory, roofline = plan["memory"], plan["roofline"]
     sent = sum(each["sent_bytes"] for each in plan["collectives"])
-    count = sum(each["count"] for each in plan["collectives"])
+    count = sum(each["times"] for each in plan["collectives"])
     held = memory["parameters"] + memory["optimizer_state"] + memory["model_state"]
     options = "".join(f", `{key}={value}`" for key, value in case.options.items())
     return (f"| {case.name}, {case.rows} rows{options} | `{plan['strategy']}` | {readable_bytes(held)} | "

@@ -70,7 +70,8 @@ def _prepare(parser: argparse.ArgumentParser, topology: str) -> None:
     except ValueError as error:
         parser.error(str(error))
     if not is_plugin_installed():
-        parser.error(f"JAX's CUDA plugin, which compiles for GPUs, is not installed: pip install 'trainer-jax[{EXTRA}]'")
+        parser.error("JAX's CUDA plugin, which compiles for GPUs, is not installed: "
+                     f"pip install 'trainer-jax[{EXTRA}]'")
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
 

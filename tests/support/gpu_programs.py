@@ -150,7 +150,7 @@ def assert_gradients_are_reduced(case: Case, gradient_bytes: int, most: int, sla
 
 
 def product_dtypes(program: Program) -> set[str]:
-    """Returns the dtypes of the operands of products and convolutions, fused or not: what the Tensor Cores compute in."""
+    """Returns the dtypes of the operands of products and convolutions, fused or not: what Tensor Cores compute in."""
     found = set()
     for computation in program.computations.values():
         for instruction in computation:

@@ -7,7 +7,6 @@ scanned over, and of microbatches.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -56,16 +55,16 @@ def products_of(program: ClosedJaxpr | Jaxpr) -> dict[str, float]:
       >>> products_of(jax.jit(lambda x: x @ x.astype(jnp.bfloat16).T).trace(jnp.ones((4, 8), jnp.bfloat16)).jaxpr)
       {'bfloat16': 256.0}
     """
-    total: Counter[str] = Counter()
+    total: dict[str, float] = {}
     for equation in _plain(program).eqns:
         iterations = equation.params["length"] if equation.primitive.name == _LOOP else 1
         for part in _inner(equation):
             for dtype, flops in products_of(part).items():
-                total[dtype] += iterations * flops  # type: ignore[assignment]
+                total[dtype] = total.get(dtype, 0.0) + iterations * flops
         if equation.primitive.name in _PRODUCTS:
-            total[_computed_in(equation)] += _operations_per_output(equation) * math.prod(  # type: ignore[assignment]
-                equation.outvars[0].aval.shape)
-    return dict(total)
+            dtype, output = _computed_in(equation), getattr(equation.outvars[0].aval, "shape", ())
+            total[dtype] = total.get(dtype, 0.0) + _operations_per_output(equation) * math.prod(output)
+    return total
 
 
 def _computed_in(equation: Any) -> str:

@@ -179,18 +179,19 @@ def _memory(train: PlannedPhase, strategy: Strategy, batch: Batch) -> DeviceMemo
     state, stats = train.state, train.compiled.memory_analysis()
     shardings = strategy.state_shardings(state)
     size = explain.report(
-        "", *(named_leaves(tree) for pair in zip((state.params, state.opt_state, state.model_state), (
-            shardings.params, shardings.opt_state, shardings.model_state), strict=True) for tree in pair),
-        gradients_shardings=named_leaves(strategy.gradient_shardings(state)))
-    parts = [sizes.get(explain.DEFAULT_MEMORY, 0)
-             for sizes in (size.parameters, size.optimizer_state, size.model_state)]
+        "", named_leaves(state.params), named_leaves(shardings.params),
+        named_leaves(state.opt_state), named_leaves(shardings.opt_state),
+        named_leaves(state.model_state), named_leaves(shardings.model_state),
+        named_leaves(strategy.gradient_shardings(state)))
     steps = train.phase.steps_per_execution
     group = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((steps, *leaf.shape), leaf.dtype), batch)
     batches = sum(_batch_bytes(leaf, strategy) for leaf in jax.tree.leaves(group))
     # What XLA has found unused is no argument.
-    others = max(stats.argument_size_in_bytes - sum(parts) - batches, 0)
+    held = size.parameter_bytes + size.optimizer_bytes + size.model_state_bytes
+    others = max(stats.argument_size_in_bytes - held - batches, 0)
     return DeviceMemory(
-        *parts, batches=batches, other_arguments=others, temporary=stats.temp_size_in_bytes,
+        parameters=size.parameter_bytes, optimizer_state=size.optimizer_bytes, model_state=size.model_state_bytes,
+        batches=batches, other_arguments=others, temporary=stats.temp_size_in_bytes,
         results=max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0), batches_ahead=GROUPS_AHEAD * batches,
         gradients=size.gradient_bytes)
 

@@ -22,7 +22,7 @@ _PROCESS_AXIS, _DEVICE_AXIS = "process", "device"
 
 
 def group_of(mesh: Mesh) -> ProcessGroup:
-    """Returns the processes that have a mesh's devices; this one alone if it has none of them, or they are described."""
+    """Returns the processes that have a mesh's devices; this one alone for devices of others or described devices."""
     if is_described(mesh.devices.flat[0]):
         return ProcessGroup.of([jax.process_index()])
     members = sorted({device.process_index for device in mesh.devices.flat})

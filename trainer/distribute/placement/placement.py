@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -83,7 +84,7 @@ def batches_to_devices(batches: Any, sharding: Sharding) -> Any:
 
 def shape_on(leaf: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
     """Returns what stands for an array on devices that are described only: its shape there."""
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     dtype = leaf.dtype if is_key else canonical_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from trainer.core import errors
 from trainer.distribute.placement.devices import find_device, find_devices
@@ -32,8 +31,8 @@ class OneDeviceStrategy(Strategy):
     def __init__(self, device: Any = 0):
         super().__init__([find_device(device, "device")])
 
-    def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh:
-        return super()._mesh_over(devices[:1])
+    def _mesh_over(self, devices: Sequence[jax.Device]) -> Sequence[jax.Device]:
+        return devices[:1]
 
 
 class MirroredStrategy(Strategy):

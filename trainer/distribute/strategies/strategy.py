@@ -160,8 +160,8 @@ class Strategy:
         Strategy.__init__(made, self._mesh_over(devices), self._cross_device_ops)
         return made
 
-    def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh:
-        return Mesh(np.asarray(devices), (REPLICA_AXIS,))
+    def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh | Sequence[jax.Device]:
+        return devices
 
     # --- the state: see `replica/replicated_state.py` for the order of these. Here, a copy on each device. -----------
 
@@ -263,14 +263,13 @@ class Strategy:
     ) -> Plan:
         """Prints and returns what a train step would take on GPUs that need not be there; see docs/plan.md.
 
-        The step is compiled for them by JAX's CUDA plugin (`pip install 'trainer-jax[gpu-programs]'`). Nothing is
-        allocated, so a model may be larger than this machine.
+        JAX's CUDA plugin compiles it (`pip install 'trainer-jax[gpu-programs]'`); nothing of the model is allocated.
 
         Args:
           model: a `trainer.Model`, compiled, made under any strategy.
           sample: what `fit` would be given, or one batch, whose leaves may be `jax.ShapeDtypeStruct`s.
           topology: the GPUs: "8xh100", or "2x8xh200" for two hosts with eight each. This strategy is made again over
-            them. None if its own devices are described.
+            them; without, its own devices are described.
           batch_size: rows of a batch over all replicas, if `sample` is all rows of arrays; they are one batch without.
           alternatives: whether changes are compiled and listed, too; "auto" does so if the step does not fit.
           memory_fraction: the part of a GPU's memory that JAX takes: `XLA_PYTHON_CLIENT_MEM_FRACTION`.
@@ -279,7 +278,6 @@ class Strategy:
         Raises:
           ImportError: if the plugin is not installed.
           ValueError: for a topology that does not suit the strategy, and data that the model cannot take.
-          RuntimeError: if the model is not compiled.
         """
         return model._planned(self, sample, topology, batch_size, alternatives, memory_fraction, verbose)
 

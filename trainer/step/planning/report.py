@@ -178,7 +178,7 @@ class Plan:
         return columns(
             [("Collectives of a step", "Devices", "Hosts", "Count", "With work beside", "Arrays", "A device sends",
               "Least time"),
-             *((row.kind, str(row.devices), str(row.hosts), f"{row.count:.4g}", f"{row.overlapped:.4g}",
+             *((row.kind, str(row.devices), str(row.hosts), f"{row.times:.4g}", f"{row.overlapped:.4g}",
                 readable_bytes(round(row.nbytes)), readable_bytes(round(row.sent_bytes)), readable_secs(row.secs))
                for row in self.collectives)], range(1, 8))
 

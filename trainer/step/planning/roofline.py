@@ -15,7 +15,6 @@ from trainer.compile.program_contents import Collective
 from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
 
-
 KERNEL_SECS = 1e-6  # that even an empty kernel takes
 
 
@@ -61,7 +60,7 @@ class SentRow(NamedTuple):
       kind: such as "all-reduce".
       devices: how many devices a group has.
       hosts: over how many hosts it reaches.
-      count: how many there are.
+      times: how many of them run.
       overlapped: how many of them have kernels between their start and their end.
       nbytes: of the whole arrays.
       sent_bytes: what a device sends, at least.
@@ -71,7 +70,7 @@ class SentRow(NamedTuple):
     kind: str
     devices: int
     hosts: int
-    count: float
+    times: float
     overlapped: float
     nbytes: float
     sent_bytes: float
