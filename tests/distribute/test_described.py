@@ -85,8 +85,9 @@ def test_a_replica_keeps_its_size_over_other_devices(devices):
 
 
 def test_a_strategy_made_again_trains(devices):
-    import trainer
     from flax import linen as nn
+
+    import trainer
 
     with distribute.FullyShardedStrategy(devices[:2], min_shard_bytes=0).over(devices[2:6]).scope():
         model = trainer.Model(nn.Dense(4))
@@ -118,8 +119,9 @@ def test_variables_in_a_described_hosts_memory_are_refused(devices):
 
 
 def test_no_weights_are_placed_on_described_devices(devices, monkeypatch):
-    import trainer
     from flax import linen as nn
+
+    import trainer
 
     strategy = distribute.MirroredStrategy(devices[:1])
     monkeypatch.setattr(type(strategy), "is_described", True)

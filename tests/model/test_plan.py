@@ -102,6 +102,14 @@ def test_a_change_that_cannot_be_compiled_is_a_row_of_its_own(devices, monkeypat
     assert {(row.peak_bytes, row.fits, row.problem) for row in rows} == {(None, False, "RuntimeError: Out of luck.")}
 
 
+def test_a_model_is_copied_in_the_scope_of_its_own_strategy(devices):
+    with distribute.MirroredStrategy(devices[:2]).scope():
+        model = new_model(run_eagerly=True)
+        made = planned_step._copy(model, distribute.MirroredStrategy(devices[:4]), {"precision": "mixed_bfloat16"})
+    options = made._configuration.options
+    assert options.policy.name == "mixed_bfloat16" and not options.eager and made._configuration.is_compiled
+
+
 def test_shapes_stand_for_arrays_that_take_no_memory():
     large = jax.ShapeDtypeStruct((2**20, 2**20), np.float32)
     (x, named), y = planned_step._host_arrays(((large, {"rows": large}), [1, 2]))

@@ -17,6 +17,7 @@ import numpy as np
 from trainer.compile.hlo_text import Program
 from trainer.compile.jit import compile_lowered
 from trainer.compile.program_contents import collectives_of, host_transfers, kernels, traffic_bytes, unknown_loops
+from trainer.core import precision
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch
@@ -28,7 +29,6 @@ from trainer.distribute.strategies import explain
 from trainer.distribute.strategies.fully_sharded import ShardedStrategy
 from trainer.loop.run_context import RunContext
 from trainer.model import inputs
-from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
@@ -120,7 +120,7 @@ def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Ba
       strategy: the strategy.
       kind: "train", "test" or "predict".
       batch: a host batch.
-      **changes: arguments of `compile` that are others than the model's.
+      **changes: `microbatches`, `remat` and `precision` of `compile`, where they are others than the model's.
     """
     planned = _copy(model, strategy, changes)
     state = planned._state_holder.shapes(planned.sample_inputs(first_rows(batch)))
@@ -132,18 +132,18 @@ def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Ba
 
 
 def _copy(model: StatefulModel, strategy: Strategy, changes: Mapping[str, Any]) -> StatefulModel:
-    """Returns the model under another strategy, compiled with other options, and without weights."""
+    """Returns the model under another strategy, with other arguments of `compile`, and without weights."""
     made = object.__new__(type(model))
     vars(made).update(vars(model))
     made.strategy = strategy
-    made._configuration, made._run_context = Configuration(), RunContext()
+    options = {**changes, "policy": precision.get(changes["precision"])} if "precision" in changes else dict(changes)
+    options.pop("precision", None)
+    made._configuration = model._configuration.with_options(
+        dataclasses.replace(model._configuration.options, eager=False, **options))
+    made._run_context = RunContext()
     made._state_holder = StateHolder(
         made._functional, strategy, model._state_holder.seed, made._configuration, made._run_context)
     made.current_run = CurrentRun(made._state_holder, made._configuration, strategy, made._run_context)
-    given = {**model._configuration.given, "run_eagerly": False, "jit_compile": "auto", "compile_guard": "off",
-             "skip_non_finite": model._configuration.options.skip_non_finite}
-    made.compile(**{**given, **changes})  # type: ignore[attr-defined]  # of `Model`, which is built on this
-    made._configuration.set_trainable(model._configuration.trainable)
     return made
 
 
