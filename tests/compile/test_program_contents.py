@@ -104,7 +104,8 @@ def test_a_device_sends_what_a_ring_makes_it_send(kind, devices, sent):
 
 
 @pytest.mark.parametrize(("groups", "first"), [
-    ("replica_groups={{0,2},{1,3}}", (0, 2)), ("replica_groups={}", (0, 1, 2, 3)), ("replica_groups=[2,2]<=[4]", (0, 1)),
+    ("replica_groups={{0,2},{1,3}}", (0, 2)), ("replica_groups={}", (0, 1, 2, 3)),
+    ("replica_groups=[2,2]<=[4]", (0, 1)),
     ("replica_groups=[2,2]<=[2,2]T(1,0)", (0, 2)), ("replica_groups=mesh['a'=2,'b'=2] {'a'}", (0, 2)),
     ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", (0, 1)), ("channel_id=1", (0, 1, 2, 3)),
 ])

@@ -70,7 +70,8 @@ def test_the_state_keeps_its_buffers(case):
 
 @pytest.mark.parametrize(("case", "most"), [
     (Case(topology="2xh100"), 1), (Case(), 1), (Case(topology="2x8xh100"), 1),
-    (Case(model="lm", topology="2x8xh100"), 2), (SHARDED, 3)], ids=lambda value: name(value) if isinstance(value, Case) else str(value))
+    (Case(model="lm", topology="2x8xh100"), 2), (SHARDED, 3)], ids=lambda value: (
+        name(value) if isinstance(value, Case) else str(value)))
 def test_gradients_are_reduced_in_few_collectives_beside_work(case, most):
     gpu_programs.assert_gradients_are_reduced(case, parameter_bytes(case), most)
 

@@ -110,6 +110,21 @@ def test_a_model_is_copied_in_the_scope_of_its_own_strategy(devices):
     assert options.policy.name == "mixed_bfloat16" and not options.eager and made._configuration.is_compiled
 
 
+def test_without_an_assembler_the_error_says_what_to_install():
+    class Lowered:
+        def __init__(self, message):
+            self.message = message
+
+        def compile(self, compiler_options):
+            assert compiler_options == planned_step.COMPILER_OPTIONS
+            raise jax.errors.JaxRuntimeError(self.message)
+
+    with pytest.raises(ImportError, match=r"ptxas.*pip install 'trainer-jax\[gpu-programs\]'"):
+        planned_step._compiled(Lowered("INTERNAL: libdevice not found at ./libdevice.10.bc"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        planned_step._compiled(Lowered("something else"))
+
+
 def test_shapes_stand_for_arrays_that_take_no_memory():
     large = jax.ShapeDtypeStruct((2**20, 2**20), np.float32)
     (x, named), y = planned_step._host_arrays(((large, {"rows": large}), [1, 2]))

@@ -22,7 +22,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch
 from trainer.distribute import FullyShardedStrategy, ModelParallelStrategy, Strategy
-from trainer.distribute.placement.described import Topology, described_devices
+from trainer.distribute.placement.described import EXTRA, Topology, described_devices
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS, NETWORK_BANDWIDTH
 from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.strategies import explain
@@ -121,14 +121,27 @@ def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Ba
       kind: "train", "test" or "predict".
       batch: a host batch.
       **changes: `microbatches`, `remat` and `precision` of `compile`, where they are others than the model's.
+
+    Raises:
+      ImportError: if something that XLA compiles with is not installed.
     """
     planned = _copy(model, strategy, changes)
     state = planned._state_holder.shapes(planned.sample_inputs(first_rows(batch)))
     step = {"train": planned.train_step, "test": planned.test_step, "predict": planned.predict_step}[kind]
     phase = CompiledPhase(kind, step, strategy, planned._configuration.options.steps_per_execution, eager=False)
     phase.prepare(state, batch)
-    compiled = compile_lowered(phase.lowered(state, batch, phase.steps_per_execution), COMPILER_OPTIONS)
+    compiled = _compiled(phase.lowered(state, batch, phase.steps_per_execution))
     return PlannedPhase(phase, state, compiled, Program(compiled.as_text()))
+
+
+def _compiled(lowered: Any) -> Any:
+    try:
+        return compile_lowered(lowered, COMPILER_OPTIONS)
+    except jax.errors.JaxRuntimeError as error:
+        if not any(name in str(error) for name in ("libdevice", "ptxas")):
+            raise
+        raise ImportError("XLA has not found CUDA's assembler (ptxas) or its libdevice, which it compiles with. This "
+                          f"brings both, and needs no GPU: pip install 'trainer-jax[{EXTRA}]'") from error
 
 
 def _copy(model: StatefulModel, strategy: Strategy, changes: Mapping[str, Any]) -> StatefulModel:

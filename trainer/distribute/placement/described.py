@@ -1,7 +1,7 @@
 """Devices that are not there, but that programs can be compiled for.
 
 Owns how they are named and made, and how placement tells them from devices. JAX compiles for a described topology with
-the CUDA plugin alone: no GPU, no driver and no CUDA libraries are needed.
+the CUDA plugin, an assembler and CUDA's libdevice: no GPU, no driver and none of CUDA's other libraries are needed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def is_plugin_installed() -> bool:
 
 def is_described(device: jax.Device) -> bool:
     """Returns whether a device is not there."""
-    return getattr(device.client, "runtime_type", None) == "compile_only_runtime"
+    return getattr(getattr(device, "client", None), "runtime_type", None) == "compile_only_runtime"
 
 
 def are_described(sharding: Sharding) -> bool:
@@ -128,7 +128,7 @@ def _register_plugin() -> None:
     if not found:
         raise ImportError(
             "Programs for GPUs that are not there are compiled by JAX's CUDA plugin, which is not installed. It needs "
-            f"no GPU, driver or CUDA libraries: pip install 'trainer-jax[{EXTRA}]'")
+            f"no GPU, no driver and no CUDA: pip install 'trainer-jax[{EXTRA}]'")
     with _platforms("cpu"):  # or the plugin looks for the driver, and registers nothing without it
         importlib.import_module(found[0]).initialize()
 

@@ -29,7 +29,7 @@ class GpuKind(NamedTuple):
     target_config: str
 
 
-# The interesting numbers of XLA's own descriptions (openxla/xla, xla/backends/gpu/target_config/specs, 2026).
+# The figures are those of XLA's own descriptions: openxla/xla, xla/backends/gpu/target_config/specs, 2026.
 _TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024
