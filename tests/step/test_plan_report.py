@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.support import project_files
 from trainer.compile.program_contents import Collective
 from trainer.distribute.placement.described import Topology
 from trainer.step.planning.report import Alternative, DeviceMemory, Plan
@@ -96,6 +97,19 @@ def test_a_plans_text_says_what_was_found(plan):
     assert rows["remat=True"][1:] == ["50.0", "GiB", "yes", "750", "ms"]
     assert rows["microbatches=2"][1:] == ["ValueError:", "no"]
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_page_shows_plans_as_they_are_printed(plan):
+    page = (project_files.ROOT / "docs" / "plan.md").read_text()
+    shown = page.partition("```text\n")[2].partition("\n```")[0]
+
+    def labels(text):
+        return [line.split("  ")[0] for line in text.splitlines() if "  " in line and "=" not in line]
+
+    own = dataclasses.replace(plan, alternatives=())
+    assert [label for label in labels(shown) if label not in labels(str(own))] == [
+        "Alternatives", "FullyShardedStrategy()", "batches of 256 rows"]
+    assert not [label for label in labels(str(own)) if label not in labels(shown)]
 
 
 def test_a_plan_of_one_device_has_no_collectives(plan):
