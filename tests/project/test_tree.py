@@ -7,7 +7,8 @@ import pytest
 from tests.support import project_files
 
 FOLDERS = {path.name for path in (project_files.ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "._"}
-OTHERS = {"project", "reference", "support"}  # the project as a whole, numbers to compare with, and helpers
+# What XLA compiles for GPUs, the project as a whole, numbers to compare with, and helpers.
+OTHERS = {"gpu_programs", "project", "reference", "support"}
 
 
 def test_every_folder_of_tests_is_that_of_a_room():

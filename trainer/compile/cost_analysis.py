@@ -7,12 +7,14 @@ scanned over, and of microbatches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 _LOOP = "scan"
+_PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Cost(NamedTuple):
@@ -21,10 +23,13 @@ class Cost(NamedTuple):
     Attributes:
       flops: of all kinds.
       repeated_flops: of all iterations of loops of known length after the first.
+      products: of products and convolutions, by what they are computed in: the dtype of the operands, or
+        "tensorfloat32" for float32 in JAX's default precision, which GPUs compute so.
     """
 
     flops: float
     repeated_flops: float
+    products: Mapping[str, float] = MappingProxyType({})
 
 
 def cost_of(traced: Any) -> Cost | None:
@@ -33,7 +38,40 @@ def cost_of(traced: Any) -> Cost | None:
     if flops is None:
         return None
     repeated = repeated_flops(traced.jaxpr)
-    return Cost(flops + repeated, repeated)
+    return Cost(flops + repeated, repeated, products_of(traced.jaxpr))
+
+
+def cost_of_trace(program: ClosedJaxpr | Jaxpr) -> Cost:
+    """Returns the cost of a traced program as it is counted here, for devices that XLA knows no cost of."""
+    return Cost(_flops(program, all_iterations=True), repeated_flops(program), products_of(program))
+
+
+def products_of(program: ClosedJaxpr | Jaxpr) -> dict[str, float]:
+    """Returns the floating-point operations of products and convolutions; see `Cost.products`.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> products_of(jax.jit(lambda x: x @ x.astype(jnp.bfloat16).T).trace(jnp.ones((4, 8), jnp.bfloat16)).jaxpr)
+      {'bfloat16': 256.0}
+    """
+    total: dict[str, float] = {}
+    for equation in _plain(program).eqns:
+        iterations = equation.params["length"] if equation.primitive.name == _LOOP else 1
+        for part in _inner(equation):
+            for dtype, flops in products_of(part).items():
+                total[dtype] = total.get(dtype, 0.0) + iterations * flops
+        if equation.primitive.name in _PRODUCTS:
+            dtype, output = _computed_in(equation), getattr(equation.outvars[0].aval, "shape", ())
+            total[dtype] = total.get(dtype, 0.0) + _operations_per_output(equation) * math.prod(output)
+    return total
+
+
+def _computed_in(equation: Any) -> str:
+    dtype = str(equation.invars[0].aval.dtype)
+    precision = equation.params.get("precision")
+    is_default = precision is None or "HIGHEST" not in str(precision)
+    return "tensorfloat32" if dtype == "float32" and is_default else dtype
 
 
 def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:

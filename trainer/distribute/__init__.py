@@ -7,6 +7,7 @@ from trainer.cluster import ClusterError, ClusterTimeout, TFConfigClusterResolve
 from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
 from trainer.data import AutoShardPolicy
 from trainer.distribute import experimental
+from trainer.distribute.placement.described import described_devices
 from trainer.distribute.replica.collectives import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -73,6 +74,7 @@ __all__ = [
     "TPUStrategy",
     "ValueContext",
     "WorkerLostError",
+    "described_devices",
     "experimental",
     "get_replica_context",
     "get_strategy",

@@ -83,6 +83,14 @@ class Configuration:
         self.loss, self.metrics, self.rules, self.options = compiled_loss, compiled_metrics, rules, options
         self.forget_phases()
 
+    def with_options(self, options: CompileOptions) -> Configuration:
+        """Returns the same configuration with other options, and no compiled steps."""
+        made = Configuration()
+        made.is_compiled, made.given, made.trainable = self.is_compiled, self.given, self.trainable
+        made.loss, made.metrics, made.options = self.loss, self.metrics, options
+        made.rules = with_options(self.rules, options)
+        return made
+
     def set_trainable(self, value: bool) -> None:
         """Sets `trainable`, for steps that are traced from now on."""
         self.trainable = value

@@ -13,7 +13,7 @@ import numpy as np
 from trainer.callbacks import CallbackList
 from trainer.core import arguments, errors
 from trainer.core.types import Data, Phase
-from trainer.data import HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
+from trainer.data import Batch, HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.sources import DatasetSource
@@ -100,6 +100,17 @@ def compile_ahead(
             once = is_sample or kind == "predict"
             for passes in (1,) if once else (1, 2) if epochs is None else (epochs,):
                 loop.compile_ahead(model, kind, reader, passes, is_sample)
+
+
+def sample_batch(sample: Any, batch_size: int | None) -> Batch:
+    """Returns the first batch of the data that `Strategy.plan` describes, for all processes."""
+    if isinstance(sample, (tuple, list)) and not sample:
+        raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
+    parts = _array_parts(sample) or (sample,)
+    if batch_size is None and is_array_tree(parts[0]):
+        batch_size = rows_of(parts[0])
+    with Reader(adapt(*parts, batch_size=batch_size), may_be_endless=True) as reader:
+        return reader.peek()
 
 
 def checked_phases(phases: Any) -> Sequence[Phase]:

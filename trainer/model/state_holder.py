@@ -82,6 +82,9 @@ class StateHolder:
     @contextlib.contextmanager
     def building(self, inputs: Any) -> Iterator[TrainState]:
         """Makes the weights while a block runs, which is given their shapes; the first to need them later waits."""
+        if self._strategy.is_described:
+            raise ValueError(f"The devices of {self._strategy!r} are described only: no weights can be placed there. "
+                             "Use `strategy.plan(model, sample)`, or a strategy over devices of this machine.")
         spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), inputs)
         making = init_placed(self._make, self._strategy.state_shardings, np.uint32(self.seed), inputs,
                              free_to_move(self._module.initial_values))

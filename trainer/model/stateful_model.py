@@ -36,7 +36,9 @@ from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
 
 if TYPE_CHECKING:
+    from trainer.distribute import Strategy
     from trainer.distribute.parameter_server.processes.wire import Resource
+    from trainer.step.planning.report import Plan
 
 Path = str | os.PathLike[str]
 
@@ -217,6 +219,12 @@ class StatefulModel(OverridableSteps):
             raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
                              "rows of inputs; nothing is allocated for it but its own rows.")
         return self._state_holder.shapes(self.sample_inputs(_some_rows(sample)))
+
+    def _planned(self, strategy: Strategy, *arguments: Any) -> Plan:
+        """Returns what `Strategy.plan` does, whose arguments follow."""
+        from trainer.model import planned_step  # of the few programs that plan
+
+        return planned_step.plan(self, strategy, *arguments)
 
     def summary(self, print_fn: Callable[[str], Any] = print) -> None:
         """Prints a table of the layers, their output shapes and weights.

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from trainer.compile.cost_analysis import Cost, cost_of
+from trainer.compile.cost_analysis import Cost, cost_of, cost_of_trace
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import compile_lowered, compiled, compiling
 from trainer.compile.passed_through import first_passed_through
@@ -187,7 +187,8 @@ class CompiledPhase:
                 shapes, cost = self._one_step(state, group.data, group.mask), None
             else:
                 traced = compiled(self._one_step).trace(state, group.data, group.mask)
-                shapes, cost = traced.out_info, functools.cache(lambda: cost_of(traced))
+                shapes, cost = traced.out_info, functools.cache(
+                    lambda: cost_of_trace(traced.jaxpr) if self._strategy.is_described else cost_of(traced))
                 if self._strategy.rests_on_host and self._kind == "train" and self._kept is None:
                     self._kept = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
                 self._program = self._program or (lambda: traced.lower().as_text())
@@ -207,8 +208,12 @@ class CompiledPhase:
     @property
     def step_flops(self) -> float | None:
         """How many floating-point operations a replica has in one step; None if XLA does not know, or it is eager."""
-        cost = None if self._cost is None else self._cost()
-        return None if cost is None else cost.flops
+        return None if self.step_cost is None else self.step_cost.flops
+
+    @property
+    def step_cost(self) -> Cost | None:
+        """What a replica computes in one step; None as of `step_flops`."""
+        return None if self._cost is None else self._cost()
 
     def program(self) -> str | None:
         """Returns the text of the step for the first batch that `prepare` has seen, before XLA compiles it.
@@ -223,7 +228,8 @@ class CompiledPhase:
             empty = running_logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
             self.empty_logs = to_devices(empty, self._strategy.logs_sharding)
             self.log_names = tuple(jax.eval_shape(running_logs.results, empty))
-            self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
+            if not self._strategy.is_described:
+                self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
 
     def _affordable_steps(self, cost: Callable[[], Cost | None] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
@@ -241,19 +247,21 @@ class CompiledPhase:
         # Two at least of what is fused elsewhere: a step on its own may round differently.
         return min(self.steps_per_execution, max(_power_of_two(FUSED_BYTES_OF_ARRAYS / _nbytes(batch)), 2))
 
-    def lowered(self, state: Any, batch: Any) -> Any:
-        """Returns an execution of one step, lowered for compilation: a `jax.stages.Lowered`.
+    def lowered(self, state: Any, batch: Any, steps: int | None = None) -> Any:
+        """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.
 
         Args:
           state: a state of arrays, or of shapes as `jax.ShapeDtypeStruct`s, of which nothing is allocated.
           batch: a host batch, which `prepare` has seen.
+          steps: of how many steps. By default of one, with room for a second if steps are fused.
         """
-        capacity = min(self.steps_per_execution, 2)
-        stack = jax.tree.map(lambda leaf: np.stack([leaf] * capacity), batch)
-        group = self.place_group(Group(stack, 1, jax.tree.leaves(batch)[0].shape[0], first=0))
+        capacity = min(self.steps_per_execution, 2) if steps is None else steps
+        stack = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (capacity, *leaf.shape)), batch)
+        group = self.place_group(Group(stack, steps or 1, jax.tree.leaves(batch)[0].shape[0], first=0))
         running = () if self._kind == "predict" else (self.empty_logs,)
-        bounds = [self._strategy.place_number(number) for number in (0, 1)]
-        return self._execution(capacity > 1, None).lower(
+        bounds = [self._strategy.place_number(number) for number in (0, steps or 1)]
+        count = steps if self._knows_counts and capacity > 1 else None
+        return self._execution(capacity > 1, count).lower(
             self._placed_shapes(state), *running, group.data, group.mask, *bounds)
 
     def _placed_shapes(self, state: Any) -> Any:

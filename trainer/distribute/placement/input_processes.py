@@ -15,13 +15,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.cluster import ProcessGroup
 from trainer.data.sharding.processes import Processes
+from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.placement import to_host
 
 _PROCESS_AXIS, _DEVICE_AXIS = "process", "device"
 
 
 def group_of(mesh: Mesh) -> ProcessGroup:
-    """Returns the processes that have a mesh's devices; this one alone if it has none of them."""
+    """Returns the processes that have a mesh's devices; this one alone for devices of others or described devices."""
+    if is_described(mesh.devices.flat[0]):
+        return ProcessGroup.of([jax.process_index()])
     members = sorted({device.process_index for device in mesh.devices.flat})
     return ProcessGroup.of(members if jax.process_index() in members else [jax.process_index()])
 

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -15,6 +16,7 @@ from trainer.core.types import PyTree
 from trainer.data import HostArrays
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
+from trainer.distribute.placement.described import are_described
 from trainer.distribute.placement.device_memory import retried
 
 DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
@@ -54,12 +56,17 @@ class PlacedGroup:
 def to_devices(tree: PyTree, shardings: Any) -> Any:
     """Returns the arrays of a tree placed on devices, of which each gets its part only.
 
-    Of devices of several processes each process serves its own, from arrays that all of them have whole.
+    Of devices of several processes each process serves its own, from arrays that all of them have whole. On described
+    devices nothing is placed: the result is the arrays' shapes.
 
     Args:
       tree: host arrays, or JAX arrays, whose buffers the result may share.
       shardings: where each goes: a sharding, or a tree of them like `tree`.
     """
+    if any(map(are_described, jax.tree.leaves(shardings)[:1])):
+        if isinstance(shardings, Sharding):
+            return jax.tree.map(lambda leaf: shape_on(leaf, shardings), tree)
+        return jax.tree.map(shape_on, tree, shardings)
     if all(sharding.is_fully_addressable for sharding in jax.tree.leaves(shardings)):
         return retried(jax.device_put, tree, shardings)
     if isinstance(shardings, Sharding):
@@ -69,9 +76,18 @@ def to_devices(tree: PyTree, shardings: Any) -> Any:
 
 def batches_to_devices(batches: Any, sharding: Sharding) -> Any:
     """Returns host arrays placed as `to_devices` places them, in half the time, as every turn of the loop begins so."""
+    if are_described(sharding):
+        return to_devices(batches, sharding)
     # JAX takes this transfer for an implicit one, but it is the trainer that asks for it.
     with jax.transfer_guard_host_to_device("allow"):
         return jax.tree.map(lambda leaf: _to_devices_of_all(leaf, sharding), batches)
+
+
+def shape_on(leaf: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
+    """Returns what stands for an array on devices that are described only: its shape there."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    dtype = leaf.dtype if is_key else canonical_dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _to_devices_of_all(leaf: Any, sharding: Sharding) -> jax.Array:

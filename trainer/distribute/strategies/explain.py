@@ -99,14 +99,14 @@ class StateReport:
         return f"{type(self).__name__}({self.title!r}, total_bytes={self.total_bytes})"
 
     def __str__(self) -> str:
-        table = _columns([("Parameter", "Shape", "Dtype", "Spec", "Per device"),
+        table = columns([("Parameter", "Shape", "Dtype", "Spec", "Per device"),
                           *((row.path, str(row.shape), row.dtype, row.spec, readable_bytes(row.device_bytes))
                             for row in self.rows)], right_aligned=(4,))
         parts = {"Parameters": self.parameters, "Gradients": self.gradients, "Optimizer state": self.optimizer_state,
                  "Model state": self.model_state, "Total": self.total}
         sizes = [(name, readable_bytes(size), "" if memory == DEFAULT_MEMORY else f"in {memory}")
                  for name, by_memory in parts.items() for memory, size in (by_memory or {DEFAULT_MEMORY: 0}).items()]
-        summary = _columns([("Per device", "", ""), *sizes,
+        summary = columns([("Per device", "", ""), *sizes,
                             ("One device, unsharded", readable_bytes(self.unsharded_bytes), "")], right_aligned=(1,))
         rule = "-" * max(map(len, table + summary))
         return "\n".join([self.title, table[0], rule, *table[1:], rule, *summary,
@@ -223,7 +223,7 @@ def _spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
     return "replicated" if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"
 
 
-def _columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:
+def columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:
     """Returns lines whose cells stand in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(cell.rjust(width) if column in right_aligned else cell.ljust(width)

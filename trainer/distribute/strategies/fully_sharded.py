@@ -14,6 +14,7 @@ from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
+from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.devices import find_devices
 from trainer.distribute.replica.collectives import NcclAllReduce
 from trainer.distribute.replica.communication_options import CommunicationOptions, without_implementation
@@ -54,10 +55,18 @@ class ShardedStrategy(Strategy):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
         check_count("min_shard_bytes", min_shard_bytes, 0)
+        _check_host_memory(devices, memory_kind)
         super().__init__(devices, NcclAllReduce(options=options))
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind, self._min_host_bytes = memory_kind, min_host_bytes
         self.rests_on_host = memory_kind is not None
+
+    def over(self, devices: Sequence[jax.Device]) -> Strategy:
+        _check_host_memory(devices, self._memory_kind)
+        made = super().over(devices)
+        assert isinstance(made, ShardedStrategy), "of the same kind"
+        made._rule = self._rule._replace(num_replicas=made.num_replicas_in_sync)
+        return made
 
     def _sharding(self, axis: int) -> NamedSharding:
         return NamedSharding(self.mesh, spec_of(axis))
@@ -125,6 +134,12 @@ class ShardedStrategy(Strategy):
 
     def _constrained(self, tree: PyTree, axes: Any) -> Any:
         return jax.lax.with_sharding_constraint(tree, self._shardings(axes))
+
+
+def _check_host_memory(devices: Sequence[jax.Device], memory_kind: str | None) -> None:
+    if memory_kind is not None and is_described(devices[0]):
+        raise ValueError("The state would rest in the memory of the host, and described devices have no host. Plan "
+                         "`FullyShardedStrategy()`, which splits the state over the devices.")
 
 
 class FullyShardedStrategy(ShardedStrategy):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from trainer.core import errors
 from trainer.distribute.placement.devices import find_device, find_devices
 from trainer.distribute.replica.collectives import CrossDeviceOps
@@ -28,6 +30,9 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: Any = 0):
         super().__init__([find_device(device, "device")])
+
+    def _mesh_over(self, devices: Sequence[jax.Device]) -> Sequence[jax.Device]:
+        return devices[:1]
 
 
 class MirroredStrategy(Strategy):

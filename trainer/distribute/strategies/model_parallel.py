@@ -71,6 +71,16 @@ class ModelParallelStrategy(Strategy):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self.mesh.shape)})"
 
+    def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh:
+        # A replica is as large as before, and there are as many as the devices are enough for.
+        sizes = {name: size for name, size in self.mesh.shape.items() if name != REPLICA_AXIS}
+        replica = math.prod(sizes.values())
+        if len(devices) % replica:
+            raise ValueError(f"{self!r} has {replica} devices in each replica, which do not divide {len(devices)}. "
+                             "Give another `mesh_shape`.")
+        shape = {name: sizes.get(name, len(devices) // replica) for name in self.mesh.axis_names}
+        return Mesh(np.asarray(devices).reshape(tuple(shape.values())), tuple(shape))
+
     def state_shardings(self, state: TrainState) -> TrainState:
         specs = self._specs(state)
         opt_states = {}

@@ -6,6 +6,7 @@ Owns the strategy in scope. The loop, the step and the callbacks work with any s
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import threading
@@ -26,6 +27,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Group, HostArrays, ResidentBatches
 from trainer.data.sharding.processes import Processes
+from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes
 from trainer.distribute.placement.global_batch import place_global_batch
@@ -52,6 +54,7 @@ from trainer.distribute.strategies.custom_loops import CustomLoops
 
 if TYPE_CHECKING:
     from trainer.distribute.strategies.explain import StateReport
+    from trainer.step.planning.report import Plan
 
 
 class Strategy(CustomLoops):
@@ -107,6 +110,11 @@ class Strategy(CustomLoops):
                                 bytes_per_pack=options.bytes_per_pack)
 
     @property
+    def is_described(self) -> bool:
+        """Whether the devices are described only: programs can be compiled for them, and nothing can be placed."""
+        return is_described(self.mesh.devices.flat[0])
+
+    @property
     def spans_processes(self) -> bool:
         """Whether the replicas are on devices of several processes, all of which must then make the same calls."""
         return self._processes.count > 1
@@ -144,12 +152,29 @@ class Strategy(CustomLoops):
     @property
     def outputs_sharding(self) -> NamedSharding:
         """Where the outputs of `predict` are: where the batches are, or on all devices if other processes have some."""
-        return self._batch_sharding if self._whole.is_fully_addressable else self._whole
+        hosts = {device.process_index for device in self.mesh.devices.flat}
+        return self._batch_sharding if len(hosts) == 1 else self._whole
 
     @property
     def rows_spec(self) -> PartitionSpec:
         """How arrays whose first axis is rows, or replicas, are split."""
         return PartitionSpec(REPLICA_AXIS)
+
+    def over(self, devices: Sequence[jax.Device]) -> Strategy:
+        """Returns a strategy of the same kind and options over other devices.
+
+        Args:
+          devices: the devices, which may be described only; see `plan`.
+
+        Raises:
+          ValueError: if the strategy cannot use so many.
+        """
+        made = copy.copy(self)
+        Strategy.__init__(made, self._mesh_over(devices), self._cross_device_ops)
+        return made
+
+    def _mesh_over(self, devices: Sequence[jax.Device]) -> Mesh | Sequence[jax.Device]:
+        return devices
 
     # --- the state: see `replica/replicated_state.py` for the order of these. Here, a copy on each device. -----------
 
@@ -243,6 +268,31 @@ class Strategy(CustomLoops):
             named_leaves(self.gradient_shardings(state)))
         print(found)
         return found
+
+    @entry_point
+    def plan(
+        self, model: Any, sample: Any, topology: Any = None, *, batch_size: int | None = None,
+        alternatives: bool | str = "auto", memory_fraction: float = 0.75, verbose: bool = True,
+    ) -> Plan:
+        """Prints and returns what a train step would take on GPUs that need not be there; see docs/plan.md.
+
+        JAX's CUDA plugin compiles it (`pip install 'trainer-jax[gpu-programs]'`); nothing of the model is allocated.
+
+        Args:
+          model: a `trainer.Model`, compiled, made under any strategy.
+          sample: what `fit` would be given, or one batch, whose leaves may be `jax.ShapeDtypeStruct`s.
+          topology: the GPUs: "8xh100", or "2x8xh200" for two hosts with eight each. This strategy is made again over
+            them; without, its own devices are described.
+          batch_size: rows of a batch over all replicas, if `sample` is all rows of arrays; they are one batch without.
+          alternatives: whether changes are compiled and listed, too; "auto" does so if the step does not fit.
+          memory_fraction: the part of a GPU's memory that JAX takes: `XLA_PYTHON_CLIENT_MEM_FRACTION`.
+          verbose: whether to print it.
+
+        Raises:
+          ImportError: if the plugin is not installed.
+          ValueError: for a topology that does not suit the strategy, and data that the model cannot take.
+        """
+        return model._planned(self, sample, topology, batch_size, alternatives, memory_fraction, verbose)
 
     # --- data ------------------------------------------------------------------------------------------------------
 

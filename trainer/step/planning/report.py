@@ -1,0 +1,228 @@
+"""What a train step would take on GPUs: the report of `strategy.plan(model, sample, topology)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.distribute.strategies.explain import columns, readable_bytes
+from trainer.step.planning.roofline import Roofline, SentRow
+
+_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """The bytes of one device, at the peak of an execution.
+
+    Attributes:
+      parameters, optimizer_state, model_state: of the state.
+      batches: of the batches of the execution.
+      other_arguments: logs, numbers and what pads arrays.
+      temporary: gradients, activations, and all else that lives during a step.
+      results: what comes out in buffers of its own: no argument gave it one.
+      batches_ahead: of the batches that `fit` sends before they are needed.
+      gradients: what the reduced gradients take, a part of `temporary` as far as they are there at once.
+    """
+
+    parameters: int
+    optimizer_state: int
+    model_state: int
+    batches: int
+    other_arguments: int
+    temporary: int
+    results: int
+    batches_ahead: int
+    gradients: int
+
+    @property
+    def step(self) -> int:
+        """What an execution takes: its arguments, its results and its temporary buffers."""
+        return (self.parameters + self.optimizer_state + self.model_state + self.batches + self.other_arguments
+                + self.temporary + self.results)
+
+    @property
+    def peak(self) -> int:
+        """What `fit` takes: an execution, and the batches that wait for theirs."""
+        return self.step + self.batches_ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """What another way to train would take.
+
+    Attributes:
+      change: what is different.
+      peak_bytes: as `DeviceMemory.peak`; None if it could not be compiled.
+      fits: whether that is less than a device has.
+      step_secs: the roofline's time of a step.
+      problem: why it could not be compiled.
+    """
+
+    change: str
+    peak_bytes: int | None = None
+    fits: bool = False
+    step_secs: float | None = None
+    problem: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a train step takes on GPUs that need not be there; its text is a table.
+
+    Attributes:
+      model: the model's name.
+      strategy: the strategy, without its devices.
+      topology: the GPUs, such as "8xh100".
+      device: the name of a GPU.
+      num_devices: how many there are.
+      num_replicas: how many replicas they form.
+      batch_rows: the rows of a batch, over all replicas.
+      fused_steps: how many steps go into one execution.
+      memory: the bytes of a device.
+      device_bytes: the memory of a GPU.
+      memory_fraction: the part of it that JAX takes.
+      collectives: what a step communicates.
+      flops: floating-point operations of a device in a step.
+      product_flops: those of products and convolutions, by what they are computed in.
+      traffic_bytes: what the kernels of a step read and write in a device's memory.
+      kernels: how many kernels a step has, collectives apart.
+      roofline: the least time of a step.
+      unknown_loops: how many loops run as often as only the device knows: it asks the host before each iteration.
+      host_transfers: how many instructions send to the host, or receive from it.
+      assumptions: what the numbers rest on.
+      alternatives: what changes would give.
+    """
+
+    model: str
+    strategy: str
+    topology: str
+    device: str
+    num_devices: int
+    num_replicas: int
+    batch_rows: int
+    fused_steps: int
+    memory: DeviceMemory
+    device_bytes: int
+    memory_fraction: float
+    collectives: tuple[SentRow, ...]
+    flops: float
+    product_flops: Mapping[str, float]
+    traffic_bytes: float
+    kernels: float
+    roofline: Roofline
+    unknown_loops: int
+    host_transfers: int
+    assumptions: tuple[str, ...]
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def available_bytes(self) -> int:
+        """The memory that JAX takes of a device."""
+        return int(self.device_bytes * self.memory_fraction)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits into a device's memory."""
+        return self.memory.peak <= self.available_bytes
+
+    @property
+    def rows_per_sec(self) -> float:
+        """How many rows a second is the most that the roofline allows."""
+        return self.batch_rows / self.roofline.step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything as numbers, strings, lists and dicts, as JSON has them."""
+        return {
+            **dataclasses.asdict(self),
+            "product_flops": dict(self.product_flops),
+            "memory": {**dataclasses.asdict(self.memory), "step": self.memory.step, "peak": self.memory.peak},
+            "collectives": [row._asdict() for row in self.collectives],
+            "roofline": {**self.roofline._asdict(), "step": self.roofline.step, "bound": self.roofline.bound,
+                         "without_overlap": self.roofline.without_overlap},
+            "assumptions": list(self.assumptions),
+            "alternatives": [dataclasses.asdict(each) for each in self.alternatives],
+            "available_bytes": self.available_bytes, "fits": self.fits, "rows_per_sec": self.rows_per_sec,
+        }
+
+    def __repr__(self) -> str:
+        return (f"{type(self).__name__}({self.model!r}, {self.strategy!r}, {self.topology!r}, "
+                f"peak_bytes={self.memory.peak}, fits={self.fits})")
+
+    def __str__(self) -> str:
+        title = (f"{self.model} under {self.strategy} on {self.topology} ({self.device}): batches of "
+                 f"{self.batch_rows} rows, {_count(self.num_replicas, 'replica')}")
+        sections = [self._memory_lines(), self._collective_lines(), self._time_lines(), self._alternative_lines(),
+                    ["Assumed", *(f"- {line}" for line in self.assumptions)]]
+        rule = "-" * min(max(len(line) for lines in sections[:-1] for line in [title, *lines]), 120)
+        return f"\n{rule}\n".join([title, *("\n".join(lines) for lines in sections if lines)])
+
+    def _memory_lines(self) -> list[str]:
+        memory = self.memory
+        rows = [("Parameters", memory.parameters), ("Optimizer state", memory.optimizer_state),
+                ("Model state", memory.model_state), ("Batches", memory.batches),
+                ("Logs and numbers", memory.other_arguments), ("Gradients, activations, temporary", memory.temporary),
+                ("Results without an argument's buffer", memory.results), ("Peak of a step", memory.step),
+                ("Batches sent ahead", memory.batches_ahead), ("Peak", memory.peak)]
+        notes = {"Gradients, activations, temporary": f"the gradients alone: {readable_bytes(memory.gradients)}",
+                 "Batches": f"of {_count(self.fused_steps, 'fused step')}" if self.fused_steps > 1 else "",
+                 "Peak": f"{'fits into' if self.fits else 'does not fit into'} {readable_bytes(self.available_bytes)}, "
+                         f"{100 * self.memory_fraction:.3g} % of the device's {readable_bytes(self.device_bytes)}"}
+        return columns([("Bytes of a device", "", ""),
+                         *((name, readable_bytes(size), notes.get(name, "")) for name, size in rows)], (1,))
+
+    def _collective_lines(self) -> list[str]:
+        if not self.collectives:
+            return ["Collectives of a step: none"]
+        return columns(
+            [("Collectives of a step", "Devices", "Hosts", "Count", "With work beside", "Arrays", "A device sends",
+              "Least time"),
+             *((row.kind, str(row.devices), str(row.hosts), f"{row.times:.4g}", f"{row.overlapped:.4g}",
+                readable_bytes(round(row.nbytes)), readable_bytes(round(row.sent_bytes)), readable_secs(row.secs))
+               for row in self.collectives)], range(1, 8))
+
+    def _time_lines(self) -> list[str]:
+        time, products = self.roofline, ", ".join(
+            f"{_scaled(flops)}FLOP in {dtype}" for dtype, flops in self.product_flops.items()) or "no products"
+        rows = [("Compute", readable_secs(time.compute), products),
+                ("Memory", readable_secs(time.memory), f"{readable_bytes(round(self.traffic_bytes))} read and written"),
+                ("Launches", readable_secs(time.kernels), f"{self.kernels:,.0f} kernels"),
+                ("Collectives", readable_secs(time.collectives), f"{readable_secs(time.exposed)} of it not hidden"),
+                ("Step", readable_secs(time.step), f"bound by {time.bound}; at most {self.rows_per_sec:,.0f} rows/s"),
+                ("Fused steps", str(self.fused_steps), "in one execution" + (
+                    f"; {_count(self.unknown_loops, 'loop')} of unknown length" if self.unknown_loops else ""))]
+        if self.host_transfers:
+            rows.append(("Host transfers", str(self.host_transfers), "instructions"))
+        return columns([("Least time of a step", "", ""), *rows], (1,))
+
+    def _alternative_lines(self) -> list[str]:
+        if not self.alternatives:
+            return []
+        return columns(
+            [("Alternatives", "Peak", "Fits", "Least step", ""),
+             *((each.change, "" if each.peak_bytes is None else readable_bytes(each.peak_bytes),
+                "" if each.peak_bytes is None else "yes" if each.fits else "no",
+                "" if each.step_secs is None else readable_secs(each.step_secs), each.problem or "")
+               for each in self.alternatives)], (1, 3))
+
+
+def readable_secs(secs: float) -> str:
+    """Returns seconds in the unit that suits them.
+
+    >>> readable_secs(0.0), readable_secs(3.21e-5), readable_secs(0.0123), readable_secs(2.5)
+    ('0 us', '32.1 us', '12.3 ms', '2.5 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if secs >= size:
+            return f"{secs / size:.3g} {unit}"
+    return f"{secs * 1e6:.3g} us"
+
+
+def _scaled(number: float) -> str:
+    prefix, size = next((each for each in _PREFIXES if number >= each[1]), ("", 1.0))
+    return f"{number / size:.3g} {prefix}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,0 +1,149 @@
+"""A lower bound of a step's time, from what it computes, moves and sends, and from the rates of a GPU.
+
+Source: Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore Architectures", 2009; the bytes
+that a ring sends are those of Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from trainer.compile.program_contents import Collective
+from trainer.distribute.placement.described import Topology
+from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
+
+KERNEL_SECS = 1e-6  # that even an empty kernel takes
+
+
+class Roofline(NamedTuple):
+    """How long a step takes at least, in seconds, where everything runs at its peak rate.
+
+    Attributes:
+      compute: of the products and convolutions.
+      memory: of what kernels read and write in the device's memory.
+      kernels: of so many kernels, one after another, if they had nothing to do.
+      collectives: of all collectives, one after another.
+      exposed: of those that nothing runs beside: that have no work between start and end, and what others take longer
+        than the rest of the step.
+    """
+
+    compute: float
+    memory: float
+    kernels: float
+    collectives: float
+    exposed: float
+
+    @property
+    def step(self) -> float:
+        """Of the step: the longest of computing, moving and launching, and the collectives that nothing hides."""
+        return max(self.compute, self.memory, self.kernels) + self.exposed
+
+    @property
+    def without_overlap(self) -> float:
+        """Of the step, if all collectives were waited for."""
+        return max(self.compute, self.memory, self.kernels) + self.collectives
+
+    @property
+    def bound(self) -> str:
+        """What the step waits for most: "compute", "memory", "kernels" or "collectives"."""
+        times = {"compute": self.compute, "memory": self.memory, "kernels": self.kernels, "collectives": self.exposed}
+        return max(times, key=lambda name: times[name])
+
+
+class SentRow(NamedTuple):
+    """Collectives of one kind over one group of devices, in a step.
+
+    Attributes:
+      kind: such as "all-reduce".
+      devices: how many devices a group has.
+      hosts: over how many hosts it reaches.
+      times: how many of them run.
+      overlapped: how many of them have kernels between their start and their end.
+      nbytes: of the whole arrays.
+      sent_bytes: what a device sends, at least.
+      secs: how long they take at least, one after another.
+    """
+
+    kind: str
+    devices: int
+    hosts: int
+    times: float
+    overlapped: float
+    nbytes: float
+    sent_bytes: float
+    secs: float
+
+
+def bandwidth(group: Sequence[int], topology: Topology) -> float:
+    """Returns the bytes per second that each device of a group can send to the next in a ring.
+
+    Inside of a host it is the link's. Between hosts all devices that a host has in the group send at once, each over
+    its own network adapter, and the ring passes each host through one of them.
+
+    >>> bandwidth(range(8), Topology.of("2x8xh100")) / 1e9, bandwidth(range(16), Topology.of("2x8xh100")) / 1e9
+    (450.0, 400.0)
+    >>> bandwidth([0, 8], Topology.of("2x8xh100")) / 1e9
+    50.0
+    """
+    by_host = Counter(device // topology.gpus_per_host for device in group)
+    link = topology.gpu.link_bandwidth
+    return link if len(by_host) == 1 else min(link, NETWORK_BANDWIDTH * min(by_host.values()))
+
+
+def sent_rows(collectives: Iterable[Collective], topology: Topology, steps: int) -> tuple[SentRow, ...]:
+    """Returns the collectives of one step, by kind and group.
+
+    Args:
+      collectives: those of an execution.
+      topology: the devices.
+      steps: of how many steps the execution is.
+    """
+    rows: dict[tuple[str, int, int], SentRow] = {}
+    for each in collectives:
+        hosts = len({device // topology.gpus_per_host for device in each.group})
+        count = each.times / steps
+        overlapped = count if each.is_asynchronous and each.kernels_between else 0.0
+        sent = each.sent_bytes * count
+        row = SentRow(each.kind, len(each.group), hosts, count, overlapped, each.nbytes * count, sent,
+                      sent / bandwidth(each.group, topology))
+        before = rows.get(row[:3])
+        rows[row[:3]] = row if before is None else SentRow(*row[:3], *(
+            one + other for one, other in zip(before[3:], row[3:], strict=True)))
+    return tuple(sorted(rows.values(), key=lambda row: -row.sent_bytes))
+
+
+def roofline(
+    products: Mapping[str, float], traffic_bytes: float, kernels: float, collectives: Iterable[Collective],
+    topology: Topology, steps: int,
+) -> Roofline:
+    """Returns the lower bound of a step.
+
+    Args:
+      products: operations of a device by dtype, as in `trainer.compile.cost_analysis.Cost`.
+      traffic_bytes: what the kernels of a step move.
+      kernels: how many a step has.
+      collectives: those of an execution.
+      topology: the devices.
+      steps: of how many steps the execution is.
+    """
+    gpu = topology.gpu
+    slowest = min(gpu.peak_flops.values())
+    compute = sum(flops / gpu.peak_flops.get(_family(dtype), slowest) for dtype, flops in products.items())
+    memory, launches = traffic_bytes / gpu.memory_bandwidth, kernels * KERNEL_SECS
+    alone, beside = 0.0, 0.0
+    for each in collectives:
+        secs = each.sent_bytes * each.times / steps / bandwidth(each.group, topology)
+        if each.is_asynchronous and each.kernels_between:
+            beside += secs
+        else:
+            alone += secs
+    return Roofline(compute, memory, launches, alone + beside,
+                    alone + max(0.0, beside - max(compute, memory, launches)))
+
+
+def _family(dtype: str) -> str:
+    """Returns "float8" for "float8_e4m3fn", and the like."""
+    return dtype.partition("_")[0].removeprefix("u")
