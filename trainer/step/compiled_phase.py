@@ -18,6 +18,7 @@ from trainer.compile.cost_analysis import Cost, cost_of, cost_of_trace
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import compile_lowered, compiled, compiling
 from trainer.compile.passed_through import first_passed_through
+from trainer.compile.late_gathers import with_late_gathers
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core import trace_purity
 from trainer.core.replica_context import AllRows, single_context
@@ -134,6 +135,8 @@ class CompiledPhase:
             one_batch = functools.partial(self._noting_constants, one_batch)
             # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
             shared = compiled(one_batch)
+            if strategy.gathers_late:
+                shared = compiled(with_late_gathers(shared))
             if strategy.is_on_cpu:
                 shared = compiled(with_fast_convolutions(shared))
             self._one_batch = functools.partial(self._on_replicas, shared)

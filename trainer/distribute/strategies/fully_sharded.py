@@ -9,6 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from trainer.cluster import cluster_devices
+from trainer.compile.compiler_options import CompilerOptions
 from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReplicaContext
@@ -32,6 +33,7 @@ from trainer.distribute.strategies.strategy import Strategy
 
 LEVELS = ("parameters", "optimizer")
 MIN_SHARD_BYTES = 4096
+PACKED_GRADIENT_BYTES = 2**25  # of gradients that are reduced together
 MIN_HOST_BYTES = 2**16  # what is sent in about the time that it takes to begin
 
 
@@ -60,6 +62,18 @@ class ShardedStrategy(Strategy):
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind, self._min_host_bytes = memory_kind, min_host_bytes
         self.rests_on_host = memory_kind is not None
+
+    @property
+    def gathers_late(self) -> bool:
+        return self._rule.shards_params and self.num_replicas_in_sync > 1
+
+    def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
+        options = super().compiler_options(deterministic)
+        if self.gathers_late and options:
+            # Whole gradients wait for others of a pack. XLA counts the bytes of the part that each device gets.
+            options.setdefault("xla_gpu_reduce_scatter_combine_threshold_bytes",
+                               PACKED_GRADIENT_BYTES // self.num_replicas_in_sync)
+        return options
 
     def over(self, devices: Sequence[jax.Device]) -> Strategy:
         _check_host_memory(devices, self._memory_kind)
@@ -145,9 +159,10 @@ def _check_host_memory(devices: Sequence[jax.Device], memory_kind: str | None) -
 class FullyShardedStrategy(ShardedStrategy):
     """Synchronous training with parameters and optimizer state split over the devices, for states too big for one.
 
-    In each step a device gathers the parameters, computes gradients on its rows, and keeps its part of their mean;
-    the update is made on the parts. So a device must hold the parameters whole for a while, but never the optimizer's
-    state; where parameters alone are too big, use `ModelParallelStrategy`. Numbers are those of one device for any
+    In each step a device gathers each parameter where the step uses it, in the forward and again in the backward pass,
+    computes gradients on its rows, and keeps its part of their mean; the update is made on the parts. So a device holds
+    a few whole parameters at a time, and never the optimizer's state; where one layer alone is too big, use
+    `ModelParallelStrategy`. Numbers are those of one device for any
     optax transformation, also those that look at whole gradients, such as clipping by the global norm, LAMB and
     Adafactor. An array is split along its longest axis that divides by the number of devices; it stays whole if there
     is none, which `explain` shows.

@@ -103,6 +103,11 @@ class Strategy(CustomLoops):
         """Whether the devices are CPUs, which compute on the cores that the host's own work needs too."""
         return self.mesh.devices.flat[0].platform == "cpu"
 
+    @property
+    def gathers_late(self) -> bool:
+        """Whether a step gathers parameters again for each use; see `compile/late_gathers.py`."""
+        return False
+
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
         """Returns what XLA is told about a program of all replicas; see `compile/compiler_options.py`."""
         options = self._cross_device_ops.options

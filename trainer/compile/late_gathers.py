@@ -1,0 +1,216 @@
+"""Parameters that are gathered again for each use, so that no device has all of them at once.
+
+Owns the rewriting of a traced step that gathers split parameters at its beginning: a gathered array would live until its
+last use, in the backward pass. In the rewritten program each operation that uses it gathers it for itself, no sooner
+than a few uses before have begun. What is computed stays the same, for any code of a step. PyTorch's FSDP reshards after
+the forward pass likewise (Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Literal
+
+# Smaller arrays are gathered at the beginning, many in one collective, and stay: all together they are few bytes.
+LEAST_BYTES = 2**20
+# How many uses earlier than its own a gathering may begin, to run beside their arithmetic.
+USES_AHEAD = 2
+_ELEMENTWISE = ("convert_element_type", "copy")
+_OF_THE_SAME_VALUES = (*_ELEMENTWISE, "reshape", "transpose", "squeeze", "broadcast_in_dim", "expand_dims")
+_CALLS = ("jit", "pjit", "closed_call")
+_REMATERIALISED = ("checkpoint", "remat", "remat2")
+
+
+def with_late_gathers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function of the same value that gathers parts again wherever their whole is used.
+
+    Args:
+      function: a pure function of trees of arrays, that gathers some arrays of the first tree by a tiled
+        `jax.lax.all_gather`. It is traced when the returned function is called.
+    """
+
+    def call(*args: Any) -> Any:
+        program, outputs = jax.make_jaxpr(function, return_shape=True)(*args)
+        leaves = jax.tree.leaves(args)
+        rewriter = _Rewriter(leaves[:len(jax.tree.leaves(args[0]))])
+        values = [rewriter.whole(value) for value in rewriter.run(program, leaves)]
+        return jax.tree.unflatten(jax.tree.structure(outputs), values)
+
+    return call
+
+
+@dataclasses.dataclass(frozen=True)
+class _Late:
+    """An array that is gathered where it is used.
+
+    Attributes:
+      part: this replica's part of it.
+      gather: returns the array from the part, along an axis.
+      axis: this axis.
+      then: equations of one array each that follow.
+    """
+
+    part: Any
+    gather: Callable[[Any, int], Any]
+    axis: int
+    then: tuple[Any, ...] = ()
+
+    def made(self, part: Any) -> Any:
+        """Returns the array, gathered from `part`."""
+        value = self.gather(part, self.axis)
+        for equation in self.then:
+            value, = _run(equation, [value])
+        return value
+
+    def followed_by(self, equation: Any) -> _Late:
+        """Returns what an equation makes of the array."""
+        return dataclasses.replace(self, then=(*self.then, equation))
+
+    @property
+    def can_be_sliced(self) -> bool:
+        """Whether slices along the first axis can be gathered on their own."""
+        return self.axis > 0 and all(equation.primitive.name in _ELEMENTWISE for equation in self.then)
+
+    def of_slice(self, part: Any) -> _Late:
+        """Returns what a slice along the first axis is, from that of the part."""
+        return dataclasses.replace(self, part=part, axis=self.axis - 1)
+
+
+class _Rewriter:
+    """Runs a program in a trace, but for its gatherings, which it puts off.
+
+    Args:
+      parts: the arrays whose gathering is put off.
+    """
+
+    def __init__(self, parts: Sequence[Any] = ()):
+        self._parts = {id(part): part for part in parts}
+        self._begun: collections.deque[Any] = collections.deque(maxlen=USES_AHEAD)  # arguments of the last uses
+
+    def run(self, program: Any, args: Sequence[Any]) -> list[Any]:
+        """Returns what a `ClosedJaxpr` returns, of arrays and of `_Late` ones."""
+        jaxpr = getattr(program, "jaxpr", program)  # later versions of JAX have one class for both
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
+        values.update(zip(jaxpr.invars, args, strict=True))
+
+        def value_of(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        for equation in jaxpr.eqns:
+            values.update(zip(equation.outvars, self._found(equation, list(map(value_of, equation.invars))),
+                              strict=True))
+        return list(map(value_of, jaxpr.outvars))
+
+    def _found(self, equation: Any, read: list[Any]) -> Sequence[Any]:
+        name, late = equation.primitive.name, [isinstance(value, _Late) for value in read]
+        if name in _CALLS and (any(late) or any(id(value) in self._parts for value in read)):
+            return self.run(_program_of(equation), read)
+        if name == "all_gather" and id(read[0]) in self._parts and equation.params["tiled"] and (
+                _nbytes(equation.outvars[0].aval) >= LEAST_BYTES):
+            return [_Late(read[0], _gathering(equation.params), equation.params["all_gather_dimension"])]
+        if not any(late):
+            return _run(equation, read)
+        if name in _OF_THE_SAME_VALUES and len(read) == 1:
+            return [read[0].followed_by(equation)]
+        if name in _REMATERIALISED:
+            return self._rematerialised(equation, read)
+        if name == "scan":
+            return self._scanned(equation, read)
+        others = [value for value in read if isinstance(value, jax.Array)]
+        return _run(equation, [self.whole(value, others) for value in read])
+
+    def _rematerialised(self, equation: Any, read: list[Any]) -> Sequence[Any]:
+        """Runs what a backward pass computes again, after all that it computes it from, as JAX does."""
+        if equation.params["differentiated"] and equation.params["prevent_cse"]:
+            held = lax.optimization_barrier([value.part if isinstance(value, _Late) else value for value in read])
+            read = [dataclasses.replace(value, part=new) if isinstance(value, _Late) else new
+                    for value, new in zip(read, held, strict=True)]
+        return self.run(_closed(equation.params["jaxpr"]), read)
+
+    def _scanned(self, equation: Any, read: list[Any]) -> Sequence[Any]:
+        """Runs a loop, of whose stacked arrays each turn gathers its own."""
+        params = equation.params
+        first = params["num_consts"] + params["num_carry"]
+        sliced = {index: value for index, value in enumerate(read)
+                  if index >= first and isinstance(value, _Late) and value.can_be_sliced}
+        others = [value for value in read if isinstance(value, jax.Array)]
+        read = [value.part if index in sliced else self.whole(value, others) for index, value in enumerate(read)]
+
+        same: dict[int, _Late] = {}  # outputs that are stacks which came in, as a backward pass needs them
+
+        def turn(*args: Any) -> list[Any]:
+            rewriter = _Rewriter()
+            returned = rewriter.run(params["jaxpr"], [
+                sliced[index].of_slice(arg) if index in sliced else arg for index, arg in enumerate(args)])
+            for number, value in enumerate(returned):
+                if number >= params["num_carry"] and isinstance(value, _Late):
+                    index, = (index for index in sliced if args[index] is value.part)
+                    stack = dataclasses.replace(value, part=read[index], axis=value.axis + 1)
+                    if stack.can_be_sliced:
+                        same[number] = stack
+            return [rewriter.whole(value) for number, value in enumerate(returned) if number not in same]
+
+        shapes = [jax.ShapeDtypeStruct(value.shape[1:] if index >= first else value.shape, value.dtype)
+                  for index, value in enumerate(map(jnp.asarray, read))]
+        found = iter(_run(equation, read, jaxpr=jax.make_jaxpr(turn)(*shapes)))
+        return [same[number] if number in same else next(found) for number in range(len(equation.outvars))]
+
+    def whole(self, value: Any, others: Sequence[Any] = ()) -> Any:
+        """Returns an array for an operation that has `others` as its other arguments."""
+        if not isinstance(value, _Late):
+            return value
+        part = value.part
+        if len(self._begun) == USES_AHEAD:
+            part = _after(self._begun[0], part)
+        floats = [other for other in others if other.size and jnp.issubdtype(other.dtype, jnp.floating)]
+        self._begun.extend(floats[:1])
+        return value.made(part)
+
+
+def _after(earlier: jax.Array, part: jax.Array) -> jax.Array:
+    """Returns `part`, to the bit, in a way that the compiler cannot do without `earlier`.
+
+    It takes an `optimization_barrier` out before it looks for equal operations the last time, finds the array gathered
+    before, and keeps that (seen with jax 0.10 and 0.12, on CPUs and GPUs).
+    """
+    number = lax.slice(earlier.ravel(), (0,), (1,))[0]
+    never = (number != number) & (number == number)  # noqa: PLR0124
+    return jnp.where(never, jnp.zeros_like(part), part)
+
+
+def _gathering(params: dict[str, Any]) -> Callable[[Any, int], Any]:
+    def gather(part: Any, axis: int) -> Any:
+        return lax.all_gather(part, params["axis_name"], axis=axis, tiled=True,
+                              axis_index_groups=params["axis_index_groups"])
+
+    return gather
+
+
+def _program_of(equation: Any) -> Any:
+    return _closed(equation.params.get("jaxpr") or equation.params["call_jaxpr"])
+
+
+def _closed(program: Any) -> Any:
+    return program if hasattr(program, "consts") else jax.extend.core.ClosedJaxpr(program, ())
+
+
+def _nbytes(shape: Any) -> int:
+    return math.prod(shape.shape) * shape.dtype.itemsize
+
+
+def _run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
+    params = equation.primitive.get_bind_params({**equation.params, **changes})
+    functions, params = params if isinstance(params, tuple) else ((), params)  # as some versions of JAX have it
+    if equation.primitive.name in _ELEMENTWISE and "sharding" in params:
+        params = {**params, "sharding": None}  # of another shape, maybe
+    with equation.ctx.manager:
+        found = equation.primitive.bind(*functions, *values, **params)
+    return list(found) if equation.primitive.multiple_results else [found]
