@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn, nnx
+from flax import linen as nn
+from flax import nnx
 
 import trainer
 from tests.support.hlo import collectives

@@ -1,9 +1,10 @@
 """Parameters that are gathered again for each use, so that no device has all of them at once.
 
-Owns the rewriting of a traced step that gathers split parameters at its beginning: a gathered array would live until its
-last use, in the backward pass. In the rewritten program each operation that uses it gathers it for itself, no sooner
-than a few uses before have begun. What is computed stays the same, for any code of a step. PyTorch's FSDP reshards after
-the forward pass likewise (Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023).
+Owns the rewriting of a traced step that gathers split parameters at its beginning: a gathered array would live until
+its last use, in the backward pass. In the rewritten program each operation that uses it gathers it for itself, no
+sooner than a few uses before have begun. What is computed stays the same, for any code of a step. PyTorch's FSDP frees
+whole parameters after each use likewise (Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+Parallel", 2023).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
 # Smaller arrays are gathered at the beginning, many in one collective, and stay: all together they are few bytes.
 LEAST_BYTES = 2**20
@@ -182,7 +183,7 @@ def _after(earlier: jax.Array, part: jax.Array) -> jax.Array:
     before, and keeps that (seen with jax 0.10 and 0.12, on CPUs and GPUs).
     """
     number = lax.slice(earlier.ravel(), (0,), (1,))[0]
-    never = (number != number) & (number == number)  # noqa: PLR0124
+    never = (number != number) & (number == number)
     return jnp.where(never, jnp.zeros_like(part), part)
 
 
@@ -199,7 +200,7 @@ def _program_of(equation: Any) -> Any:
 
 
 def _closed(program: Any) -> Any:
-    return program if hasattr(program, "consts") else jax.extend.core.ClosedJaxpr(program, ())
+    return program if hasattr(program, "consts") else ClosedJaxpr(program, ())
 
 
 def _nbytes(shape: Any) -> int:

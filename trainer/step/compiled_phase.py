@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec
 from trainer.compile.cost_analysis import Cost, cost_of, cost_of_trace
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import compile_lowered, compiled, compiling
-from trainer.compile.passed_through import first_passed_through
 from trainer.compile.late_gathers import with_late_gathers
+from trainer.compile.passed_through import first_passed_through
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core import trace_purity
 from trainer.core.replica_context import AllRows, single_context
