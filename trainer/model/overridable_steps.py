@@ -75,11 +75,6 @@ class OverridableSteps:
         penalty = self._configuration.options.penalty_of(params)
         return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
 
-    def _with_penalties(self, loss: jax.Array, params: Any, model_state: Any) -> jax.Array:
-        if not self._configuration.options.regularizers and not self._functional.sown_losses(model_state):
-            return loss
-        return loss + self.compute_penalties(params, model_state)
-
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
         """Returns the logs of the compiled metrics for this replica's rows, and the loss of each of several outputs."""
         loss, logs = self._configuration.loss, {}
@@ -109,7 +104,7 @@ class OverridableSteps:
             updated: list[Any] = []
             with step_metrics.metrics_of_transformed(updated):
                 loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
-            loss = self._with_penalties(loss, params, model_state)
+            loss = _with_penalties(self, loss, params, model_state)
             return loss, (y_pred, model_state, updated)
 
         def compute(batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
@@ -180,7 +175,13 @@ def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch
     y_pred, model_state = model.apply(state.params, state, x, training=training)
     with loss_parts.recorded() as parts:
         loss = loss_of_real_rows(model.compute_loss, x, y, y_pred, sample_weight)
-    loss = model._with_penalties(loss, state.params, model_state)
+    loss = _with_penalties(model, loss, state.params, model_state)
     with loss_parts.recorded() as parts_of_outputs:
         logs = {"loss": loss, **model.compute_metrics(x, y, y_pred, sample_weight)}
     return {**loss_parts.exact_over_batches(logs, parts, parts_of_outputs), **step_metrics.results()}
+
+
+def _with_penalties(model: OverridableSteps, loss: jax.Array, params: Any, model_state: Any) -> jax.Array:
+    if not model._configuration.options.regularizers and not model._functional.sown_losses(model_state):
+        return loss
+    return loss + model.compute_penalties(params, model_state)
