@@ -80,6 +80,9 @@ def cases() -> dict[str, Case]:
         "resnet50": Case("ResNet-50", models.ResNet50(num_classes=1000), images, "sgd", 2),
         "gpt2": Case("GPT-2 small", models.TransformerLM(vocab_size=50257), ((64, 1024), (64, 1024), _TOKENS), "adamw",
                      2, _MEGATRON),
+        "1.3b": Case("1.3 B transformer", models.TransformerLM(
+            vocab_size=50304, num_layers=24, d_model=2048, num_heads=16, max_len=2048),
+            ((16, 2048), (16, 2048), _TOKENS), "adamw", 8, _MEGATRON, remat=True),
         "7b": Case("7 B transformer", models.TransformerLM(
             vocab_size=50304, num_layers=32, d_model=4096, num_heads=32, max_len=2048),
             ((8, 2048), (8, 2048), _TOKENS), "adamw", 8, _MEGATRON, remat=True),

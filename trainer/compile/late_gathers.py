@@ -54,19 +54,19 @@ class _Late:
 
     Attributes:
       part: this replica's part of it.
-      gather: returns the array from the part, along an axis.
-      axis: this axis.
+      gathering: the equation that gathers it.
+      axis: the axis along which it does.
       then: equations of one array each that follow.
     """
 
     part: Any
-    gather: Callable[[Any, int], Any]
+    gathering: Any
     axis: int
     then: tuple[Any, ...] = ()
 
     def made(self, part: Any) -> Any:
         """Returns the array, gathered from `part`."""
-        value = self.gather(part, self.axis)
+        value, = _run(self.gathering, [part], all_gather_dimension=self.axis)
         for equation in self.then:
             value, = _run(equation, [value])
         return value
@@ -116,7 +116,7 @@ class _Rewriter:
             return self.run(_program_of(equation), read)
         if name == "all_gather" and id(read[0]) in self._parts and equation.params["tiled"] and (
                 _nbytes(equation.outvars[0].aval) >= LEAST_BYTES):
-            return [_Late(read[0], _gathering(equation.params), equation.params["all_gather_dimension"])]
+            return [_Late(read[0], equation, equation.params["all_gather_dimension"])]
         if not any(late):
             return _run(equation, read)
         if name in _OF_THE_SAME_VALUES and len(read) == 1:
@@ -138,31 +138,31 @@ class _Rewriter:
 
     def _scanned(self, equation: Any, read: list[Any]) -> Sequence[Any]:
         """Runs a loop, of whose stacked arrays each turn gathers its own."""
-        params = equation.params
-        first = params["num_consts"] + params["num_carry"]
+        consts, carried = _counts(equation)
+        first = consts + carried
         sliced = {index: value for index, value in enumerate(read)
                   if index >= first and isinstance(value, _Late) and value.can_be_sliced}
         others = [value for value in read if isinstance(value, jax.Array)]
         read = [value.part if index in sliced else self.whole(value, others) for index, value in enumerate(read)]
-
         same: dict[int, _Late] = {}  # outputs that are stacks which came in, as a backward pass needs them
 
-        def turn(*args: Any) -> list[Any]:
+        def turn(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            args = [*read[:consts], *carry, *slices]
             rewriter = _Rewriter()
-            returned = rewriter.run(params["jaxpr"], [
+            returned = rewriter.run(_program_of(equation), [
                 sliced[index].of_slice(arg) if index in sliced else arg for index, arg in enumerate(args)])
             for number, value in enumerate(returned):
-                if number >= params["num_carry"] and isinstance(value, _Late):
+                if number >= carried and isinstance(value, _Late):
                     index, = (index for index in sliced if args[index] is value.part)
                     stack = dataclasses.replace(value, part=read[index], axis=value.axis + 1)
                     if stack.can_be_sliced:
                         same[number] = stack
-            return [rewriter.whole(value) for number, value in enumerate(returned) if number not in same]
+            whole = [None if number in same else rewriter.whole(value) for number, value in enumerate(returned)]
+            return whole[:carried], whole[carried:]
 
-        shapes = [jax.ShapeDtypeStruct(value.shape[1:] if index >= first else value.shape, value.dtype)
-                  for index, value in enumerate(map(jnp.asarray, read))]
-        found = iter(_run(equation, read, jaxpr=jax.make_jaxpr(turn)(*shapes)))
-        return [same[number] if number in same else next(found) for number in range(len(equation.outvars))]
+        carry, stacked = lax.scan(turn, read[consts:first], read[first:], equation.params["length"],
+                                  equation.params["reverse"], equation.params["unroll"])
+        return [same.get(number, value) for number, value in enumerate([*carry, *stacked])]
 
     def whole(self, value: Any, others: Sequence[Any] = ()) -> Any:
         """Returns an array for an operation that has `others` as its other arguments."""
@@ -187,12 +187,15 @@ def _after(earlier: jax.Array, part: jax.Array) -> jax.Array:
     return jnp.where(never, jnp.zeros_like(part), part)
 
 
-def _gathering(params: dict[str, Any]) -> Callable[[Any, int], Any]:
-    def gather(part: Any, axis: int) -> Any:
-        return lax.all_gather(part, params["axis_name"], axis=axis, tiled=True,
-                              axis_index_groups=params["axis_index_groups"])
-
-    return gather
+def _counts(equation: Any) -> tuple[int, int]:
+    """Returns how many arguments of a `scan` are constant, and how many are carried: a slice has an axis less."""
+    turn = _program_of(equation)
+    turn = getattr(turn, "jaxpr", turn)
+    unsliced = sum(outer.aval.ndim == inner.aval.ndim
+                   for outer, inner in zip(equation.invars, turn.invars, strict=True))
+    carried = sum(outer.aval.ndim == inner.aval.ndim
+                  for outer, inner in zip(equation.outvars, turn.outvars, strict=True))
+    return unsliced - carried, carried
 
 
 def _program_of(equation: Any) -> Any:
