@@ -173,17 +173,22 @@ class Blocks(nn.Module):
 @pytest.mark.slow
 def test_a_step_of_24_layers_never_has_more_than_three_of_them_whole(monkeypatch):
     monkeypatch.setattr(late_gathers, "LEAST_BYTES", 2**16)
-    with distribute.FullyShardedStrategy([f"cpu:{index}" for index in range(8)]).scope():
+    strategy = distribute.FullyShardedStrategy([f"cpu:{index}" for index in range(8)])
+    with strategy.scope():
         model = trainer.Model(Blocks(), seed=0)
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", steps_per_execution=1)
     x = rng.normal(size=(8, 16, 32)).astype(np.float32)
+    expected = strategy.explain(model, batch=(x, x[..., :4])).peak_bytes
     model.build(x[:1])
     phase = LoopModel(model).prepared_phase("train", (x, x[..., :4]), 8)
     compiled = phase.lowered(model.state, (x, x[..., :4])).compile()
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state.params))
     gradients, layer = params / 8, params / 24
     activations = 24 * 16 * 256 * 4 * 20  # one row a device: some 20 arrays of 256 features, or as many, in each layer
-    temporary = compiled.memory_analysis().temp_size_in_bytes
+    stats = compiled.memory_analysis()
+    temporary = stats.temp_size_in_bytes
+    peak = stats.argument_size_in_bytes + temporary + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    assert expected == pytest.approx(peak, rel=0.15)
     assert temporary < gradients + 3 * layer + activations < params
     gathered = [found for found in collectives(compiled.as_text()) if found.kind == "all-gather"]
     assert len(gathered) > 1.5 * len([leaf for leaf in jax.tree.leaves(model.state.params) if leaf.nbytes >= 2**16])

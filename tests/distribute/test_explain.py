@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+import trainer
+from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.strategies.explain import readable_bytes, report
 
@@ -212,3 +215,23 @@ def test_bytes_are_shown_to_one_decimal_and_below_1024(size):
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].index(unit)
     assert abs(float(number) * scale - size) <= 0.051 * scale
     assert float(number) < 1024
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_a_batch_adds_the_peak_of_a_step(shapes, devices, capsys):
+    model = trainer.Model(nn.Dense(256))
+    model.compile("adam", "mse", steps_per_execution=1)
+    batch = np.ones((16, 128), np.float32), np.ones((16, 256), np.float32)
+    if shapes:
+        batch = tuple(jax.ShapeDtypeStruct(part.shape, part.dtype) for part in batch)
+    found = distribute.FullyShardedStrategy(devices[:4]).explain(model, batch=batch)
+    assert not model.built
+    weights = (128 + 1) * 256 * 4
+    assert 3 * weights / 4 + weights < found.peak_bytes < 4 * weights  # the state's parts, and whole gradients
+    assert f"Peak of a step         {readable_bytes(found.peak_bytes)}\n" in capsys.readouterr().out
+
+
+def test_a_peak_needs_a_model_that_is_compiled(devices):
+    with pytest.raises(RuntimeError, match="compile"):
+        distribute.MirroredStrategy(devices[:2]).explain(
+            trainer.Model(nn.Dense(1)), batch=(np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)))

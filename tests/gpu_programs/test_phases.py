@@ -69,10 +69,19 @@ def test_the_state_keeps_its_buffers(case):
 
 @pytest.mark.parametrize(("case", "most"), [
     (Case(topology="2xh100"), 1), (Case(), 1), (Case(topology="2x8xh100"), 1),
-    (Case(model="lm", topology="2x8xh100"), 2), (SHARDED, 3)], ids=lambda value: (
+    (Case(model="lm", topology="2x8xh100"), 2), (SHARDED, 12)], ids=lambda value: (
         name(value) if isinstance(value, Case) else str(value)))
 def test_gradients_are_reduced_in_few_collectives_beside_work(case, most):
     gpu_programs.assert_gradients_are_reduced(case, parameter_bytes(case), most)
+
+
+def test_fully_sharded_layers_are_gathered_where_they_are_used():
+    case = Case(strategy="fully_sharded", model="deep")
+    compiled, layers, activations = case.compiled(), 24, 24 * 16 * 1024 * 4 * 20  # some 20 arrays in each layer
+    temporary, params = compiled.compiled.memory_analysis().temp_size_in_bytes, parameter_bytes(case)
+    assert temporary < params / 8 + 3 * params / layers + activations < params
+    gathers = [each for each in gpu_programs.collectives_of(compiled.program, 8) if each.kind == "all-gather"]
+    assert len(gathers) > 3 * layers  # of six arrays in each, both ways; XLA joins some
 
 
 def test_one_gpu_communicates_nothing():

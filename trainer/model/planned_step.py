@@ -101,20 +101,34 @@ def plan(
     return planned
 
 
+def state_and_peak(model: StatefulModel, strategy: Strategy, batch: Any) -> tuple[TrainState, int]:
+    """Returns the shapes of a model's state, and the bytes of one device at the peak of a train step.
+
+    Args:
+      model: a compiled model, made under any strategy. It stays as it is.
+      strategy: the strategy, over devices that are there or described.
+      batch: one batch over all replicas, of arrays or shapes.
+    """
+    model._configuration.require_compiled("explain")
+    _check_is_synchronous(strategy)
+    train = planned_phase(model, strategy, "train", inputs.sample_batch(_host_arrays(batch), None))
+    stats = train.compiled.memory_analysis()
+    return train.state, (stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
+                         - stats.alias_size_in_bytes)
+
+
 def strategy_over(strategy: Strategy, topology: Any) -> Strategy:
     """Returns a strategy of the same kind over the devices of a topology.
 
     Raises:
       ValueError: if the strategy is asynchronous, or cannot use so many devices.
     """
-    if strategy.is_asynchronous:
-        raise ValueError(f"{strategy!r} has no step over several devices that could be planned: its workers train on "
-                         "their own. Plan `OneDeviceStrategy()` on one GPU.")
+    _check_is_synchronous(strategy)
     return strategy.over(described_devices(topology))
 
 
 def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Batch, **changes: Any) -> PlannedPhase:
-    """Returns a phase of a model, compiled under a strategy whose devices are described.
+    """Returns a phase of a model, compiled under a strategy for its devices, which may be described.
 
     Args:
       model: a compiled model, made under any strategy. It stays as it is.
@@ -133,14 +147,21 @@ def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Ba
     phase = CompiledPhase(kind, step, strategy, options.steps_per_execution, eager=False,
                           deterministic=options.deterministic)
     phase.prepare(state, batch)
+    compiler_options = strategy.compiler_options(options.deterministic)
     compiled = _compiled(phase.lowered(state, batch, phase.steps_per_execution),
-                         strategy.compiler_options(options.deterministic))
+                         {**compiler_options, **COMPILER_OPTIONS} if strategy.is_described else compiler_options)
     return PlannedPhase(phase, state, compiled, Program(compiled.as_text()))
+
+
+def _check_is_synchronous(strategy: Strategy) -> None:
+    if strategy.is_asynchronous:
+        raise ValueError(f"{strategy!r} has no step over several devices that could be planned: its workers train on "
+                         "their own. Plan `OneDeviceStrategy()` on one GPU.")
 
 
 def _compiled(lowered: Any, options: CompilerOptions) -> Any:
     try:
-        return compile_lowered(lowered, {**options, **COMPILER_OPTIONS})
+        return compile_lowered(lowered, options)
     except jax.errors.JaxRuntimeError as error:
         if not any(name in str(error) for name in ("libdevice", "ptxas")):
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -36,9 +37,7 @@ from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
 
 if TYPE_CHECKING:
-    from trainer.distribute import Strategy
     from trainer.distribute.parameter_server.processes.wire import Resource
-    from trainer.step.planning.report import Plan
 
 Path = str | os.PathLike[str]
 
@@ -220,11 +219,11 @@ class StatefulModel(OverridableSteps):
                              "rows of inputs; nothing is allocated for it but its own rows.")
         return self._state_holder.shapes(self.sample_inputs(_some_rows(sample)))
 
-    def _planned(self, strategy: Strategy, *arguments: Any) -> Plan:
-        """Returns what `Strategy.plan` does, whose arguments follow."""
+    @property
+    def _planner(self) -> ModuleType:
         from trainer.model import planned_step  # of the few programs that plan
 
-        return planned_step.plan(self, strategy, *arguments)
+        return planned_step
 
     def summary(self, print_fn: Callable[[str], Any] = print) -> None:
         """Prints a table of the layers, their output shapes and weights.

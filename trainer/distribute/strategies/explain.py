@@ -51,6 +51,8 @@ class StateReport:
       optimizer_state: the same for the optimizer's state.
       model_state: the same for the model's state, such as running averages.
       unsharded_bytes: what one device would hold if it had all of these whole.
+      peak_bytes: what a device's memory holds at the peak of an execution of a train step, with its batches,
+        activations and temporary buffers; None if no batch was given.
     """
 
     title: str
@@ -60,6 +62,7 @@ class StateReport:
     optimizer_state: Mapping[str, int]
     model_state: Mapping[str, int]
     unsharded_bytes: int
+    peak_bytes: int | None = None
 
     @property
     def parameter_bytes(self) -> int:
@@ -107,10 +110,13 @@ class StateReport:
         sizes = [(name, readable_bytes(size), "" if memory == DEFAULT_MEMORY else f"in {memory}")
                  for name, by_memory in parts.items() for memory, size in (by_memory or {DEFAULT_MEMORY: 0}).items()]
         summary = columns([("Per device", "", ""), *sizes,
-                            ("One device, unsharded", readable_bytes(self.unsharded_bytes), "")], right_aligned=(1,))
+                            ("One device, unsharded", readable_bytes(self.unsharded_bytes), ""),
+                            *([] if self.peak_bytes is None else [
+                                ("Peak of a step", readable_bytes(self.peak_bytes), "")])], right_aligned=(1,))
         rule = "-" * max(map(len, table + summary))
         return "\n".join([self.title, table[0], rule, *table[1:], rule, *summary,
-                          "Batches, activations and temporary buffers are not counted."])
+                          "Batches, activations and temporary buffers are not counted" + (
+                              "." if self.peak_bytes is None else ", but in the peak.")])
 
 
 def report(
@@ -122,6 +128,7 @@ def report(
     model_state: Mapping[str, Any],
     model_state_shardings: Mapping[str, Sharding],
     gradients_shardings: Mapping[str, Sharding],
+    peak_bytes: int | None = None,
 ) -> StateReport:
     """Returns what one device would hold.
 
@@ -134,6 +141,7 @@ def report(
       model_state: leaves of the model's state by path.
       model_state_shardings: where each is placed.
       gradients_shardings: where gradients are placed, by the paths of the parameters that have one.
+      peak_bytes: of the peak of a step, if it is known.
 
     Raises:
       ValueError: if a leaf has no sharding, or a sharding no leaf.
@@ -175,7 +183,7 @@ def report(
                               _device_bytes(leaf, params_shardings[path])) for path, leaf in params.items())
     unsharded = sum(_bytes(leaf.shape, leaf.dtype) for _, leaves, _ in parts for leaf in leaves.values())
     return StateReport(title, rows, sizes["params"], sizes["gradients"], sizes["opt_state"], sizes["model_state"],
-                       unsharded)
+                       unsharded, peak_bytes)
 
 
 def readable_bytes(size: int) -> str:

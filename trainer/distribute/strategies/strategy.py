@@ -249,7 +249,7 @@ class Strategy(CustomLoops):
         return jax.tree.map(lambda leaf: self._whole, state.trainable(state.params))
 
     @entry_point
-    def explain(self, model: Any, sample: Any = None) -> StateReport:
+    def explain(self, model: Any, sample: Any = None, *, batch: Any = None) -> StateReport:
         """Prints and returns how a model's state would be placed, and the bytes that each device would hold.
 
         Nothing is allocated. The model may have been made under another strategy, to compare.
@@ -257,20 +257,25 @@ class Strategy(CustomLoops):
         Args:
           model: a `trainer.Model`, compiled, so that its optimizer's state is known.
           sample: some rows of inputs `x`, which a model that is not built needs.
+          batch: one batch as `fit` would be given it, over all replicas, or `jax.ShapeDtypeStruct`s in its place. Its
+            train step is compiled then, and the report has the peak of its memory, activations included.
 
         Raises:
-          ValueError: if the model is not built and there is no sample, or if the strategy cannot place its state.
+          ValueError: if the model is not built and there is neither, or if the strategy cannot place its state.
         """
         from trainer.distribute.strategies.explain import report
 
-        state = model.state_shapes(sample)
+        if batch is None:
+            state, peak = model.state_shapes(sample), None
+        else:
+            state, peak = model._planner.state_and_peak(model, self, batch)
         shardings = self.state_shardings(state)
         found = report(
             f"{model.name} under {self!r}",
             named_leaves(state.params), named_leaves(shardings.params),
             named_leaves(state.opt_state), named_leaves(shardings.opt_state),
             named_leaves(state.model_state), named_leaves(shardings.model_state),
-            named_leaves(self.gradient_shardings(state)))
+            named_leaves(self.gradient_shardings(state)), peak)
         print(found)
         return found
 
@@ -297,7 +302,8 @@ class Strategy(CustomLoops):
           ImportError: if the plugin is not installed.
           ValueError: for a topology that does not suit the strategy, and data that the model cannot take.
         """
-        return model._planned(self, sample, topology, batch_size, alternatives, memory_fraction, verbose)
+        return model._planner.plan(model, self, sample, topology, batch_size, alternatives, memory_fraction,
+                                   verbose)
 
     # --- data ------------------------------------------------------------------------------------------------------
 
