@@ -48,7 +48,8 @@ def test_a_strategy_gives_the_compiler_its_communication_options(monkeypatch, ma
     strategy = make(distribute.CommunicationOptions(bytes_per_pack=2**20, overlap=False))
     assert strategy.compiler_options() == {}  # on CPUs
     monkeypatch.setattr(strategy_module, "compiler_options", lambda devices, **given: given)
-    assert strategy.compiler_options() == {"deterministic": False, "overlap": False, "bytes_per_pack": 2**20}
+    expected = {"deterministic": False, "overlap": False, "bytes_per_pack": 2**20}
+    assert strategy.compiler_options().items() >= expected.items()
 
 
 def test_a_function_of_the_users_own_is_compiled_with_the_options_of_its_strategy(monkeypatch):
