@@ -24,6 +24,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 LEAST_BYTES = 2**20
 # How many uses earlier than its own a gathering may begin, to run beside their arithmetic.
 USES_AHEAD = 2
+_MUCH_LARGER = 8  # as gradients of a language model's logits are
 _ELEMENTWISE = ("convert_element_type", "copy")
 _OF_THE_SAME_VALUES = (*_ELEMENTWISE, "reshape", "transpose", "squeeze", "broadcast_in_dim", "expand_dims")
 _CALLS = ("jit", "pjit", "closed_call")
@@ -94,7 +95,7 @@ class _Rewriter:
 
     def __init__(self, parts: Sequence[Any] = ()):
         self._parts = {id(part): part for part in parts}
-        self._begun: collections.deque[Any] = collections.deque(maxlen=USES_AHEAD)  # arguments of the last uses
+        self._uses: collections.deque[Any] = collections.deque(maxlen=USES_AHEAD)  # of each of the last, an array
 
     def run(self, program: Any, args: Sequence[Any]) -> list[Any]:
         """Returns what a `ClosedJaxpr` returns, of arrays and of `_Late` ones."""
@@ -125,8 +126,9 @@ class _Rewriter:
             return self._rematerialised(equation, read)
         if name == "scan":
             return self._scanned(equation, read)
-        others = [value for value in read if isinstance(value, jax.Array)]
-        return _run(equation, [self.whole(value, others) for value in read])
+        found = _run(equation, list(map(self.whole, read)))
+        self._note_use(read, found)
+        return found
 
     def _rematerialised(self, equation: Any, read: list[Any]) -> Sequence[Any]:
         """Runs what a backward pass computes again, after all that it computes it from, as JAX does."""
@@ -142,38 +144,50 @@ class _Rewriter:
         first = consts + carried
         sliced = {index: value for index, value in enumerate(read)
                   if index >= first and isinstance(value, _Late) and value.can_be_sliced}
-        others = [value for value in read if isinstance(value, jax.Array)]
-        read = [value.part if index in sliced else self.whole(value, others) for index, value in enumerate(read)]
+        whole = [value.part if index in sliced else self.whole(value) for index, value in enumerate(read)]
         same: dict[int, _Late] = {}  # outputs that are stacks which came in, as a backward pass needs them
 
         def turn(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-            args = [*read[:consts], *carry, *slices]
+            args = [*whole[:consts], *carry, *slices]
             rewriter = _Rewriter()
             returned = rewriter.run(_program_of(equation), [
                 sliced[index].of_slice(arg) if index in sliced else arg for index, arg in enumerate(args)])
             for number, value in enumerate(returned):
                 if number >= carried and isinstance(value, _Late):
                     index, = (index for index in sliced if args[index] is value.part)
-                    stack = dataclasses.replace(value, part=read[index], axis=value.axis + 1)
+                    stack = dataclasses.replace(value, part=whole[index], axis=value.axis + 1)
                     if stack.can_be_sliced:
                         same[number] = stack
-            whole = [None if number in same else rewriter.whole(value) for number, value in enumerate(returned)]
-            return whole[:carried], whole[carried:]
+            results = [None if number in same else rewriter.whole(value) for number, value in enumerate(returned)]
+            return results[:carried], results[carried:]
 
-        carry, stacked = lax.scan(turn, read[consts:first], read[first:], equation.params["length"],
+        carry, stacked = lax.scan(turn, whole[consts:first], whole[first:], equation.params["length"],
                                   equation.params["reverse"], equation.params["unroll"])
-        return [same.get(number, value) for number, value in enumerate([*carry, *stacked])]
+        found = [same.get(number, value) for number, value in enumerate([*carry, *stacked])]
+        self._note_use(read, found)
+        return found
 
-    def whole(self, value: Any, others: Sequence[Any] = ()) -> Any:
-        """Returns an array for an operation that has `others` as its other arguments."""
+    def whole(self, value: Any) -> Any:
+        """Returns an array for an operation that needs all of it."""
         if not isinstance(value, _Late):
             return value
-        part = value.part
-        if len(self._begun) == USES_AHEAD:
-            part = _after(self._begun[0], part)
-        floats = [other for other in others if other.size and jnp.issubdtype(other.dtype, jnp.floating)]
-        self._begun.extend(floats[:1])
-        return value.made(part)
+        if len(self._uses) < USES_AHEAD:
+            return value.made(value.part)
+        return value.made(_after(self._uses[0], value.part))
+
+    def _note_use(self, read: Sequence[Any], found: Sequence[Any]) -> None:
+        """Notes an array by which a use can be told to have begun, or ended: what comes after it keeps it in memory."""
+        begun, ended = map(_smallest_of_floats, (read, found))
+        if begun is not None and (ended is None or begun.size <= _MUCH_LARGER * ended.size):
+            self._uses.append(begun)
+        elif ended is not None:
+            self._uses.append(ended)
+
+
+def _smallest_of_floats(values: Sequence[Any]) -> Any:
+    floats = [value for value in values if isinstance(value, jax.Array) and value.size
+              and jnp.issubdtype(value.dtype, jnp.floating)]
+    return min(floats, key=lambda array: array.size, default=None)
 
 
 def _after(earlier: jax.Array, part: jax.Array) -> jax.Array:
