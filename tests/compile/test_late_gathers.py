@@ -97,9 +97,9 @@ def late(monkeypatch):
     """Puts off the gathering of small arrays too, and counts what is gathered where it is used."""
     made, uses = late_gathers._Rewriter.whole, []
 
-    def whole(self, value, others=()):
+    def whole(self, value):
         uses.extend([1] * isinstance(value, late_gathers._Late))
-        return made(self, value, others)
+        return made(self, value)
 
     monkeypatch.setattr(late_gathers, "LEAST_BYTES", 0)
     monkeypatch.setattr(late_gathers._Rewriter, "whole", whole)
