@@ -83,6 +83,14 @@ def compile_lowered(lowered: Any, options: CompilerOptions | None = None) -> Any
         return lowered.compile(compiler_options=options or None)
 
 
+def begin_compiling(lowered: Any, options: CompilerOptions | None = None) -> concurrent.futures.Future[Any]:
+    """Returns what will have the result of `compile_lowered`, which a thread calls."""
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trainer-compile")
+    executable = pool.submit(compile_lowered, lowered, options)
+    pool.shutdown(wait=False)  # the thread ends with its work
+    return executable
+
+
 def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:
     """Begins to compile `function` in a thread, while the caller traces.
 
@@ -96,10 +104,7 @@ def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = Non
     """
     if is_jit_disabled():
         return lambda *args: jax.device_put(function(*args), out_shardings)
-    lowered = compiled(function, out_shardings).lower(*args)
-    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trainer-compile")
-    executable = pool.submit(compile_lowered, lowered)
-    pool.shutdown(wait=False)  # the thread ends with its work
+    executable = begin_compiling(compiled(function, out_shardings).lower(*args))
     return lambda *args: executable.result()(*args)
 
 

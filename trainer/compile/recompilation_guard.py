@@ -43,7 +43,8 @@ class CompileGuard:
         Raises:
           RuntimeError: for an unexpected compilation, in the mode "error".
         """
-        if self._mode == "off":
+        # Batches of a known shape may be stacked in another number, or run in another, which is not the user's doing.
+        if self._mode == "off" or batch in self._compiled:
             return
         before = self._compiled
         self._compiled = [*before, batch]
@@ -52,8 +53,7 @@ class CompileGuard:
         # A resumed run may begin with the last batch of an epoch.
         is_first_tail = len(before) == 1 and (
             _is_shorter(batch, before[0]) or (self._begins_midway and _is_shorter(before[0], batch)))
-        # Batches of a known shape may be stacked in another number, which is not the user's doing.
-        if not before or batch in before or is_first_tail:
+        if not before or is_first_tail:
             return
         message = (f"The {self._step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
                    f"{_difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "

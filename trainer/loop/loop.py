@@ -99,7 +99,7 @@ def fit(
                 if not run.is_epoch_over:
                     if epoch + 1 < epochs:
                         reader.prepare(epoch + 1)
-                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch)
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch, test)
                     if epoch + 1 < epochs and not model.stops("train"):
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running)
@@ -155,9 +155,12 @@ def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> I
         agrees = model.strategy.spans_processes and callbacks.may_stop_differently("predict")
         with inputs.groups(epoch=0) as groups:
             for group in _agreed_on(inputs, _awaited(inputs, groups)):
+                programs = inputs.phase.num_programs
                 executable = inputs.phase.executable(
                     model.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
                 outputs = executable(model.state.current)
+                if group.first == 0 and inputs.phase.num_programs > programs:
+                    _compile_beside(inputs, group, group.count)
                 timing.begin_steps(group.count)
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(model, callbacks, group, outputs)
@@ -238,20 +241,50 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
             inputs.phase.fetch_results(inputs.phase.empty_logs)
 
 
+def _compile_beside(inputs: PhaseInput, group: PlacedGroup | None = None, steps: int = 1) -> None:
+    """Begins to compile what an epoch over arrays will need, while devices that are no CPUs compute.
+
+    An epoch would else stop for the compilation of its last batch, or of its validation.
+
+    Args:
+      inputs: what the epoch runs on.
+      group: its first group, which has been executed; None, if none has.
+      steps: how many steps of it were executed at once.
+    """
+    phase, reader = inputs.phase, inputs.reader
+    if not phase.compiles_beside or reader.arrays is None or reader.num_batches is None:
+        return
+    running = () if inputs.kind == "predict" else (phase.empty_logs,)
+    compile_beside = functools.partial(
+        phase.compile_beside, inputs.model.state.state_or_shapes, *running, guard=inputs.guard, timing=inputs.timing)
+    if group is None:
+        if phase.num_programs:
+            return  # of a run before, which has compiled the others, too
+        group = phase.place_group(next(reader.read(0, 0, inputs.numbers_of)), inputs.arrays)
+        steps = min(reader.group_size, group.count)
+        compile_beside(group=group, steps=steps)
+    last = next(reader.read(0, reader.num_batches - 1, inputs.numbers_of))
+    whole = reader.num_batches - (last.rows != group.rows)
+    if steps > 1 and whole % steps:
+        compile_beside(group=group, steps=whole % steps)
+    if last.rows != group.rows:
+        compile_beside(group=phase.place_group(last, inputs.arrays))
+
+
 def _run_epoch(
     inputs: PhaseInput, callbacks: CallbackList, epoch: int, batch: int = 0, running: Running = None,
-    reached: Reached | None = None, last_of_run: int | None = None,
+    reached: Reached | None = None, last_of_run: int | None = None, next_phase: PhaseInput | None = None,
 ) -> Running:
     """Runs an epoch from its batch number `batch` on, before which it had the logs `running`; returns those at its end.
 
-    `reached` is called after each execution, after all callbacks. No execution goes beyond the
-    batch `last_of_run`.
+    `reached` is called after each execution, after all callbacks. No execution goes beyond the batch `last_of_run`. If
+    the first execution had to be compiled, other programs of the epoch and of `next_phase` are compiled beside it.
     """
     model, kind, timing = inputs.model, inputs.kind, inputs.timing
     running = inputs.phase.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
     agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
-    one_by_one = per_batch and not inputs.phase.is_asynchronous
+    one_by_one, begun = per_batch and not inputs.phase.is_asynchronous, batch
     one_by_one = _stops(model, kind, agrees) or one_by_one  # asked before the epoch, it ends after one batch
     with inputs.interrupts, inputs.groups(epoch, batch) as groups:
         for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
@@ -259,7 +292,12 @@ def _run_epoch(
             if per_batch:
                 with timing.measure("callbacks"):
                     getattr(callbacks, f"on_{kind}_batch_begin")(first, {})
+            programs, is_first = inputs.phase.num_programs, batch == begun
             running = _execute(inputs, group, start, stop, running)
+            if is_first and inputs.phase.num_programs > programs:
+                _compile_beside(inputs, group, stop - start)
+                if next_phase is not None:
+                    _compile_beside(next_phase)
             _queue(inputs, group, stop - start, running)
             with timing.measure("callbacks"):
                 logs = inputs.lazy_logs(running)

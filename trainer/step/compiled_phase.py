@@ -6,6 +6,7 @@ batch, compiles once more. How many steps are fused into one execution is decide
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from trainer.compile.cost_analysis import Cost, cost_of, cost_of_trace
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
-from trainer.compile.jit import compile_lowered, compiled, compiling
+from trainer.compile.jit import begin_compiling, compile_lowered, compiled, compiling
 from trainer.compile.late_gathers import with_late_gathers
 from trainer.compile.passed_through import first_passed_through
 from trainer.compile.recompilation_guard import CompileGuard
@@ -112,6 +113,7 @@ class CompiledPhase:
       microbatches: into how many parts the step divides a replica's rows, which pads too; may be assigned.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
+      compiles_beside: whether programs that will be needed are to be compiled while others run.
       is_asynchronous: whether the batches of an execution are trained side by side, so that hooks of single batches
         are called for whole executions.
     """
@@ -142,6 +144,7 @@ class CompiledPhase:
             self._one_batch = functools.partial(self._on_replicas, shared)
         self._compile_guard = compile_guard
         self._knows_counts = not (eager or strategy.is_on_cpu)  # a CPU's loop does not wait for the host
+        self.compiles_beside = self._knows_counts and not self.is_asynchronous  # CPUs' cores compile, too
         self._compiler_options = strategy.compiler_options(deterministic)
         self._executions: dict[tuple[bool, int | None], Callable[..., Any]] = {}  # by fused, and count
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group and the count of steps
@@ -202,6 +205,11 @@ class CompiledPhase:
             self._affordable[spec] = (
                 self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
         self.steps_per_execution = self._affordable[spec]
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were compiled, or are being compiled."""
+        return len(self._executables)
 
     @property
     def has_stale_constants(self) -> bool:
@@ -321,25 +329,53 @@ class CompiledPhase:
           RuntimeError: if it has to compile and the guard forbids it.
           FloatingPointError: from the function, for what `jax_debug_nans` and `jax_debug_infs` make JAX look for.
         """
-        place = self._strategy.place_number
         stop = group.count if stop is None else stop
-        rest = group.data, group.mask, place(start), place(stop)
+        if self._eager:
+            execute = self._execution(stack_length(group.data) > 1, None)
+        else:
+            key = self._key(group, stop - start)
+            execute = self._executables.get(key)
+            if execute is None:
+                lowered = self._lowered(key, state, running, group, guard, timing)
+                with timing.measure("compile"):
+                    execute = self._executables[key] = compile_lowered(lowered, self._compiler_options)
+            elif isinstance(execute, concurrent.futures.Future):
+                with timing.measure("compile"):
+                    execute = self._executables[key] = execute.result()
+        return functools.partial(self._run, execute, self._rest(group, start, stop), group.first + start)
+
+    def compile_beside(
+        self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
+    ) -> None:
+        """Begins to compile, in a thread, what `executable` will return for some steps of groups like `group`.
+
+        Args:
+          state, *running, group, guard, timing: as of `executable`.
+          steps: how many steps.
+        """
+        key = self._key(group, steps)
+        if key not in self._executables:
+            lowered = self._lowered(key, state, running, group, guard, timing)
+            self._executables[key] = begin_compiling(lowered, self._compiler_options)
+
+    def _key(self, group: PlacedGroup, steps: int) -> tuple[Any, int | None]:
         fused = stack_length(group.data) > 1
-        count = self._known_count(group, stop - start) if fused and self._knows_counts else None
-        key = group.spec, count
-        execute = self._execution(fused, None) if self._eager else self._executables.get(key)
-        if execute is None:
-            batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
-            if self._is_padded(group):
-                self._check_padding()
-            guard.check(jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
-            with timing.measure("compile"):
-                execute = compile_lowered(
-                    self._execution(fused, count).lower(self._placed_shapes(state), *running, *rest),
-                    self._compiler_options)
-            self._executables[key] = execute
-        return functools.partial(self._run, execute, rest, group.first + start)
+        return group.spec, self._known_count(group, steps) if fused and self._knows_counts else None
+
+    def _rest(self, group: PlacedGroup, start: int, stop: int) -> tuple[Any, ...]:
+        place = self._strategy.place_number
+        return group.data, group.mask, place(start), place(stop)
+
+    def _lowered(self, key: tuple[Any, int | None], state: Any, running: Any, group: PlacedGroup, guard: CompileGuard,
+                 timing: Timing) -> Any:
+        batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
+        if self._is_padded(group):
+            self._check_padding()
+        guard.check(jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
+        with timing.measure("compile"):
+            return self._execution(stack_length(group.data) > 1, key[1]).lower(
+                self._placed_shapes(state), *running, *self._rest(group, 0, group.count))
 
     def _known_count(self, group: PlacedGroup, steps: int) -> int | None:
         """Returns how many steps a program knows that it has; None for one that serves any number of them."""
@@ -382,7 +418,10 @@ class CompiledPhase:
 
     def text(self) -> str | None:
         """Returns the first program that was compiled, as XLA's text; None if there is none."""
-        return next((executable.as_text() for executable in self._executables.values()), None)
+        for executable in self._executables.values():
+            is_begun = isinstance(executable, concurrent.futures.Future)
+            return (executable.result() if is_begun else executable).as_text()
+        return None
 
     def _noting_constants(self, one_batch: Callable[..., Any], *arguments: Any) -> Any:
         with trace_purity.noting(self._constants):
