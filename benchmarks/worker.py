@@ -63,7 +63,7 @@ def main() -> None:
         os.dup2(2, 1)  # what libraries print is not an answer
         warnings.simplefilter("ignore")
         try:
-            for answer in answers(cases.all_cases()[case], name, int(epochs), sys.stdin):
+            for answer in answers(cases.find(case), name, int(epochs), sys.stdin):
                 print(json.dumps(answer), file=replies, flush=True)
         except cases.Unavailable as reason:
             print(json.dumps({"unavailable": str(reason)}), file=replies, flush=True)

@@ -166,6 +166,8 @@ def _measure_in_new_processes(
 ) -> None:
     environment = machine.environment(case.workload.replicas)
     scale = 1 if machine.platform == "cpu" else case.scale
+    # XLA times kernels as it compiles for a GPU, which another process must not disturb.
+    most_starting = min(_MAX_STARTING, os.cpu_count() or 1) if machine.platform == "cpu" else 1
     workers: dict[str, Worker] = {}
     with contextlib.ExitStack() as stack:
 
@@ -180,10 +182,10 @@ def _measure_in_new_processes(
 
         waiting: list[str] = []
         for who, contestant in list(left.items()):
-            if len(waiting) == _MAX_STARTING:
+            if len(waiting) == most_starting:
                 answer(waiting.pop(0))
             epochs = min(scale * contestant.epochs, most_epochs or math.inf)
-            workers[who] = Worker(name, who, contestant, epochs, environment)
+            workers[who] = Worker(name, who, contestant, epochs, environment | dict(contestant.environment))
             stack.callback(workers[who].close)
             waiting.append(who)
         for who in waiting:

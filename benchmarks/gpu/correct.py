@@ -1,0 +1,137 @@
+"""Whether it computes what it should: each check is tried by itself, and one that fails stops no other."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from gpu import small_models
+from gpu.context import Context
+
+import trainer
+from trainer import distribute
+from trainer.testing import Kill, assert_resumes_exactly, assert_strategies_equal
+
+FOLDER = pathlib.Path(__file__).parent
+README = FOLDER.parents[1] / "README.md"
+PROCESS_SECS = 150.0
+
+Check = Callable[[], str | None]  # raises if something is wrong; may return what to know
+
+
+class EveryBatch(trainer.callbacks.Callback):
+    """Sees every batch, so that each is an execution of its own."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+def run(context: Context) -> None:
+    """Makes all checks.
+
+    Raises:
+      RuntimeError: at the end, if one of them failed.
+    """
+    failed = []
+    for name, check in _checks(context.tiny):
+        try:
+            detail = check()
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            failed.append(name)
+            context.results.check(name, False, text[:500] + (" ... " + text[-1500:] if len(text) > 2000 else ""))
+        else:
+            context.results.check(name, True, detail or "")
+    if failed:
+        raise RuntimeError(f"failed: {', '.join(failed)}")
+
+
+def _checks(tiny: bool) -> Iterator[tuple[str, Check]]:
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S), 1):
+        yield f"README, block {number}", lambda block=block: _run_block(block)
+    for name in small_models.NAMES:
+        yield f"{name}: fused and single steps, the same bits", lambda name=name: _fused_and_single(name)
+    for name in ("convnet", "lm"):
+        yield f"{name}: resumed and undisturbed, the same bits", lambda name=name: _resumes(name, tiny)
+    for precision in ("mixed_bfloat16", "mixed_float16"):
+        for name in ("convnet", "lm"):
+            yield f"{name}: {precision} trains as float32", lambda name=name, precision=precision: _trains(
+                name, precision)
+    for text, strategy in _strategies():
+        yield f"{text}: the numbers of one device", lambda strategy=strategy: _equals_one_device(strategy)
+    workers = min(2, jax.local_device_count())
+    script = str(FOLDER / "in_processes.py")
+    yield f"MultiWorkerMirroredStrategy, {workers} processes: the numbers of one device", lambda: _succeeds(
+        "-m", "trainer.launch", "--workers", str(workers), script, "MultiWorkerMirroredStrategy")
+    yield "ParameterServerStrategy, one worker: the numbers of one device", lambda: _succeeds(
+        script, "ParameterServerStrategy", "num_workers=1", "num_ps=1")
+
+
+def _run_block(block: str) -> None:
+    folder = os.getcwd()
+    with tempfile.TemporaryDirectory() as empty:
+        os.chdir(empty)
+        try:
+            exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+        finally:
+            os.chdir(folder)
+
+
+def _weights(name: str, callbacks=(), **options) -> list[np.ndarray]:
+    model = small_models.new_model(name, deterministic=True, **options)
+    model.fit(*small_models.data(name, 90), batch_size=16, epochs=3, verbose=0, callbacks=list(callbacks))
+    return model.get_weights()
+
+
+def _fused_and_single(name: str) -> None:
+    fused = _weights(name, steps_per_execution=4)
+    for single in (_weights(name, [EveryBatch()], steps_per_execution=4), _weights(name, steps_per_execution=1)):
+        for one, other in zip(fused, single, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def _resumes(name: str, tiny: bool) -> None:
+    kills = [Kill(step=5)] if tiny else [Kill(step=1), Kill(step=8), Kill(save=1)]
+    assert_resumes_exactly([sys.executable, str(FOLDER / "training.py"), name], kills, timeout_secs=PROCESS_SECS)
+
+
+def _trains(name: str, precision: str) -> str:
+    losses = []
+    for choice in (None, precision):
+        model = small_models.new_model(name, precision=choice)
+        losses.append(model.fit(*small_models.data(name, 160), batch_size=16, epochs=8, verbose=0).history["loss"])
+    expected, received = losses
+    assert received[-1] < 0.9 * received[0], f"The loss went from {received[0]} to {received[-1]}."
+    np.testing.assert_allclose(received, expected, rtol=0.1)
+    return f"loss {received[-1]:.4f}, and {expected[-1]:.4f} in float32"
+
+
+def _strategies() -> Iterator[tuple[str, Callable[[], distribute.Strategy]]]:
+    count = jax.local_device_count()
+    split = 2 if count % 2 == 0 else 1
+    yield "MirroredStrategy", distribute.MirroredStrategy
+    yield "FullyShardedStrategy", distribute.FullyShardedStrategy
+    yield 'FullyShardedStrategy(level="optimizer")', lambda: distribute.FullyShardedStrategy(level="optimizer")
+    yield f"ModelParallelStrategy over {split} devices", lambda: distribute.ModelParallelStrategy(
+        {"replica": count // split, "model": split}, layout_map={".*Dense_0/kernel": (None, "model")})
+    yield "CentralStorageStrategy", distribute.CentralStorageStrategy
+
+
+def _equals_one_device(strategy: Callable[[], distribute.Strategy]) -> str:
+    assert_strategies_equal(lambda: small_models.new_model("convnet"), small_models.data("convnet", 90), [strategy],
+                            batch_size=16, epochs=2)
+    return f"{jax.local_device_count()} devices"
+
+
+def _succeeds(*command: str) -> None:
+    done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=PROCESS_SECS)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-1500:]}")

@@ -1,0 +1,72 @@
+"""The hand-written loop and `fit`, for large models on all devices of the process. The data stay on the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gpu.workloads import Workload
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from loops_hand import IN_FLIGHT, initial_state, train_step
+
+import trainer
+from trainer import distribute
+
+Run = Callable[[int], dict[str, int]]
+
+
+def placed_batches(workload: Workload, sharding: jax.sharding.Sharding) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns the batches of an epoch, on the devices."""
+    (x, y), size = workload.data(), workload.batch_size()
+    return [jax.device_put((x[start:start + size], y[start:start + size]), sharding)
+            for start in range(0, len(x), size)]
+
+
+def by_hand(workload: Workload) -> Run:
+    """Calls a jitted step that donates its state; over several devices XLA adds the collectives."""
+    mesh = Mesh(np.asarray(jax.devices()), ("replica",))
+    whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
+    module, tx = workload.module(jnp.bfloat16), workload.optimizer()
+    batches = placed_batches(workload, rows)
+    carry = [initial_state(module, tx, np.asarray(batches[0][0][:1]), out_shardings=whole)]
+    step = jax.jit(train_step(module, tx, workload.has_accuracy), donate_argnums=0)
+    # Simulated devices have a thread each: the collectives of many queued steps then wait for each other for ever.
+    is_simulated = jax.default_backend() == "cpu" and jax.device_count() > 1
+
+    def run(epochs):
+        for _ in range(epochs):
+            logs = []
+            for x, y in batches:
+                carry[0], log = step(carry[0], x, y)
+                logs.append(log)
+                if is_simulated and len(logs) > IN_FLIGHT:
+                    jax.block_until_ready(logs[-1 - IN_FLIGHT])
+            np.mean(jax.device_get(logs), axis=0)
+        return {"steps": epochs * len(batches), "rows": epochs * len(batches) * workload.batch_size()}
+
+    return run
+
+
+def new_model(workload: Workload, **options) -> trainer.Model:
+    """Returns a compiled model over all devices; `options` are those of `compile`."""
+    strategy = distribute.MirroredStrategy() if jax.device_count() > 1 else distribute.get_strategy()
+    with strategy.scope():
+        model = trainer.Model(workload.module())
+        model.compile(workload.optimizer(), trainer.losses.SparseCategoricalCrossentropy(from_logits=True),
+                      metrics=["accuracy"] if workload.has_accuracy else None,
+                      **({"precision": "mixed_bfloat16"} | options))
+    return model
+
+
+def fit(workload: Workload, **options) -> Run:
+    """Calls `fit` once for all epochs, which places the arrays on the devices the first time."""
+    x, y = workload.data()
+    model, size = new_model(workload, **options), workload.batch_size()
+
+    def run(epochs):
+        model.fit(x, y, batch_size=size, epochs=epochs, verbose=0)
+        return {"steps": epochs * workload.steps, "rows": epochs * len(x)}
+
+    return run
