@@ -1,8 +1,8 @@
 """One contestant of a case, in a process of its own: `python benchmarks/worker.py CASE CONTESTANT EPOCHS`.
 
 It prepares, compiles what rounds of so many epochs need, and then obeys lines: "choose" takes the fastest of several
-ways to do the work, and "run" runs a round. Each is answered by a line of JSON in standard output, which nothing else
-can write to.
+ways to do the work, "run" runs a round, and "trace" one under JAX's profiler. Each is answered by a line of JSON in
+standard output, which nothing else can write to.
 """
 
 from __future__ import annotations
@@ -36,20 +36,24 @@ def fastest(candidates: dict[str, Callable[[int], Any]]) -> str:
 
 
 def answers(case: cases.Case, name: str, epochs: int, orders: TextIO) -> Iterator[dict[str, Any]]:
-    """Yields the answer to each line, after one that says that all is compiled."""
-    contestant = case.contestants[name]
+    """Yields the answer to each line, after one that says that all is compiled, and in how many seconds."""
+    contestant, start = case.contestants[name], time.perf_counter()
     module, function = contestant.loop.split(":")
     made = getattr(importlib.import_module(module), function)(case.workload, **contestant.options)
     candidates = made if isinstance(made, dict) else {"": made}
     if module != "loops_start":  # nothing stays compiled from one fresh process to the next
         for run in candidates.values():
             run(min(epochs, 2))  # data may be kept on the device from the second epoch on
-    yield {"ready": True}
+    yield {"ready": True, "seconds": time.perf_counter() - start}
     chosen = next(iter(candidates))
     for line in orders:
         if line.strip() == "choose":
             chosen = fastest(candidates)
             yield {"chosen": chosen}
+        elif line.strip() == "trace":
+            from gpu.trace import trace
+
+            yield trace(candidates[chosen], epochs)._asdict()
         else:
             if case.wakes:
                 candidates[chosen](1)

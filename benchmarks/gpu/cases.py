@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import cases_input
 import cases_mlp
+import cases_start
 from cases import Case, Comparison, Contestant
 from cases import Workload as SmallWorkload
 from gpu.workloads import Workload
@@ -20,6 +22,7 @@ _GRAPH_FLAGS = {
     "CUDA graphs of loops": "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL --xla_gpu_graph_min_graph_size=1",
     "loops unrolled twice": "--xla_gpu_enable_while_loop_unrolling=WHILE_LOOP_UNROLLING_DOUBLE_BUFFER",
 }
+GRAPH_OPTIONS = tuple(name for name, flags in _GRAPH_FLAGS.items() if flags)
 
 
 def _small(title: str, workload: SmallWorkload, epochs: int, bars: dict[str, float]) -> Case:
@@ -34,8 +37,8 @@ def _small(title: str, workload: SmallWorkload, epochs: int, bars: dict[str, flo
 
 def _large(title: str, workload: Workload, epochs: int) -> Case:
     text = (f"Mixed bfloat16, {workload.rows_per_device} rows a GPU (a quarter of that on GPUs with little memory), all "
-            "GPUs, synthetic data that stay on them. The loop by hand is a jitted step that donates its state. Keras "
-            f"has the better `steps_per_execution` of 1 and {workload.steps}, and batches that are on the GPU.")
+            "GPUs, synthetic data that stay on them. The loop by hand is a jitted step that donates its state; "
+            "Keras's batches are on the GPU, too.")
     return Case(title, text, workload,
                 {"fit": Contestant("gpu.loops:fit", epochs=epochs),
                  "by hand": Contestant("gpu.loops:by_hand", epochs=epochs),
@@ -49,7 +52,8 @@ def _graphs(workload: SmallWorkload, epochs: int) -> Case:
     return Case("CUDA graphs and unrolled loops", "`fit` of 784-128-10 in fused groups, with options of XLA for CUDA "
                 "graphs and for loops: " + "; ".join(f"{name}: `{flags}`" for name, flags in _GRAPH_FLAGS.items()
                                                      if flags) + ".", workload,
-                {name: Contestant("loops_trainer:fit", epochs=epochs, environment={"XLA_FLAGS": flags} if flags else {})
+                {name: Contestant("loops_trainer:fit", epochs=epochs,
+                                  environment={"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()})
                  for name, flags in _GRAPH_FLAGS.items()},
                 tuple(Comparison(name, names[0]) for name in names[1:]))
 
@@ -93,6 +97,7 @@ def _cases(tiny: bool) -> dict[str, Case]:
         "grain": _input("input_slow_grain", tiny),
         "decoding": _input("input_decoding_grain", tiny),
         "callbacks": _callbacks(small("mlp", 1000), epochs(10)),
+        "first_step": cases_start.CASES["first_step"],
         "graphs": _graphs(small("mlp", 1000), epochs(10)),
     }
 

@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
-import subprocess
-import sys
 
 from cases import Case
 from gpu.peaks import peak_flops
 from gpu.results import Results
 from workers import Machine
-
-BENCHMARKS = pathlib.Path(__file__).parents[1]
-
-
-def run_python(*arguments: str, timeout_secs: float = 240.0) -> dict:
-    """Returns the JSON that a process of Python, which runs in the folder of the benchmarks, prints last.
-
-    Raises:
-      RuntimeError: if it fails, with the end of what it wrote.
-    """
-    done = subprocess.run([sys.executable, *arguments], cwd=BENCHMARKS, capture_output=True, text=True,
-                          timeout=timeout_secs)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
 
 @dataclasses.dataclass(frozen=True)
 class Context:

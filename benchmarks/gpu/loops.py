@@ -14,7 +14,7 @@ from loops_hand import IN_FLIGHT, initial_state, train_step
 import trainer
 from trainer import distribute
 
-Run = Callable[[int], dict[str, int]]
+Run = Callable[[int], dict[str, float]]
 
 
 def placed_batches(workload: Workload, sharding: jax.sharding.Sharding) -> list[tuple[jax.Array, jax.Array]]:
@@ -22,6 +22,15 @@ def placed_batches(workload: Workload, sharding: jax.sharding.Sharding) -> list[
     (x, y), size = workload.data(), workload.batch_size()
     return [jax.device_put((x[start:start + size], y[start:start + size]), sharding)
             for start in range(0, len(x), size)]
+
+
+def round_of(workload: Workload, epochs: int) -> dict[str, float]:
+    """Returns the steps and rows of a round, and the most memory that a GPU has had in use so far."""
+    steps = epochs * workload.steps
+    figures = {"steps": steps, "rows": steps * workload.batch_size()}
+    if stats := jax.local_devices()[0].memory_stats():
+        figures["peak_megabytes"] = stats["peak_bytes_in_use"] / 1e6
+    return figures
 
 
 def by_hand(workload: Workload) -> Run:
@@ -44,7 +53,7 @@ def by_hand(workload: Workload) -> Run:
                 if is_simulated and len(logs) > IN_FLIGHT:
                     jax.block_until_ready(logs[-1 - IN_FLIGHT])
             np.mean(jax.device_get(logs), axis=0)
-        return {"steps": epochs * len(batches), "rows": epochs * len(batches) * workload.batch_size()}
+        return round_of(workload, epochs)
 
     return run
 
@@ -67,6 +76,6 @@ def fit(workload: Workload, **options) -> Run:
 
     def run(epochs):
         model.fit(x, y, batch_size=size, epochs=epochs, verbose=0)
-        return {"steps": epochs * workload.steps, "rows": epochs * len(x)}
+        return round_of(workload, epochs)
 
     return run

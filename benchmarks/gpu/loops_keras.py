@@ -1,4 +1,4 @@
-"""The large models in Keras on JAX: mixed bfloat16, batches that are on the device, and the fastest way to read them."""
+"""The large models in Keras on JAX: mixed bfloat16, batches that are on the device, compiled by XLA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ os.environ["KERAS_BACKEND"] = "jax"  # read by the import of Keras
 
 import jax
 import keras
-from gpu.loops import Run, placed_batches
+from gpu.loops import Run, placed_batches, round_of
 from gpu.workloads import Workload
 from keras import layers
 from loops_keras import LanguageModel
@@ -26,30 +26,29 @@ def _network(workload: Workload) -> keras.Model:
                                        classes=workload.classes, classifier_activation=None)
 
 
-def _new_model(workload: Workload, steps_per_execution: int) -> keras.Model:
+def _new_model(workload: Workload) -> keras.Model:
     model = _network(workload)
     optimizer = (keras.optimizers.AdamW(1e-4, weight_decay=1e-4) if workload.transformer
                  else keras.optimizers.SGD(1e-3, momentum=0.9))
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True,
-                  metrics=["accuracy"] if workload.has_accuracy else None, steps_per_execution=steps_per_execution)
+                  metrics=["accuracy"] if workload.has_accuracy else None)
     return model
 
 
-def fit(workload: Workload) -> dict[str, Run]:
-    """Calls `fit` once for all epochs, with a generator of batches that are on the device, one or several at once."""
+def fit(workload: Workload) -> Run:
+    """Calls `fit` once for all epochs, with a generator of batches that are on the device.
+
+    Steps take far longer than their dispatch, so there is one in an execution.
+    """
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     if jax.device_count() > 1:
         keras.distribution.set_distribution(keras.distribution.DataParallel())
     batches = placed_batches(workload, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    model = _new_model(workload)
 
-    def candidate(count):
-        model = _new_model(workload, count)
+    def run(epochs):
+        model.fit((batch for _ in range(epochs) for batch in batches), epochs=epochs, steps_per_epoch=workload.steps,
+                  verbose=0)
+        return round_of(workload, epochs)
 
-        def run(epochs):
-            model.fit((batch for _ in range(epochs) for batch in batches), epochs=epochs,
-                      steps_per_epoch=workload.steps, verbose=0)
-            return {"steps": epochs * workload.steps, "rows": epochs * workload.steps * workload.batch_size()}
-
-        return run
-
-    return {f"steps_per_execution={count}": candidate(count) for count in (1, workload.steps)}
+    return run

@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from measuring import Ratio
+
 
 class Results:
     """The results of a stage.
@@ -46,6 +48,12 @@ class Results:
     def ratio(self, case: str, entry: dict[str, Any]) -> None:
         """Adds an entry of `report.compared`: a ratio of times, with its bar."""
         self._add("ratios", case=case, **entry)
+
+    def compare(self, case: str, ours: str, theirs: str, values: Sequence[float], others: Sequence[float]) -> None:
+        """Adds the ratios of the values of the same rounds, which have no bar."""
+        ratio = Ratio.of(values, others)
+        self.ratio(case, {"ours": ours, "theirs": theirs, "median": ratio.median, "least": ratio.of_rounds[0],
+                          "most": ratio.of_rounds[-1], "rounds": len(values), "bar": None, "met": None})
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         """Adds whether something holds, and what to know of it."""

@@ -1,16 +1,11 @@
-"""Gaps in a device's work while a model trains: `python -m gpu.trace CASE CONTESTANT EPOCHS` prints them as JSON."""
+"""Gaps in a device's work while a model trains, from a trace of JAX's profiler."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import pathlib
-import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
-
-from cases import find
 
 LONG_SECS = 100e-6  # a gap that a step's dispatch would leave, if the device waited for it
 
@@ -84,14 +79,10 @@ def work_of(profile: Any) -> list[Interval]:
     return found
 
 
-def measure(case: str, who: str, epochs: int) -> Gaps:
-    """Returns the gaps while a contestant of a case trains for so many epochs."""
+def trace(run: Callable[[int], Any], epochs: int) -> Gaps:
+    """Returns the gaps while a contestant, which has compiled all, trains for so many epochs."""
     import jax
 
-    contestant, workload = find(case).contestants[who], find(case).workload
-    module, function = contestant.loop.split(":")
-    run = getattr(importlib.import_module(module), function)(workload, **contestant.options)
-    run(max(2, epochs))  # compiles
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -101,13 +92,3 @@ def measure(case: str, who: str, epochs: int) -> Gaps:
         file, = pathlib.Path(folder).rglob("*.xplane.pb")
         profile = jax.profiler.ProfileData.from_file(str(file))
         return gaps(work_of(profile), result["steps"] if isinstance(result, dict) else result)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Prints the gaps."""
-    case, who, epochs = arguments
-    print(json.dumps(measure(case, who, int(epochs))._asdict()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

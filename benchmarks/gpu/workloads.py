@@ -79,7 +79,9 @@ class Workload:
                                         dtype=dtype)
         options = {"num_classes": self.classes, "classifier_activation": None, "dtype": dtype}
         if self.tiny:
-            return models.ResNet(blocks=(1,), bottleneck=self.model == "resnet50", **options)
+            from trainer.models.vision.resnet import ResNet
+
+            return ResNet(blocks=(1,), bottleneck=self.model == "resnet50", **options)
         return {"mobilenet_v2": models.MobileNetV2, "resnet50": models.ResNet50}[self.model](**options)
 
     def optimizer(self) -> Any:
