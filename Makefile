@@ -17,7 +17,7 @@ pytest := $(bin)/python -m pytest -q -n 2 --dist worksteal
 # like many others, such as each further architecture, are in `make test-all` alone.
 rest := (slow or processes) and not smoke and not exhaustive
 
-.PHONY: demo test test-rest test-all lint pre-commit bench bench-strategies clean
+.PHONY: demo test test-rest test-all lint pre-commit bench bench-strategies bench-gpu clean
 
 demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
@@ -46,6 +46,18 @@ bench: $(VENV)/.bench
 bench-strategies: $(VENV)/.bench
 	@$(bin)/python benchmarks/strategies.py --rounds 5
 	@$(bin)/python benchmarks/compile_time.py --rounds 3
+
+# On a machine with NVIDIA GPUs JAX for them is installed first, unless the environment's JAX sees them. GPU_ARGUMENTS are
+# stages, and options such as --tiny.
+GPU_ARGUMENTS ?=
+CUDA ?= cuda12
+
+bench-gpu: $(VENV)/.bench
+	@nvidia-smi -L >/dev/null 2>&1 || $(bin)/python benchmarks/gpu/is_visible.py || [ -n "$(filter --tiny,$(GPU_ARGUMENTS))" ] \
+		|| { echo "No GPU is visible; pass GPU_ARGUMENTS=--tiny for a dry run." >&2; exit 2; }
+	@! nvidia-smi -L >/dev/null 2>&1 || $(bin)/python benchmarks/gpu/is_visible.py \
+		|| $(pip) install "jax[$(CUDA)]==$$($(bin)/python -c 'from importlib import metadata; print(metadata.version("jax"))')"
+	@$(bin)/python benchmarks/bench_gpu.py $(GPU_ARGUMENTS)
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info

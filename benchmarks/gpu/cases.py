@@ -78,13 +78,13 @@ def _input(name: str, tiny: bool) -> Case:
 
 
 def _cases(tiny: bool) -> dict[str, Case]:
-    def small(model, steps, batch_size=32):
+    def small(model: str, steps: int, batch_size: int = 32) -> SmallWorkload:
         return SmallWorkload(model, batch_size * (8 if tiny else steps), batch_size)
 
-    def epochs(full):
+    def epochs(full: int) -> int:
         return 2 if tiny else full  # data stay on the device from the second epoch on
 
-    def large(model, rows, steps):
+    def large(model: str, rows: int, steps: int) -> Workload:
         return Workload(model, 2, 2, tiny=True) if tiny else Workload(model, rows, steps)
 
     return {
@@ -102,6 +102,16 @@ def _cases(tiny: bool) -> dict[str, Case]:
     }
 
 
+def _dry(name: str, case: Case) -> Case:
+    """Returns a case for a dry run: without bars, and with Keras, which takes long to start, once for each loop."""
+    has_keras = name in ("8-8-3", "resnet50", "gpt2")
+    return dataclasses.replace(
+        case, title=f"{case.title} (tiny)", processes=1,
+        contestants={who: contestant for who, contestant in case.contestants.items()
+                     if has_keras or who != "Keras on JAX"},
+        comparisons=tuple(dataclasses.replace(comparison, bar=None) for comparison in case.comparisons))
+
+
 def all_cases() -> dict[str, Case]:
     """Returns the cases by name."""
-    return _cases(tiny=False) | {f"tiny {name}": case for name, case in _cases(tiny=True).items()}
+    return _cases(tiny=False) | {f"tiny {name}": _dry(name, case) for name, case in _cases(tiny=True).items()}

@@ -57,7 +57,7 @@ def _checks(tiny: bool) -> Iterator[tuple[str, Check]]:
     blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
     for number, block in enumerate(blocks[:2] if tiny else blocks, 1):
         yield f"README, block {number}", lambda block=block: _run_block(block)
-    names = ("convnet",) if tiny else small_models.NAMES
+    names = ("mlp",) if tiny else small_models.NAMES
     for name in names:
         yield f"{name}: fused and single steps, the same bits", lambda name=name: _fused_and_single(name)
     for name in names:
@@ -66,9 +66,9 @@ def _checks(tiny: bool) -> Iterator[tuple[str, Check]]:
         for name in names:
             yield f"{name}: {precision} trains as float32", lambda name=name, precision=precision: _trains(
                 name, precision)
-    name = "mlp" if tiny else "convnet"
     for text, strategy in _strategies():
-        yield f"{text}: the numbers of one device", lambda strategy=strategy: _equals_one_device(name, strategy)
+        yield f"{text}: the numbers of one device", lambda strategy=strategy: _equals_one_device(
+            "mlp" if tiny else "convnet", strategy)
     workers = min(2, jax.local_device_count())
     script = str(FOLDER / "in_processes.py")
     yield f"MultiWorkerMirroredStrategy, {workers} processes: the numbers of one device", lambda: _succeeds(
@@ -128,7 +128,7 @@ def _strategies() -> Iterator[tuple[str, Callable[[], distribute.Strategy]]]:
     yield "FullyShardedStrategy", distribute.FullyShardedStrategy
     yield 'FullyShardedStrategy(level="optimizer")', lambda: distribute.FullyShardedStrategy(level="optimizer")
     yield f"ModelParallelStrategy over {split} devices", lambda: distribute.ModelParallelStrategy(
-        {"replica": count // split, "model": split}, layout_map={".*Dense_0/kernel": (None, "model")})
+        {"replica": count // split, "model": split}, layout_map={"hidden/kernel": (None, "model")})
     yield "CentralStorageStrategy", distribute.CentralStorageStrategy
 
 

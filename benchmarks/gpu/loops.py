@@ -70,12 +70,12 @@ def new_model(workload: Workload, **options) -> trainer.Model:
 
 
 def fit(workload: Workload, **options) -> Run:
-    """Calls `fit` once for all epochs, which places the arrays on the devices the first time."""
-    x, y = workload.data()
-    model, size = new_model(workload, **options), workload.batch_size()
+    """Calls `fit` once for all epochs, with a `Dataset`, which is placed on the devices the first time."""
+    dataset = trainer.data.Dataset.from_arrays(workload.data()).shuffle(seed=0).batch(workload.batch_size())
+    model = new_model(workload, **options)
 
     def run(epochs):
-        model.fit(x, y, batch_size=size, epochs=epochs, verbose=0)
+        model.fit(dataset, epochs=epochs, verbose=0)
         return round_of(workload, epochs)
 
     return run

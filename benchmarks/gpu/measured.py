@@ -45,7 +45,7 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
 
 def _record(context: Context, case: Case, outcome: Outcome) -> None:
     results = context.results
-    for who, rounds in outcome.rounds.items():
+    for who, rounds in ((who, outcome.rounds[who]) for who in case.contestants if who in outcome.rounds):
         results.figure(case.title, who, "step" if "steps" in rounds[0] else "time", figures(rounds, case.unit), case.unit)
         if "rows" in rounds[0]:
             _record_rate(context, case, who, [entry["rows"] / entry["seconds"] for entry in rounds])

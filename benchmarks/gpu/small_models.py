@@ -19,7 +19,7 @@ class ConvNet(nn.Module):
     def __call__(self, x, training=False):
         x = nn.BatchNorm(use_running_average=not training)(nn.Conv(8, (3, 3))(x))
         x = nn.max_pool(nn.relu(x), (2, 2), (2, 2)).reshape(len(x), -1)
-        return nn.Dense(10)(nn.relu(nn.Dense(32)(x)))
+        return nn.Dense(10)(nn.relu(nn.Dense(32, name="hidden")(x)))
 
 
 class MLP(nn.Module):
@@ -27,7 +27,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(3)(nn.relu(nn.Dense(8)(x)))
+        return nn.Dense(3)(nn.relu(nn.Dense(8, name="hidden")(x)))
 
 
 NAMES = ("mlp", "convnet", "lm")

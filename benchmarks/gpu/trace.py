@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable
@@ -33,13 +34,13 @@ def gaps(intervals: Iterable[Interval], steps: int) -> Gaps:
 
     Only the middle half of the time counts, which has half the steps: what a run begins and ends with is not steady.
 
-    >>> print(gaps([(0, 1), (0.5, 2), (3, 5), (6, 8)], steps=4))
-    Gaps(busy_percent=75.0, idle_us_per_step=500000.0, longest_us=1000000.0, long_gaps_per_step=0.5)
+    >>> gaps([(0, 1), (0.5, 1.5), (3, 5), (6, 8)], steps=4)
+    Gaps(busy_percent=50.0, idle_us_per_step=1000000.0, longest_us=1000000.0, long_gaps_per_step=1.0)
     """
     merged = _merged(intervals)
     begin, end = merged[0][0], merged[-1][1]
     first, last = begin + (end - begin) / 4, end - (end - begin) / 4
-    between = [(max(one[1], first), min(other[0], last)) for one, other in zip(merged, merged[1:], strict=False)]
+    between = [(max(one[1], first), min(other[0], last)) for one, other in itertools.pairwise(merged)]
     idle = [stop - start for start, stop in between if stop > start]
     half = steps / 2
     return Gaps(100 * (1 - sum(idle) / (last - first)), 1e6 * sum(idle) / half, 1e6 * max(idle, default=0.0),
@@ -72,7 +73,8 @@ def work_of(profile: Any) -> list[Interval]:
         lines = lines or list(planes[devices[0]].lines)
     else:
         lines = [line for line in planes["/host:CPU"].lines if line.name.startswith("tf_XLA")]
-    found = [(event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9) for line in lines for event in line.events
+    found = [(event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9)
+             for line in lines for event in line.events
              if not event.name.startswith(("Threadpool", "end: ", "ThunkExecutor"))]
     if not found:
         raise ValueError(f"The profile has no work of a device. Its planes: {', '.join(planes)}.")
