@@ -47,16 +47,15 @@ bench-strategies: $(VENV)/.bench
 	@$(bin)/python benchmarks/strategies.py --rounds 5
 	@$(bin)/python benchmarks/compile_time.py --rounds 3
 
-# On a machine with NVIDIA GPUs JAX for them is installed first, unless the environment's JAX sees them. GPU_ARGUMENTS are
-# stages, and options such as --tiny.
+# GPU_ARGUMENTS: stages, or --tiny for a dry run. JAX for CUDA is installed where there is a GPU that JAX does not see.
 GPU_ARGUMENTS ?=
 CUDA ?= cuda12
+jax_version = $$($(bin)/python -c 'from importlib import metadata; print(metadata.version("jax"))')
+sees_gpu = $(bin)/python -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'
 
 bench-gpu: $(VENV)/.bench
-	@nvidia-smi -L >/dev/null 2>&1 || $(bin)/python benchmarks/gpu/is_visible.py || [ -n "$(filter --tiny,$(GPU_ARGUMENTS))" ] \
-		|| { echo "No GPU is visible; pass GPU_ARGUMENTS=--tiny for a dry run." >&2; exit 2; }
-	@! nvidia-smi -L >/dev/null 2>&1 || $(bin)/python benchmarks/gpu/is_visible.py \
-		|| $(pip) install "jax[$(CUDA)]==$$($(bin)/python -c 'from importlib import metadata; print(metadata.version("jax"))')"
+	@if nvidia-smi -L 2>/dev/null | grep -q '^GPU' && ! $(sees_gpu) 2>/dev/null; then \
+		$(pip) install "jax[$(CUDA)]==$(jax_version)"; fi
 	@$(bin)/python benchmarks/bench_gpu.py $(GPU_ARGUMENTS)
 
 clean:

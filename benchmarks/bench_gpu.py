@@ -1,7 +1,7 @@
 """Measures on the GPUs there are, in stages: `python benchmarks/bench_gpu.py [STAGE ...] [--tiny] [--out FOLDER]`.
 
-Each stage is a process with a time limit, and one that fails stops no other. Its results are put into `gpu.json`, in the
-place of older ones, and `GPU.md` is written from that. The exit code is 1 if a stage failed, and 2 if there is no GPU.
+Each stage is a process with a time limit, and one that fails stops no other. Its results are put into `gpu.json`, in
+the place of older ones, and `GPU.md` is written from that. The exit code is 1 if a stage failed, 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"one of {', '.join(STAGES)}; all by default")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: a dry run, on a CPU too")
-    parser.add_argument("--out", type=pathlib.Path, help="where GPU.md and gpu.json go; benchmarks/ by default, or of a "
-                        "dry run a new folder")
+    parser.add_argument("--out", type=pathlib.Path, help="where GPU.md and gpu.json go; benchmarks/ by default, or "
+                        "of a dry run a new folder")
     options = parser.parse_args()
     if unknown := sorted(set(options.stages) - set(STAGES)):
         parser.error(f"unknown stages: {', '.join(unknown)}; known are {', '.join(STAGES)}")

@@ -36,8 +36,8 @@ def _small(title: str, workload: SmallWorkload, epochs: int, bars: dict[str, flo
 
 
 def _large(title: str, workload: Workload, epochs: int) -> Case:
-    text = (f"Mixed bfloat16, {workload.rows_per_device} rows a GPU (a quarter of that on GPUs with little memory), all "
-            "GPUs, synthetic data that stay on them. The loop by hand is a jitted step that donates its state; "
+    text = (f"Mixed bfloat16, {workload.rows_per_device} rows a GPU (a quarter of that on GPUs with little memory), "
+            "all GPUs, synthetic data that stay on them. The loop by hand is a jitted step that donates its state; "
             "Keras's batches are on the GPU, too.")
     return Case(title, text, workload,
                 {"fit": Contestant("gpu.loops:fit", epochs=epochs),
@@ -63,8 +63,8 @@ def _callbacks(workload: SmallWorkload, epochs: int) -> Case:
         return Contestant("loops_trainer:fit", {"callbacks": callbacks}, epochs)
 
     return Case("A callback for each batch, and the progress bar", "`fit` of 784-128-10 from arrays in host memory, "
-                "batch 32: with a callback that is called for every batch and reads no logs, and with the progress bar.",
-                workload, {"fit": contestant(), "fit, callback": contestant("batch"), "fit, bar": contestant("bar")},
+                "batch 32: with a callback that is called for every batch and reads no logs, and with the progress "
+                "bar.", workload, {"fit": contestant(), "fit, callback": contestant("batch"), "fit, bar": contestant("bar")},
                 (Comparison("fit, callback", "fit"), Comparison("fit, bar", "fit")))
 
 

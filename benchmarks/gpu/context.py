@@ -9,6 +9,7 @@ from gpu.peaks import peak_flops
 from gpu.results import Results
 from workers import Machine
 
+
 @dataclasses.dataclass(frozen=True)
 class Context:
     """What a stage is given.

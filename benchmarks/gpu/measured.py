@@ -10,7 +10,6 @@ from gpu.context import Context
 from report import compared, figures
 from workers import Outcome, measure
 
-
 _TRACED = (("busy_percent", "device busy", "%"), ("idle_us_per_step", "idle for each step", "us"),
            ("longest_us", "longest gap", "us"), ("long_gaps_per_step", "gaps of 100 us and more", "1/step"))
 MOST_LONG_GAPS = 0.5  # of 100 us, for each step of a large model: more would be a stall in each
@@ -46,7 +45,8 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
 def _record(context: Context, case: Case, outcome: Outcome) -> None:
     results = context.results
     for who, rounds in ((who, outcome.rounds[who]) for who in case.contestants if who in outcome.rounds):
-        results.figure(case.title, who, "step" if "steps" in rounds[0] else "time", figures(rounds, case.unit), case.unit)
+        what = case.title.lower() if "figure" in rounds[0] else "step"
+        results.figure(case.title, who, what, figures(rounds, case.unit), case.unit)
         if "rows" in rounds[0]:
             _record_rate(context, case, who, [entry["rows"] / entry["seconds"] for entry in rounds])
             # The start has two epochs in it.

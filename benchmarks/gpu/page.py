@@ -27,9 +27,10 @@ def render(stored: dict[str, dict[str, Any]]) -> str:
 {" ".join(states) or "Written by `make bench-gpu`, stage by stage."}
 
 `make bench-gpu` measures on the GPUs of this machine, one or several, in less than 25 minutes, and writes this page and
-`gpu.json`. In an environment that has JAX for GPUs, `python benchmarks/bench_gpu.py [STAGE ...]` does the same, and runs
-some stages alone, each in less than 8 minutes. `--tiny` is a dry run, on a CPU too. `CUDA_VISIBLE_DEVICES=0` leaves it
-one GPU. A stage that fails stops no other. Times are medians of interleaved rounds; contestants have a process each.
+`gpu.json`. In an environment that has JAX for GPUs, `python benchmarks/bench_gpu.py [STAGE ...]` does the same, and
+runs some stages alone, each in less than 8 minutes. `--tiny` is a dry run, on a CPU too. `CUDA_VISIBLE_DEVICES=0`
+leaves it one GPU. A stage that fails stops no other. Times are medians of interleaved rounds; contestants have a
+process each.
 
 {table(["stage", "what it measures", "at most"], [[f"`{name}`", stage.text, f"{stage.limit_secs:.0f} s"]
                                                   for name, stage in STAGES.items()])}
@@ -38,7 +39,8 @@ The bars:
 - ResNet-50 and the transformer: `fit` takes at most {HAND_BAR} times as long as the loop by hand.
 - 8-8-3: at most {SMALL_BARS["by hand"]} of the loop by hand, and {SMALL_BARS["Keras on JAX"]} of Keras on JAX.
 - Resume is bit-equal with `deterministic=True`, and so are fused and single steps.
-- No stall for each step: a trace of a large model has fewer than {MOST_LONG_GAPS} gaps of 100 us and more for each step.
+- No stall for each step: a trace of a large model has fewer than {MOST_LONG_GAPS} gaps of 100 us and more for each
+  step.
 """]
     return "\n".join(parts + [_section(name, stored[name]) for name in STAGES if name in stored])
 
