@@ -64,7 +64,8 @@ def _callbacks(workload: SmallWorkload, epochs: int) -> Case:
 
     return Case("A callback for each batch, and the progress bar", "`fit` of 784-128-10 from arrays in host memory, "
                 "batch 32: with a callback that is called for every batch and reads no logs, and with the progress "
-                "bar.", workload, {"fit": contestant(), "fit, callback": contestant("batch"), "fit, bar": contestant("bar")},
+                "bar.", workload,
+                {"fit": contestant(), "fit, callback": contestant("batch"), "fit, bar": contestant("bar")},
                 (Comparison("fit, callback", "fit"), Comparison("fit, bar", "fit")))
 
 

@@ -148,3 +148,34 @@ print(sizes)
 @pytest.mark.slow
 def test_the_models_in_full_size_can_be_traced():
     assert evaluated(FULL_SIZES) == {"mobilenet_v2": 3_504_872, "resnet50": 25_583_592, "gpt2": 124_439_808}
+
+
+SAME_NUMBERS = """
+import jax, jax.numpy as jnp, numpy as np
+from loops_hand import train_step
+from gpu.cases import all_cases
+from gpu.loops import new_model
+apart = []
+for name in ("resnet50", "gpt2"):
+    workload = all_cases()["tiny " + name].workload
+    (x, y), size, model = workload.data(), workload.batch_size(), new_model(workload)
+    model.build(x[:1])
+    tx = workload.optimizer()
+    params, model_state = jax.tree.map(jnp.copy, (model.state.params, dict(model.state.model_state)))
+    state, losses = (params, model_state, tx.init(params)), []
+    step = jax.jit(train_step(workload.module(jnp.bfloat16), tx))
+    for start in range(0, len(x), size):
+        state, (loss, _) = step(state, x[start:start + size], y[start:start + size])
+        losses.append(float(loss))
+    history = model.fit(x, y, batch_size=size, shuffle=False, verbose=0).history
+    moved = [np.abs(np.asarray(new) - np.asarray(old)).max() for new, old in zip(
+        jax.tree.leaves(state[:2]), jax.tree.leaves((model.state.params, dict(model.state.model_state))))]
+    apart.append((float(abs(history["loss"][0] / np.mean(losses) - 1)), float(max(moved))))
+print(apart)
+"""
+
+
+@pytest.mark.slow
+def test_the_loop_by_hand_trains_as_fit_does():
+    for loss, weights in evaluated(SAME_NUMBERS):
+        assert loss < 1e-3 and weights < 1e-2
