@@ -53,7 +53,10 @@ def answers(case: cases.Case, name: str, epochs: int, orders: TextIO) -> Iterato
         elif line.strip() == "trace":
             from gpu.trace import trace
 
-            yield trace(candidates[chosen], epochs)._asdict()
+            try:
+                yield trace(candidates[chosen], epochs)._asdict()
+            except Exception as error:  # the profiler's, which spoils no figures
+                yield {"untraced": f"{type(error).__name__}: {error}"[:300]}
         else:
             if case.wakes:
                 candidates[chosen](1)

@@ -135,13 +135,13 @@ class Outcome:
       rounds: of each contestant, the figures of its rounds: "seconds", "cpu_seconds", "steps", or "figure".
       notes: of a contestant, how it works or why it does not take part.
       starts: of a contestant, how many seconds it took until all was compiled.
-      traces: of a contestant, what its trace gave.
+      traces: of a contestant, what its trace gave, or as "untraced" why there is none.
     """
 
     rounds: dict[str, list[dict[str, float]]]
     notes: dict[str, str]
     starts: dict[str, float] = dataclasses.field(default_factory=dict)
-    traces: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    traces: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: int | None, outcome: Outcome,

@@ -17,10 +17,11 @@ from trainer import distribute
 Run = Callable[[int], dict[str, float]]
 
 
-def placed_batches(workload: Workload, sharding: jax.sharding.Sharding) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns the batches of an epoch, on the devices."""
+def placed_batches(workload: Workload) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns the batches of an epoch, their rows split over all devices."""
     (x, y), size = workload.data(), workload.batch_size()
-    return [jax.device_put((x[start:start + size], y[start:start + size]), sharding)
+    rows = NamedSharding(Mesh(np.asarray(jax.devices()), ("replica",)), PartitionSpec("replica"))
+    return [jax.device_put((x[start:start + size], y[start:start + size]), rows)
             for start in range(0, len(x), size)]
 
 
@@ -35,10 +36,9 @@ def round_of(workload: Workload, epochs: int) -> dict[str, float]:
 
 def by_hand(workload: Workload) -> Run:
     """Calls a jitted step that donates its state; over several devices XLA adds the collectives."""
-    mesh = Mesh(np.asarray(jax.devices()), ("replica",))
-    whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
     module, tx = workload.module(jnp.bfloat16), workload.optimizer()
-    batches = placed_batches(workload, rows)
+    batches = placed_batches(workload)
+    whole = NamedSharding(batches[0][0].sharding.mesh, PartitionSpec())
     carry = [initial_state(module, tx, np.asarray(batches[0][0][:1]), out_shardings=whole)]
     step = jax.jit(train_step(module, tx, workload.has_accuracy), donate_argnums=0)
     # Simulated devices have a thread each: the collectives of many queued steps then wait for each other for ever.

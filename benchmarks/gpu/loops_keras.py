@@ -43,8 +43,7 @@ def fit(workload: Workload) -> Run:
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     if jax.device_count() > 1:
         keras.distribution.set_distribution(keras.distribution.DataParallel())
-    batches = placed_batches(workload, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    model = _new_model(workload)
+    batches, model = placed_batches(workload), _new_model(workload)
 
     def run(epochs):
         model.fit((batch for _ in range(epochs) for batch in batches), epochs=epochs, steps_per_epoch=workload.steps,

@@ -33,6 +33,7 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
     case, outcome = find(name), Outcome({}, {})
     large = name.endswith(("mobilenet_v2", "resnet50", "gpt2"))
     case = context.over_all_devices(case) if large else case
+    context.results.note(f"{case.title}: {case.text}")
     try:
         measure(name, case, context.machine, 2 if context.tiny else rounds, None, outcome, traced)
     finally:
@@ -56,6 +57,9 @@ def _record(context: Context, case: Case, outcome: Outcome) -> None:
         if "peak_megabytes" in rounds[0]:
             results.figure(case.title, who, "peak memory of a GPU", [rounds[-1]["peak_megabytes"]], "MB")
     for who, found in outcome.traces.items():
+        if "untraced" in found:
+            results.check(f"{case.title}, {who}: traced", False, found["untraced"])
+            continue
         for key, what, unit in _TRACED:
             results.figure(case.title, who, what, [found[key]], unit)
         if who == "fit" and "rows" in outcome.rounds[who][0] and context.machine.platform != "cpu":

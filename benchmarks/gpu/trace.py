@@ -58,21 +58,25 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-def work_of(profile: Any) -> list[Interval]:
+def work_of(profile: Any, platform: str) -> list[Interval]:
     """Returns when the first device of a `jax.profiler.ProfileData` ran something, in seconds.
 
     That is all that its streams ran: kernels and copies. Of a CPU it is what XLA's threads ran.
 
+    Args:
+      profile: what the profiler recorded.
+      platform: of the devices, as JAX has it.
+
     Raises:
-      ValueError: if there is nothing.
+      ValueError: if there is nothing, as where the driver lets only administrators profile.
     """
     planes = {plane.name: plane for plane in profile.planes}
-    devices = sorted(name for name in planes if name.startswith("/device:GPU"))
-    if devices:
-        lines = [line for line in planes[devices[0]].lines if line.name.startswith("Stream")]
-        lines = lines or list(planes[devices[0]].lines)
-    else:
+    if platform == "cpu":
         lines = [line for line in planes["/host:CPU"].lines if line.name.startswith("tf_XLA")]
+    else:
+        devices = sorted(name for name in planes if name.startswith("/device:GPU"))
+        lines = [line for name in devices[:1] for line in planes[name].lines]
+        lines = [line for line in lines if line.name.startswith("Stream")] or lines
     found = [(event.start_ns / 1e9, (event.start_ns + event.duration_ns) / 1e9)
              for line in lines for event in line.events
              if not event.name.startswith(("Threadpool", "end: ", "ThunkExecutor"))]
@@ -93,4 +97,4 @@ def trace(run: Callable[[int], Any], epochs: int) -> Gaps:
         jax.profiler.stop_trace()
         file, = pathlib.Path(folder).rglob("*.xplane.pb")
         profile = jax.profiler.ProfileData.from_file(str(file))
-        return gaps(work_of(profile), result["steps"] if isinstance(result, dict) else result)
+        return gaps(work_of(profile, jax.default_backend()), result["steps"] if isinstance(result, dict) else result)

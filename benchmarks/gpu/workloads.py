@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-LARGE_MEMORY = 30e9  # bytes of a device from which on it takes the whole batch, beside two other processes
+LARGE_MEMORY = 40e9  # bytes of a device from which on it takes the whole batch, beside two other processes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,6 +77,17 @@ def test_every_stage_ends_in_less_than_8_minutes_and_all_in_less_than_25():
     assert max(limits) < 8 * 60 and total < 25 * 60
 
 
+@pytest.mark.slow
+def test_a_stage_that_takes_too_long_is_stopped_and_leaves_what_it_had(tmp_path):
+    code = ("import bench_gpu, sys, dataclasses; from gpu.stages import STAGES; "
+            "STAGES['graphs'] = dataclasses.replace(STAGES['graphs'], limit_secs=2.0); "
+            "sys.argv = ['bench_gpu.py', '--tiny', '--out', sys.argv[1], 'graphs']; print(bench_gpu.main())")
+    done = python("-c", code, str(tmp_path))
+    entry = json.loads((tmp_path / "gpu.json").read_text())["graphs"]
+    assert entry["error"] == "stopped after its limit of 2 s" and entry["seconds"] < 30, done.stderr
+    assert done.stdout.splitlines()[-1] == "1" and "**Failed:** stopped" in (tmp_path / "GPU.md").read_text()
+
+
 def test_the_page_says_that_nothing_has_run_on_a_gpu_until_it_has():
     committed, results = (FOLDER / "GPU.md").read_text(), FOLDER / "gpu.json"
     if not results.exists():
@@ -101,12 +112,18 @@ def event(name, start, length):
     return Made(name=name, start_ns=start * 1e9, duration_ns=length * 1e9)
 host = plane("/host:CPU", tf_XLA=[event("fusion", 0, 9)])
 gpu = plane("/device:GPU:0", Stream_1=[event("kernel", 1, 2)], Steps=[event("0", 0, 9)])
-print(work_of(Made(planes=[host, gpu])))
+print(work_of(Made(planes=[host, gpu]), "gpu"), work_of(Made(planes=[host]), "cpu"), sep=", ")
+try:
+    work_of(Made(planes=[host]), "gpu")
+except ValueError:
+    pass
+else:
+    print("A host's work is no GPU's.")
 """
 
 
 def test_the_work_of_a_gpu_is_what_its_streams_ran():
-    assert evaluated(EVENTS) == [(1.0, 3.0)]
+    assert evaluated(EVENTS) == ([(1.0, 3.0)], [(0.0, 9.0)])
 
 
 def test_the_model_of_gpt2_small_needs_the_operations_that_are_known_for_it():
