@@ -106,12 +106,12 @@ def test_gaps_are_those_of_the_middle_of_a_trace():
 EVENTS = """
 from types import SimpleNamespace as Made
 from gpu.trace import work_of
-def plane(name, **lines):
-    return Made(name=name, lines=[Made(name=line.replace("_", " "), events=events) for line, events in lines.items()])
+def plane(name, lines):
+    return Made(name=name, lines=[Made(name=line, events=events) for line, events in lines.items()])
 def event(name, start, length):
     return Made(name=name, start_ns=start * 1e9, duration_ns=length * 1e9)
-host = plane("/host:CPU", tf_XLA=[event("fusion", 0, 9)])
-gpu = plane("/device:GPU:0", Stream_1=[event("kernel", 1, 2)], Steps=[event("0", 0, 9)])
+host = plane("/host:CPU", {"tf_XLA": [event("fusion", 0, 9), event("end: fusion", 9, 9)]})
+gpu = plane("/device:GPU:0", {"Stream #1": [event("kernel", 1, 2)], "Steps": [event("0", 0, 9)]})
 print(work_of(Made(planes=[host, gpu]), "gpu"), work_of(Made(planes=[host]), "cpu"), sep=", ")
 try:
     work_of(Made(planes=[host]), "gpu")
@@ -134,6 +134,47 @@ def test_the_model_of_gpt2_small_needs_the_operations_that_are_known_for_it():
     # Biases and LayerNorms apart, six for each of the 124 M weights, and attention.
     assert weights == pytest.approx(6 * 124_439_808 + 12 * 12 * 768 * 1024, rel=0.01)
     assert peaks == [989.4e12, 989.4e12, 312e12, 121e12, None, None]
+
+
+AS_ON_A_GPU = """
+import pathlib, sys
+from gpu import measured
+from gpu.context import Context
+from gpu.page import render
+from gpu.results import Results
+from workers import Machine
+def measure(name, case, machine, rounds, most_epochs, outcome, traced):
+    for who, secs in (("fit", 2.0), ("by hand", 1.0)):
+        outcome.rounds[who] = [{"seconds": secs, "steps": 10, "rows": 160, "peak_megabytes": 5.0}] * rounds
+        outcome.starts[who] = 30.0
+    outcome.notes["Keras on JAX"] = "skipped: keras is not installed"
+    outcome.traces["fit"] = {"busy_percent": 99.0, "idle_us_per_step": 1.0, "longest_us": 2.0,
+                             "long_gaps_per_step": 0.9}
+    outcome.traces["by hand"] = {"untraced": "no rights"}
+measured.measure = measure
+results = Results(pathlib.Path(sys.argv[1], "results.json"))
+machine = Machine("gpu", 2, "Two GPUs.")
+measured.measure_case(Context(machine, "NVIDIA H100 80GB HBM3", False, results), "gpt2", 3)
+described = {"platform": "gpu", "text": machine.text, "commit": "abc"}
+entry = {"machine": described, "tiny": False, "seconds": 3.0, "error": None}
+pathlib.Path(sys.argv[1], "GPU.md").write_text(render({"transformer": entry | results.content}))
+"""
+
+
+def test_what_a_gpu_gives_becomes_rates_utilisation_and_checks(tmp_path):
+    done = python("-c", AS_ON_A_GPU, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found, page = json.loads((tmp_path / "results.json").read_text()), (tmp_path / "GPU.md").read_text()
+    figures = {(figure["who"], figure["what"]): (figure["value"], figure["unit"]) for figure in found["figures"]}
+    assert figures["by hand", "rate"] == (160 * 1024, "tokens/s")
+    assert figures["by hand", "model FLOP utilisation"][0] == pytest.approx(
+        100 * 160 * 1024 * 8.54e8 / (2 * 989.4e12), rel=1e-2)
+    assert figures["fit", "peak memory of a GPU"] == (5.0, "MB")
+    assert figures["fit", "first step"] == (30.0 - 31 * 0.2, "s")  # the start has two epochs of 16 steps
+    assert [(ratio["theirs"], ratio["median"], ratio["met"]) for ratio in found["ratios"]] == [("by hand", 2.0, False)]
+    assert [(check["name"].rpartition(": ")[2], check["passed"]) for check in found["checks"]] == [
+        ("no stall for each step", False), ("traced", False)]
+    assert "| **no** |" in page and "not yet run" not in page.lower() and "keras is not installed" in page
 
 
 FULL_SIZES = """
