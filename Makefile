@@ -68,4 +68,6 @@ $(VENV)/.dev: pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.dev
 	@$(pip) install --editable '.[bench,tensorboard,plot]'
+	@$(pip) install --retries 0 --index-url https://download.pytorch.org/whl/cpu torch && $(pip) install lightning || \
+		echo "PyTorch, PyTorch, compiled, Lightning: skipped, as there is no CPU-only wheel of torch here"
 	@touch $@

@@ -77,6 +77,11 @@ class Contestant:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+# On CPUs, with as many threads as there are cores.
+PYTORCH = {"PyTorch": "loops_torch:eager", "PyTorch, compiled": "loops_torch:compiled",
+           "Lightning": "loops_torch:lightning"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """The ratio of two contestants' figures.

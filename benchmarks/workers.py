@@ -81,8 +81,9 @@ class Worker:
     def __init__(
             self, case: str, name: str, contestant: Contestant, epochs: int, environment: Mapping[str, str]):
         python = sys.executable
-        if contestant.loop.startswith("loops_tf:"):
-            python = os.environ.get("TF_PYTHON", python)
+        for module, variable in (("loops_tf", "TF_PYTHON"), ("loops_torch", "TORCH_PYTHON")):
+            if contestant.loop.startswith(f"{module}:"):
+                python = os.environ.get(variable, python)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [python, str(pathlib.Path(__file__).with_name("worker.py")), case, name, str(epochs)],
