@@ -18,6 +18,7 @@ from trainer.core.arguments import require_positive
 _PEAK_FLOPS_PER_SEC = {
     # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
     "NVIDIA H100 80GB HBM3": 989.5e12,
+    "NVIDIA H200": 989.5e12,
     "NVIDIA H100 PCIe": 756.5e12,
     # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
     "NVIDIA A100-SXM4-40GB": 312e12,
