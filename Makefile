@@ -17,7 +17,7 @@ pytest := $(bin)/python -m pytest -q -n 2 --dist worksteal
 # like many others, such as each further architecture, are in `make test-all` alone.
 rest := (slow or processes) and not smoke and not exhaustive
 
-.PHONY: demo test test-rest test-all lint pre-commit bench bench-strategies clean
+.PHONY: demo test test-rest test-all lint pre-commit bench bench-strategies bench-gpu clean
 
 demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
@@ -47,6 +47,17 @@ bench-strategies: $(VENV)/.bench
 	@$(bin)/python benchmarks/strategies.py --rounds 5
 	@$(bin)/python benchmarks/compile_time.py --rounds 3
 
+# GPU_ARGUMENTS: stages, or --tiny for a dry run. JAX for CUDA is installed where there is a GPU that JAX does not see.
+GPU_ARGUMENTS ?=
+CUDA ?= cuda12
+jax_version = $$($(bin)/python -c 'from importlib import metadata; print(metadata.version("jax"))')
+sees_gpu = $(bin)/python -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'
+
+bench-gpu: $(VENV)/.bench
+	@if nvidia-smi -L 2>/dev/null | grep -q '^GPU' && ! $(sees_gpu) 2>/dev/null; then \
+		$(pip) install "jax[$(CUDA)]==$(jax_version)"; fi
+	@$(bin)/python benchmarks/bench_gpu.py $(GPU_ARGUMENTS)
+
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info
 
@@ -57,4 +68,6 @@ $(VENV)/.dev: pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.dev
 	@$(pip) install --editable '.[bench,tensorboard,plot]'
+	@$(pip) install --retries 0 --index-url https://download.pytorch.org/whl/cpu torch && $(pip) install lightning || \
+		echo "PyTorch, PyTorch, compiled, Lightning: skipped, as there is no CPU-only wheel of torch here"
 	@touch $@

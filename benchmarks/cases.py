@@ -68,11 +68,18 @@ class Contestant:
         and waits for the last one: one function, or a dict of several, of which the fastest in a trial counts. It
         returns the number of steps that it took, or of calls. A dict of the figures of a round is taken as it is.
       epochs: of a round.
+      environment: variables of its process, beside those of all.
     """
 
     loop: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     epochs: int = 1
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+# On CPUs, with as many threads as there are cores.
+PYTORCH = {"PyTorch": "loops_torch:eager", "PyTorch, compiled": "loops_torch:compiled",
+           "Lightning": "loops_torch:lightning"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,3 +129,9 @@ def all_cases() -> dict[str, Case]:
     found = {path.stem for path in pathlib.Path(__file__).parent.glob("cases_*.py")}
     assert found == {f"cases_{topic}" for topic in topics}, found
     return {name: case for topic in topics for name, case in importlib.import_module(f"cases_{topic}").CASES.items()}
+
+
+def find(name: str) -> Case:
+    """Returns the case of a name; one of another module than these files is called "module:name"."""
+    module, _, case = name.rpartition(":")
+    return importlib.import_module(module or "cases").all_cases()[case]

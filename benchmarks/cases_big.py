@@ -1,18 +1,22 @@
 """Steps that take much longer than their dispatch."""
 
-from cases import Case, Comparison, Contestant, Workload
+from cases import PYTORCH, Case, Comparison, Contestant, Workload
 
 _CONTESTANTS = {
     "fit": Contestant("loops_trainer:fit"),
     "by hand": Contestant("loops_hand:fit"),
     "Keras on JAX": Contestant("loops_keras:fit")}
-_RATIOS = (Comparison("fit", "by hand", 1.03), Comparison("fit", "Keras on JAX", 1.0))
+_PYTORCH = {name: Contestant(loop) for name, loop in PYTORCH.items()}
+_RATIOS = (Comparison("fit", "by hand", 1.03), Comparison("fit", "Keras on JAX", 1.0),
+           *(Comparison("fit", name) for name in _PYTORCH))
 
 
 def _case(model: str, name: str, rows: int, batch_size: int, **options) -> Case:
     workload = Workload(model, rows, batch_size)
     return Case(f"Steps of {name}", f"`fit` of one epoch of {workload.steps} steps from arrays in host memory, batch "
-                f"{batch_size}, adam, accuracy.", workload, _CONTESTANTS, _RATIOS, unit="ms", scale=10, **options)
+                f"{batch_size}, adam, accuracy.", workload,
+                _CONTESTANTS if model == "mobilenet" else _CONTESTANTS | _PYTORCH, _RATIOS, unit="ms", scale=10,
+                **options)
 
 
 CASES = {

@@ -1,10 +1,11 @@
 """Steps that take less time than their dispatch, with and without callbacks."""
 
-from cases import Case, Comparison, Contestant, Workload
+from cases import PYTORCH, Case, Comparison, Contestant, Workload
 
 PEERS = {
     "by hand": "loops_hand:fit", "epoch in one call": "loops_hand:one_call", "Keras on JAX": "loops_keras:fit",
-    "Keras, as it comes": "loops_keras:fit_by_default", "TF-Keras": "loops_tf:fit", "NNX loop": "loops_nnx:fit"}
+    "Keras, as it comes": "loops_keras:fit_by_default", "TF-Keras": "loops_tf:fit", "NNX loop": "loops_nnx:fit",
+    **PYTORCH}
 
 
 def _contestants(epochs: int, slow: int) -> dict[str, Contestant]:
@@ -29,9 +30,10 @@ def _ratios(bars: dict[str, float]) -> tuple[Comparison, ...]:
 
 _TEXT = ("One `fit` of {epochs} epochs from arrays in host memory in each round, {rows:,} rows of noise, batch 32, "
          "adam, accuracy. What a contestant uploads counts: the epoch in one call uploads the arrays each time, `fit` "
-         "only if somebody wrote to them since the round before (new arrays). The loop by hand, Keras, TF-Keras and "
-         "the NNX loop run {slow} of the epochs; all times are per step. Keras and TF-Keras have the better "
-         "`steps_per_execution` of 1 and 32; Keras as it comes has 1.")
+         "only if somebody wrote to them since the round before (new arrays). The loop by hand, Keras, TF-Keras, "
+         "the NNX loop and PyTorch run {slow} of the epochs; all times are per step. Keras and TF-Keras have the "
+         "better `steps_per_execution` of 1 and 32; Keras as it comes has 1. PyTorch has a loop by hand and the faster "
+         "of its Adams, Lightning a `DataLoader`, and no logger, bar or checkpoint.")
 
 CASES = {
     "mlp": Case(

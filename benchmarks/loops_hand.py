@@ -22,9 +22,8 @@ def loss_and_accuracy(logits, y):
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean(), (logits.argmax(-1) == y).mean()
 
 
-def new_step(workload: Workload, x) -> tuple[Callable, tuple]:
-    """Returns a train step of `(params, model_state, opt_state), x, y`, and the state to start with."""
-    module, tx = models.linen(workload), optax.adam(1e-3)
+def train_step(module, tx: optax.GradientTransformation, has_accuracy: bool = True) -> Callable:
+    """Returns a train step of `(params, model_state, opt_state), x, y`; its logs are the loss, and the accuracy."""
 
     def step(state, x, y):
         params, model_state, opt_state = state
@@ -32,16 +31,31 @@ def new_step(workload: Workload, x) -> tuple[Callable, tuple]:
         def loss_fn(params):
             logits, updated = module.apply({"params": params, **model_state}, x, training=True,
                                            mutable=list(model_state))
-            loss, accuracy = loss_and_accuracy(logits, y)
-            return loss, (accuracy, updated)
+            loss, accuracy = loss_and_accuracy(logits.astype(jnp.float32), y)
+            return loss, ((accuracy,) if has_accuracy else (), updated)
 
-        (loss, (accuracy, model_state)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        (loss, (logs, model_state)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), model_state, opt_state), (loss, accuracy)
+        return (optax.apply_updates(params, updates), model_state, opt_state), (loss, *logs)
 
-    model_state = dict(jax.jit(module.init)(jax.random.key(0), x[:1]))
-    params = model_state.pop("params")
-    return step, (params, model_state, jax.jit(tx.init)(params))
+    return step
+
+
+def initial_state(module, tx: optax.GradientTransformation, x, **options) -> tuple:
+    """Returns the state that `train_step` starts with; `options` are those of `jax.jit`."""
+
+    def init(x):
+        model_state = dict(module.init(jax.random.key(0), x))
+        params = model_state.pop("params")
+        return params, model_state, tx.init(params)
+
+    return jax.jit(init, **options)(x[:1])
+
+
+def new_step(workload: Workload, x) -> tuple[Callable, tuple]:
+    """Returns a train step, and the state to start with."""
+    module, tx = models.linen(workload), optax.adam(1e-3)
+    return train_step(module, tx), initial_state(module, tx, x)
 
 
 def orders(workload: Workload, epochs: int):

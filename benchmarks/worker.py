@@ -1,8 +1,8 @@
 """One contestant of a case, in a process of its own: `python benchmarks/worker.py CASE CONTESTANT EPOCHS`.
 
 It prepares, compiles what rounds of so many epochs need, and then obeys lines: "choose" takes the fastest of several
-ways to do the work, and "run" runs a round. Each is answered by a line of JSON in standard output, which nothing else
-can write to.
+ways to do the work, "run" runs a round, and "trace" one under JAX's profiler. Each is answered by a line of JSON in
+standard output, which nothing else can write to.
 """
 
 from __future__ import annotations
@@ -36,20 +36,27 @@ def fastest(candidates: dict[str, Callable[[int], Any]]) -> str:
 
 
 def answers(case: cases.Case, name: str, epochs: int, orders: TextIO) -> Iterator[dict[str, Any]]:
-    """Yields the answer to each line, after one that says that all is compiled."""
-    contestant = case.contestants[name]
+    """Yields the answer to each line, after one that says that all is compiled, and in how many seconds."""
+    contestant, start = case.contestants[name], time.perf_counter()
     module, function = contestant.loop.split(":")
     made = getattr(importlib.import_module(module), function)(case.workload, **contestant.options)
     candidates = made if isinstance(made, dict) else {"": made}
     if module != "loops_start":  # nothing stays compiled from one fresh process to the next
         for run in candidates.values():
             run(min(epochs, 2))  # data may be kept on the device from the second epoch on
-    yield {"ready": True}
+    yield {"ready": True, "seconds": time.perf_counter() - start}
     chosen = next(iter(candidates))
     for line in orders:
         if line.strip() == "choose":
             chosen = fastest(candidates)
             yield {"chosen": chosen}
+        elif line.strip() == "trace":
+            from gpu.trace import trace
+
+            try:
+                yield trace(candidates[chosen], epochs)._asdict()
+            except Exception as error:  # the profiler's, which spoils no figures
+                yield {"untraced": f"{type(error).__name__}: {error}"[:300]}
         else:
             if case.wakes:
                 candidates[chosen](1)
@@ -63,7 +70,7 @@ def main() -> None:
         os.dup2(2, 1)  # what libraries print is not an answer
         warnings.simplefilter("ignore")
         try:
-            for answer in answers(cases.all_cases()[case], name, int(epochs), sys.stdin):
+            for answer in answers(cases.find(case), name, int(epochs), sys.stdin):
                 print(json.dumps(answer), file=replies, flush=True)
         except cases.Unavailable as reason:
             print(json.dumps({"unavailable": str(reason)}), file=replies, flush=True)

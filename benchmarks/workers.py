@@ -17,7 +17,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cases import Case, Contestant
@@ -81,8 +81,9 @@ class Worker:
     def __init__(
             self, case: str, name: str, contestant: Contestant, epochs: int, environment: Mapping[str, str]):
         python = sys.executable
-        if contestant.loop.startswith("loops_tf:"):
-            python = os.environ.get("TF_PYTHON", python)
+        for module, variable in (("loops_tf", "TF_PYTHON"), ("loops_torch", "TORCH_PYTHON")):
+            if contestant.loop.startswith(f"{module}:"):
+                python = os.environ.get(variable, python)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [python, str(pathlib.Path(__file__).with_name("worker.py")), case, name, str(epochs)],
@@ -134,13 +135,18 @@ class Outcome:
     Attributes:
       rounds: of each contestant, the figures of its rounds: "seconds", "cpu_seconds", "steps", or "figure".
       notes: of a contestant, how it works or why it does not take part.
+      starts: of a contestant, how many seconds it took until all was compiled.
+      traces: of a contestant, what its trace gave, or as "untraced" why there is none.
     """
 
     rounds: dict[str, list[dict[str, float]]]
     notes: dict[str, str]
+    starts: dict[str, float] = dataclasses.field(default_factory=dict)
+    traces: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
 
-def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: int | None, outcome: Outcome) -> None:
+def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: int | None, outcome: Outcome,
+            traced: Sequence[str] = ()) -> None:
     """Runs the rounds of a case.
 
     They are split over sets of processes that follow each other, as two processes of one program can differ by the
@@ -153,19 +159,22 @@ def measure(name: str, case: Case, machine: Machine, rounds: int, most_epochs: i
       rounds: how many.
       most_epochs: of a round; None for the contestants' own numbers.
       outcome: filled round by round, so that an interruption loses none.
+      traced: the contestants that are traced after the rounds.
     """
     sets, left = min(case.processes, rounds), dict(case.contestants)
     for number in range(sets):
         share = rounds // sets + (number < rounds % sets)
-        _measure_in_new_processes(name, case, left, machine, share, most_epochs, random.Random(number), outcome)
+        _measure_in_new_processes(name, case, left, machine, share, most_epochs, random.Random(number), outcome, traced)
 
 
 def _measure_in_new_processes(
     name: str, case: Case, left: dict[str, Contestant], machine: Machine, rounds: int, most_epochs: int | None,
-    rng: random.Random, outcome: Outcome,
+    rng: random.Random, outcome: Outcome, traced: Sequence[str],
 ) -> None:
     environment = machine.environment(case.workload.replicas)
     scale = 1 if machine.platform == "cpu" else case.scale
+    # XLA times kernels as it compiles for a GPU, which another process must not disturb.
+    most_starting = min(_MAX_STARTING, os.cpu_count() or 1) if machine.platform == "cpu" else 1
     workers: dict[str, Worker] = {}
     with contextlib.ExitStack() as stack:
 
@@ -178,16 +187,20 @@ def _measure_in_new_processes(
                 del workers[who], left[who]
                 return None
 
+        def await_start(who: str) -> None:
+            if ready := answer(who):
+                outcome.starts[who] = ready["seconds"]
+
         waiting: list[str] = []
         for who, contestant in list(left.items()):
-            if len(waiting) == _MAX_STARTING:
-                answer(waiting.pop(0))
+            if len(waiting) == most_starting:
+                await_start(waiting.pop(0))
             epochs = min(scale * contestant.epochs, most_epochs or math.inf)
-            workers[who] = Worker(name, who, contestant, epochs, environment)
+            workers[who] = Worker(name, who, contestant, epochs, environment | dict(contestant.environment))
             stack.callback(workers[who].close)
             waiting.append(who)
         for who in waiting:
-            answer(who)
+            await_start(who)
         for who in list(workers):
             workers[who].ask("choose")
             chosen = answer(who)
@@ -202,3 +215,8 @@ def _measure_in_new_processes(
                     done[who] = figures
             for who, figures in done.items():  # whole rounds only
                 outcome.rounds.setdefault(who, []).append(figures)
+        for who in traced:
+            if who in workers:
+                workers[who].ask("trace")
+                if found := answer(who):
+                    outcome.traces[who] = found

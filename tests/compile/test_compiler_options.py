@@ -1,6 +1,5 @@
-"""What XLA is told beside a program, and what it makes of that on GPUs that are only described."""
+"""What XLA is told beside a program."""
 
-import re
 from types import SimpleNamespace
 
 import jax
@@ -10,14 +9,12 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from tests.support import described_gpus
 from trainer import distribute
 from trainer.compile.compiler_options import compiler_options
 from trainer.distribute.strategies import strategy as strategy_module
 from trainer.step import compiled_phase
 
 GPUS = [SimpleNamespace(platform="gpu")] * 2
-needs_plugin = pytest.mark.skipif(not described_gpus.IS_INSTALLED, reason="needs the CUDA plugin, but no GPU")
 
 
 def test_programs_for_cpus_and_tpus_get_no_options():
@@ -93,72 +90,3 @@ def test_a_deterministic_step_must_be_compiled():
             model.compile("sgd", "mse", deterministic=True, **eager)
     with pytest.raises(TypeError, match="deterministic"):
         model.compile("sgd", "mse", deterministic="yes")
-
-
-class Tokens(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(1)(nn.Embed(1000, 16)(x).mean(axis=1))
-
-
-@needs_plugin
-@pytest.mark.slow
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_the_gradient_of_an_embedding_is_sorted_in_a_deterministic_step_for_an_h100(deterministic):
-    model = trainer.Model(Tokens())
-    model.compile("sgd", "mse", deterministic=deterministic)
-    strategy = trainer.distribute.Strategy(described_gpus.described_gpus(1))
-    batch = np.zeros((16, 8), np.int32), np.zeros((16, 1), np.float32)
-    text = described_gpus.compiled_train_step(model, strategy, batch).as_text()
-    assert len(re.findall(r"= .* scatter\(", text)) == 1
-    assert bool(re.search(r"= .* sort\(", text)) == deterministic
-
-
-@needs_plugin
-@pytest.mark.slow
-def test_a_step_with_counting_metrics_has_no_loop_and_no_scatter_on_an_h100():
-    model = trainer.Sequential([nn.Dense(1), nn.sigmoid])
-    model.compile("sgd", "binary_crossentropy", weighted_metrics=[
-        trainer.metrics.AUC(), trainer.metrics.Precision(), trainer.metrics.BinaryIoU()])
-    strategy = trainer.distribute.Strategy(described_gpus.described_gpus(1))
-    batch = np.zeros((64, 8), np.float32), np.zeros((64, 1), np.float32), np.ones(64, np.float32)
-    text = described_gpus.compiled_train_step(model, strategy, batch).as_text()
-    assert not re.search(r"= .* (while|scatter)\(", text)
-
-
-class Deep(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for _ in range(4):
-            x = nn.relu(nn.Dense(512)(x))
-        return nn.Dense(1)(x)
-
-
-def work_beside(text):
-    """Returns for each all-reduce of a scheduled program how many kernels run between its start and its end."""
-    lines = text[text.index("\nENTRY"):].splitlines()
-    started, found = {}, []
-    for number, line in enumerate(lines):
-        if start := re.match(r"\s*%?(\S+) = .* all-reduce-start\(", line):
-            started[start[1]] = number
-        elif done := re.match(r"\s*%?\S+ = .* all-reduce-done\(%?([^ ,)]+)\)", line):
-            between = lines[started[done[1]] + 1:number]
-            found.append(sum(bool(re.search(r" (fusion|custom-call)\(", each)) for each in between))
-    return found
-
-
-@needs_plugin
-@pytest.mark.slow
-def test_gradients_of_eight_h100s_are_reduced_in_packs_beside_other_work():
-    def packs(**options):
-        options = distribute.CommunicationOptions(**options)
-        strategy = distribute.Strategy(
-            described_gpus.described_gpus(8), distribute.NcclAllReduce(options=options))
-        batch = np.zeros((64, 512), np.float32), np.zeros((64, 1), np.float32)
-        return work_beside(described_gpus.compiled_train_step(model, strategy, batch).as_text())
-
-    model = trainer.Model(Deep())
-    model.compile("sgd", "mse")
-    whole, small, without = packs(), packs(bytes_per_pack=2**20), packs(bytes_per_pack=2**20, overlap=False)
-    assert len(whole) < len(small) == len(without)
-    assert any(small) and not any(without)

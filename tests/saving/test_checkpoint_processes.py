@@ -96,9 +96,15 @@ with CheckpointWriter() as checkpoints:
         os.truncate(os.path.join(folder.path_of(3), "document.json"), 1)
     with warnings.catch_warnings(record=True):
         print("newest", os.path.basename(folder.newest_whole()))
+    def save_half():
+        from trainer.saving.checkpoint import parts
+        if index == 1:
+            parts.write_parts = lambda *_: os.stat("/none/of/it")
+        checkpoints.save(folder.path_of(5), arrays, None)
+        checkpoints.wait()
     for save in (lambda: checkpoints.save(folder.path_of(2), arrays, None),
                  lambda: (checkpoints.save(folder.path_of(4), arrays, None, on_saved=lambda: 1 / 0),
-                          checkpoints.wait())):
+                          checkpoints.wait()), save_half):
         try:
             save()
         except Exception as error:
@@ -144,7 +150,7 @@ def test_a_killed_save_leaves_a_hidden_folder_that_the_next_run_removes(tmp_path
     stop = """
 import os
 from trainer.saving.checkpoint import writer
-writer.write_manifest = lambda folder: os.kill(os.getpid(), 9)
+writer.write_manifest = lambda *_: os.kill(os.getpid(), 9)
 """
     with start(stop + SAVE_FOR_EVER, tmp_path) as process:
         assert process.wait(60) == -signal.SIGKILL
@@ -189,13 +195,16 @@ def test_two_processes_save_and_restore_one_checkpoint(tmp_path):
     results = [finished(process) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], results
     # Gloo prints between them, in pieces.
-    first, second = (re.findall("^(?:steps|newest|FileExistsError|CheckpointError|ZeroDivisionError) .*$", output,
+    first, second = (re.findall(r"^(?:steps|newest|\w+Error) .*$", output,
                                 re.MULTILINE) for output, _ in results)
     assert first[:2] == second[:2] == ["steps [2, 3] [1, 2]", "newest step_2"]
     assert re.fullmatch("FileExistsError There is something at '.*step_2' already.*", first[2])
     assert re.fullmatch("CheckpointError Process 0 has failed: There is something at '.*step_2' already.*", second[2])
     assert first[3] == "ZeroDivisionError division by zero"
     assert second[3].startswith("CheckpointError Process 0 could not do its part of a checkpoint.")
+    assert re.fullmatch("CheckpointError .*step_5' could not .*: process 1 could not write its part.", first[4])
+    assert re.fullmatch("FileNotFoundError .*step_5' could not be saved: No such file or directory", second[4])
+    assert not [name for name in os.listdir(tmp_path) if "step_5" in name]
     restored = open_checkpoint(tmp_path / "step_2").specs
     assert restored == {"rows": ((8, 4), np.dtype("float32")), "all": ((8, 4), np.dtype("float32"))}
 

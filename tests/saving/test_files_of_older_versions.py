@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import trainer
 from tests.reference import make_files
+from trainer.saving.checkpoint import open_checkpoint
 
 FILES = pathlib.Path(make_files.__file__).parent / "files"
 EXPECTED = dict(np.load(FILES / "expected.npz"))
@@ -34,6 +37,16 @@ def test_a_training_state_is_loaded_bit_for_bit_and_predicts_the_same(name):
     for ours, theirs in zip(model.get_weights(), WEIGHTS, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_allclose(model.predict(make_files.X, verbose=0), EXPECTED["predictions"], **TOLERANCES)
+
+
+def test_a_checkpoint_is_restored_on_more_devices(devices):
+    checkpoint = open_checkpoint(FILES / "state")
+    everywhere = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec())
+    restored = checkpoint.restore({name: jax.ShapeDtypeStruct(*spec, sharding=everywhere)
+                                   for name, spec in checkpoint.specs.items()})
+    assert checkpoint.processes is None and all(array.sharding == everywhere for array in restored.values())
+    for name, array in checkpoint.restore(checkpoint.targets_here()).items():
+        np.testing.assert_array_equal(array, restored[name])
 
 
 def test_weights_are_loaded_bit_for_bit():

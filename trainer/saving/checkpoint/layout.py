@@ -15,12 +15,13 @@ import numpy as np
 DOCUMENT = "document.json"
 DOCUMENT_ARRAYS = "arrays.safetensors"
 STATE = "state"
+PROCESSES = "processes"  # in the document: how many have written the state
 
 Spec = tuple[tuple[int, ...], np.dtype]  # a shape and a dtype
 
 
 def item_name(name: str) -> str:
-    """Returns what an array is called inside of the Orbax item: other names for other arrays, and no separators.
+    """Returns what older versions call an array inside of an Orbax item: other names for other arrays, no separators.
 
     >>> item_name("encoder/Dense_0/kernel")
     'encoder%2FDense_0%2Fkernel'
@@ -30,7 +31,7 @@ def item_name(name: str) -> str:
 
 
 def is_in_state(spec: Spec) -> bool:
-    """Tells whether an array is saved by Orbax, which rejects arrays without elements: their description is enough."""
+    """Tells whether Orbax has saved an array, which rejects those without elements: their description is enough."""
     return math.prod(spec[0]) > 0
 
 

@@ -9,12 +9,12 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.saving.checkpoint import disk
 
-FORMAT = 1  # of a checkpoint as a whole: one higher for each change that older versions could not read
+FORMAT = 2  # of a checkpoint as a whole: one higher for each change that older versions could not read
 FILE_NAME = "manifest.json"
 
 
@@ -26,11 +26,12 @@ class NewerFormatError(CheckpointError):
     """A checkpoint is of a format that only a newer version of the trainer can read."""
 
 
-def write_manifest(folder: str | os.PathLike[str]) -> None:
+def write_manifest(folder: str | os.PathLike[str], known: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Writes what the files of a folder are, all below it included, once they are on the disk.
 
     Args:
       folder: a folder that nothing writes to any more. A manifest that it has is replaced.
+      known: the "size" and "sha256" of files that are on the disk already, by path below the folder.
 
     Raises:
       OSError: if a file cannot be read, or the disk is full.
@@ -42,10 +43,10 @@ def write_manifest(folder: str | os.PathLike[str]) -> None:
     >>> check_manifest("saved")
     """
     folder = os.fspath(folder)
-    files = {}
+    files: dict[str, Any] = dict(known or {})
     for path in _files_below(folder):
         name = os.path.relpath(path, folder).replace(os.sep, "/")
-        if name != FILE_NAME:
+        if name != FILE_NAME and name not in files:
             disk.flush(path)
             files[name] = _size_and_hash(path)
     content = {"files": files, "format": FORMAT}

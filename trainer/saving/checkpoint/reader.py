@@ -17,7 +17,7 @@ import numpy as np
 
 from trainer.core import errors
 from trainer.saving.arrays import safetensors_file
-from trainer.saving.checkpoint import layout, plain
+from trainer.saving.checkpoint import layout, parts, plain, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, check_manifest
 
 
@@ -29,11 +29,13 @@ class Checkpoint:
       path: its folder.
       document: the plain value that was saved with the arrays.
       specs: each array's shape and dtype by name.
+      processes: how many have written the arrays; None if an older version did, with Orbax.
     """
 
     path: str
     document: Any
     specs: Mapping[str, layout.Spec]
+    processes: int | None = None
 
     def targets_here(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns targets for `restore` of all arrays, whole on this process's first device."""
@@ -41,7 +43,9 @@ class Checkpoint:
         return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=here) for name, (shape, dtype) in self.specs.items()}
 
     def restore(self, targets: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Returns the arrays, each of them where its target says; a device reads no more than its part.
+        """Returns the arrays, each of them where its target says. All processes call it, and each reads its parts.
+
+        Beside the arrays themselves, one at a time is in host memory.
 
         Args:
           targets: by name, what each array is to be: a `jax.ShapeDtypeStruct` with a sharding, or an array to take
@@ -49,14 +53,26 @@ class Checkpoint:
 
         Raises:
           TypeError: if a target has no sharding.
-          CheckpointError: unless names, shapes and dtypes are exactly the checkpoint's. The message lists them.
+          CheckpointError: unless names, shapes and dtypes are exactly the checkpoint's. The message lists them. Also if
+            another process could not read its parts.
+          ValueError: if the files contradict themselves, which `open_checkpoint` has not checked.
         """
         structs = {name: _struct_of(name, target) for name, target in targets.items()}
         self._check_same({name: (struct.shape, np.dtype(struct.dtype)) for name, struct in structs.items()})
-        wanted = {name: struct for name, struct in structs.items() if layout.is_in_state(self.specs[name])}
-        restored = _read_state(os.path.join(self.path, layout.STATE), wanted)
-        return {name: restored[name] if name in restored else _without_elements(struct)
-                for name, struct in structs.items()}
+        folder = os.path.join(self.path, layout.STATE)
+        if self.processes is None:
+            return _read_with_orbax(folder, structs)
+        restored: dict[str, jax.Array] = {}
+        failure: Exception | None = None
+        try:
+            with errors.naming_file(self.path):
+                index = parts.read_index(folder, self.processes)
+                for name, struct in structs.items():
+                    restored[name] = parts.read_array(index[name], struct)
+        except Exception as error:
+            failure = error
+        processes.raise_together(failure)  # none goes on, and deletes what another still reads
+        return restored
 
     def _check_same(self, wanted: Mapping[str, layout.Spec]) -> None:
         missing = [name for name in wanted if name not in self.specs]
@@ -101,7 +117,8 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
             content = json.load(file)
         with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:
             document = plain.decode(content["document"], dict(arrays))
-        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]))
+        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]),
+                          content.get(layout.PROCESSES))
 
 
 def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
@@ -111,15 +128,19 @@ def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=target.sharding)
 
 
-def _read_state(path: str, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    if not targets:
-        return {}
-    import orbax.checkpoint as ocp  # takes about a second to import
+def _read_with_orbax(path: str, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Reads the arrays as older versions wrote them."""
+    in_state = {name: target for name, target in targets.items()
+                if layout.is_in_state((target.shape, np.dtype(target.dtype)))}
+    items: dict[str, jax.Array] = {}
+    if in_state:
+        import orbax.checkpoint as ocp  # takes about a second to import
 
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        items = checkpointer.restore(path, args=ocp.args.StandardRestore(
-            {layout.item_name(name): target for name, target in targets.items()}))
-    return {name: items[layout.item_name(name)] for name in targets}
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            items = checkpointer.restore(path, args=ocp.args.StandardRestore(
+                {layout.item_name(name): target for name, target in in_state.items()}))
+    return {name: items[layout.item_name(name)] if name in in_state else _without_elements(target)
+            for name, target in targets.items()}
 
 
 def _without_elements(target: jax.ShapeDtypeStruct) -> jax.Array:

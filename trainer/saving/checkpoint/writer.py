@@ -10,31 +10,26 @@ import collections
 import contextlib
 import json
 import os
-import re
 import shutil
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.cluster import ProcessGroup
 from trainer.compile import jit
 from trainer.core import errors, file_locks
 from trainer.saving.arrays import safetensors_file
-from trainer.saving.checkpoint import disk, layout, plain, processes
+from trainer.saving.checkpoint import disk, layout, parts, plain, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
 
-_TIMEOUT_SECS = 3600  # of waiting for the other processes' parts
-_MAX_FAILED_WRITES = 8  # in the background; Orbax begins about three of them for a checkpoint
 _HOST_MEMORY = ("pinned_host", "unpinned_host")
-_UNKNOWN_TO_ORBAX = ("uint2", "uint4", "float8_e4m3")
 _in_background: list[threading.Thread] = []  # the last save of this process, by whichever writer
-_OS_ERROR = re.compile(r"os_error_code='([0-9]+)'")  # in the messages of TensorStore, by which Orbax writes
 
 
 class CheckpointWriter:
@@ -43,9 +38,9 @@ class CheckpointWriter:
     With several processes, all of them call `save` and `wait` with the same arguments and in the same order. Each
     writes its own part of the arrays to a folder that all of them see, process 0 the rest.
 
-    Use it in a `with` statement, or call `close` in a `finally`: Python ends the thread pools that Orbax writes with
-    before it waits for threads, so a save that is not waited for can fail when the process exits. Then a message says
-    so. A process that is killed leaves a hidden folder `.<name>.<hex>.tmp` next to the checkpoint's place.
+    Use it in a `with` statement, or call `close` in a `finally`, which raise the error of the last save. A process that
+    exits without that finishes its save first, and prints the error. One that is killed leaves a hidden folder
+    `.<name>.<hex>.tmp` next to the checkpoint's place.
 
     >>> with CheckpointWriter() as writer:
     ...     writer.save("step_3", {"up/bias": jnp.zeros(3)}, {"epoch": 1})
@@ -54,6 +49,8 @@ class CheckpointWriter:
     """
 
     def __init__(self) -> None:
+        self._group: ProcessGroup | None = None
+        self._has_room: bool | None = None  # on the devices of all processes; known from the first save on
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -67,8 +64,10 @@ class CheckpointWriter:
     ) -> None:
         """Begins to save a checkpoint. On return, arrays and document may be changed, deleted or donated.
 
-        Waits for the save before this save, also another writer's. Arrays in host memory, as all are on CPUs, are
-        copied first: there is one more of each until the save is done.
+        Waits for the save before this save, also another writer's. The arrays are copied where they are, and on return
+        the copies may still be under way: there is one more of each until the save is done. If at a writer's first save
+        a device has no room for that, beside the most that it has ever held, those on devices are copied to the host
+        instead, before the return.
 
         Args:
           path: the checkpoint's folder. The folder that it is in is made if it does not exist.
@@ -85,28 +84,32 @@ class CheckpointWriter:
           CheckpointError: if the save before this one failed otherwise, or another process failed.
         """
         self.wait()
-        # Orbax's processes meet by the number of the save that began last, and never if another has begun meanwhile.
+        # One at a time, so that at most one copy of the state is in memory.
         for thread in _in_background:
             thread.join()
         place = os.path.realpath(path)
         specs = {name: _spec_of(name, array) for name, array in arrays.items()}
         encoded, document_arrays = plain.encode(document)
-        text = json.dumps({"arrays": layout.specs_as_json(specs), "document": encoded}, allow_nan=False).encode()
+        text = json.dumps({"arrays": layout.specs_as_json(specs), "document": encoded,
+                           layout.PROCESSES: jax.process_count()}, allow_nan=False).encode()
         lock = contextlib.ExitStack()
 
         def make_temporary() -> str:
             made, descriptor = _make_temporary(place, replace)
             if descriptor is not None:
                 lock.callback(file_locks.close, descriptor)
+            os.mkdir(os.path.join(made, layout.STATE))
             return made
 
         temporary = processes.from_first(make_temporary)
+        if self._group is None:
+            self._group = ProcessGroup.of_all().subgroup()  # the thread's own, as the main thread goes on meanwhile
+        group = self._group
         try:
-            finish_state = _begin_state(os.path.join(temporary, layout.STATE),
-                                        {name: array for name, array in arrays.items()
-                                         if layout.is_in_state(specs[name])})
+            copies = self._copies_of({name: _one_of_each(array) for name, array in arrays.items()})
         except BaseException as error:
-            _remove(temporary)
+            if jax.process_index() == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
             lock.close()
             if isinstance(error, Exception):
                 raise _save_error(os.fspath(path), error) from error
@@ -114,16 +117,17 @@ class CheckpointWriter:
 
         def finish() -> None:
             try:
-                finish_state()
+                files = _write_together(os.path.join(temporary, layout.STATE), copies, group)
                 if jax.process_index() == 0:
                     _write_document(temporary, text, document_arrays)
-                    write_manifest(temporary)
+                    write_manifest(temporary, {f"{layout.STATE}/{name}": file for name, file in files.items()})
                     disk.put_in_place(temporary, place)
                 lock.close()
             except Exception as error:
                 self._error = _save_error(os.fspath(path), error)
+                copies.clear()  # the thread lives on as an attribute
                 if jax.process_index() == 0:
-                    _remove(temporary)
+                    shutil.rmtree(temporary, ignore_errors=True)
                 lock.close()
                 if not threading.main_thread().is_alive():  # so that nothing will wait
                     print("The process ends without `close` of its CheckpointWriter:", file=sys.stderr)
@@ -138,6 +142,21 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=finish, name="trainer-checkpoint", daemon=False)
         _in_background[:] = [self._thread]
         self._thread.start()
+
+    def _copies_of(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        copies: dict[str, jax.Array] = {}
+        failure: Exception | None = None
+        try:
+            copies = _out_of_reach(arrays, self._copies_fit(arrays))
+        except Exception as error:
+            failure = error
+        processes.raise_together(failure)  # none begins to write, and waits for one that does not
+        return copies
+
+    def _copies_fit(self, arrays: Mapping[str, jax.Array]) -> bool:
+        if self._has_room is None:  # found out once, as from then on the copies are part of what devices have held
+            self._has_room = not ProcessGroup.of_all().any(not _fit_beside(arrays.values()), "checkpoint")
+        return self._has_room
 
     def wait(self) -> None:
         """Returns once the checkpoint is in its place, on all processes.
@@ -171,8 +190,6 @@ def _spec_of(name: Any, array: Any) -> layout.Spec:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         raise TypeError(f"The array {name!r} is a random key, which a checkpoint cannot hold. Save "
                         "`jax.random.key_data` of it.")
-    if array.dtype.name in _UNKNOWN_TO_ORBAX:
-        raise TypeError(f"The array {name!r} has the dtype {array.dtype}, which Orbax cannot save.")
     return tuple(array.shape), np.dtype(array.dtype)
 
 
@@ -186,57 +203,61 @@ def _make_temporary(path: str, replace: bool) -> tuple[str, int | None]:
     return disk.make_temporary(path)
 
 
-def _begin_state(path: str, arrays: Mapping[str, jax.Array]) -> Callable[[], None]:
-    """Begins to write the arrays; returns a function that waits until they are written."""
-    if not arrays:
-        return lambda: None
-    import orbax.checkpoint as ocp  # takes about a second to import
-
-    # Its folders are made here, as threads that wait for them would wait on if they cannot be made.
-    options = ocp.options.AsyncOptions(timeout_secs=_TIMEOUT_SECS, create_directories_asynchronously=False)
-    checkpointer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler(), async_options=options)
-    items = {layout.item_name(name): array for name, array in _out_of_reach(arrays).items()}
-
-    def finish() -> None:
-        try:
-            checkpointer.wait_until_finished()
-        finally:
-            _end_threads(checkpointer)
-
+def _write_together(folder: str, arrays: dict[str, jax.Array], group: ProcessGroup) -> dict[str, dict[str, Any]]:
+    """Writes this process's parts; returns the files of all processes, once they have written theirs."""
+    error: Exception | None = None
+    files: dict[str, dict[str, Any]] = {}
     try:
-        checkpointer.save(path, args=ocp.args.StandardSave(items))
-    except BaseException:
-        _end_threads(checkpointer)
-        raise
-    return finish
+        files = parts.write_parts(folder, jax.process_index(), arrays)
+    except Exception as failure:
+        error = failure
+    written = [json.loads(text) for text in group.all_gather(json.dumps(None if error else files), "checkpoint")]
+    if error is not None:
+        raise error
+    if None in written:
+        raise CheckpointError(f"process {written.index(None)} could not write its part.")
+    return {name: file for each in written for name, file in each.items()}
 
 
-def _end_threads(checkpointer: Any) -> None:
-    for _ in range(_MAX_FAILED_WRITES):
-        # Each call raises the error of one write that failed, and ends nothing if there is one.
-        with contextlib.suppress(Exception):
-            checkpointer.close()
-            return
+def _out_of_reach(arrays: Mapping[str, jax.Array], on_devices: bool) -> dict[str, jax.Array]:
+    """Returns copies of the arrays, as a train step may take their memory before it is read.
 
-
-def _out_of_reach(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the arrays, those in host memory as copies.
-
-    Orbax copies from devices to the host before its save returns. What is on the host already it reads in place, later,
-    when a train step may have taken the buffer.
+    Args:
+      arrays: the arrays by name.
+      on_devices: whether the copies are where the arrays are. Otherwise they are in host memory, and there on return.
     """
     by_devices: dict[Any, dict[str, jax.Array]] = collections.defaultdict(dict)  # one program runs on one set of them
+    copies = {}
     for name, array in arrays.items():
-        if _is_on_host(array):
-            if array.is_fully_replicated and jax.process_count() == 1:
-                array = array.addressable_shards[0].data  # one copy is enough, whatever it is restored to
+        if on_devices or _is_on_host(array):
             mesh = getattr(array.sharding, "mesh", None)
             devices = frozenset(array.sharding.device_set) if mesh is None else tuple(mesh.devices.flat)
             by_devices[devices][name] = array
-    copies: dict[str, jax.Array] = {}
+        else:
+            copies[name] = jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+    jax.block_until_ready(copies)
     for group in by_devices.values():
         copies.update(jit.copy_buffers(group))
-    return {name: copies.get(name, array) for name, array in arrays.items()}
+    return copies
+
+
+def _one_of_each(array: jax.Array) -> jax.Array:
+    """Returns an array without its replicas: one of them is enough, whatever it is restored to."""
+    return array.addressable_shards[0].data if array.is_fully_replicated and jax.process_count() == 1 else array
+
+
+def _fit_beside(arrays: Iterable[jax.Array]) -> bool:
+    """Returns whether each device of this process has room for copies beside the most that it has ever held."""
+    needed: collections.Counter[jax.Device] = collections.Counter()
+    for array in arrays:
+        if not _is_on_host(array):
+            needed.update({shard.device: shard.data.nbytes for shard in array.addressable_shards})
+    return all(_free_bytes(device) >= count for device, count in needed.items())
+
+
+def _free_bytes(device: jax.Device) -> int:
+    stats = device.memory_stats() or {}  # of some allocators nothing is known
+    return stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0)
 
 
 def _is_on_host(array: jax.Array) -> bool:
@@ -250,20 +271,9 @@ def _write_document(folder: str, text: bytes, arrays: Mapping[str, np.ndarray]) 
 
 
 def _save_error(path: str, error: Exception) -> Exception:
-    inside = _OS_ERROR.search(str(error))
-    number = error.errno if isinstance(error, OSError) else int(inside[1]) if inside else None
-    if number is not None:
+    if isinstance(error, OSError) and (number := error.errno) is not None:
         named: Exception = OSError(number, f"The checkpoint {path!r} could not be saved: {os.strerror(number)}")
     else:
         named = CheckpointError(f"The checkpoint {path!r} could not be saved: {type(error).__name__}: {error}")
     named.__cause__ = error  # also where it is not raised at once
     return named
-
-
-def _remove(folder: str) -> None:
-    """Removes a partial checkpoint."""
-    for _ in range(10):
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.1)  # writes of Orbax that are under way make the folder again
-        if not os.path.lexists(folder):
-            return

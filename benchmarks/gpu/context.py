@@ -1,0 +1,41 @@
+"""What all stages know: where they run, how long they may take, and where their results go."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cases import Case
+from gpu.peaks import peak_flops
+from gpu.results import Results
+from workers import Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a stage is given.
+
+    Attributes:
+      machine: its platform, and how many devices it has.
+      device_kind: JAX's name of the devices.
+      tiny: whether this is a dry run.
+      results: what the stage adds to.
+    """
+
+    machine: Machine
+    device_kind: str
+    tiny: bool
+    results: Results
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the cases begin with."""
+        return "tiny " if self.tiny else ""
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Operations a second of a device at most; None if that is not known."""
+        return peak_flops(self.device_kind)
+
+    def over_all_devices(self, case: Case) -> Case:
+        """Returns a case whose workers see all devices."""
+        return dataclasses.replace(case, workload=dataclasses.replace(case.workload, replicas=self.machine.devices))

@@ -1,0 +1,78 @@
+"""The stages: what each measures, and how long it may take."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Collection
+
+from gpu.cases import GRAPH_OPTIONS
+from gpu.context import Context
+from gpu.measured import measure_case
+
+_TRACED = ("fit", "by hand")
+
+
+def _correct(context: Context) -> None:
+    from gpu import correct  # which takes the devices
+
+    correct.run(context)
+
+
+def _cases(*names: str, rounds: int = 5, traced: Collection[str] = (), may_fail: Collection[str] = ()
+           ) -> Callable[[Context], None]:
+    """Returns a function that measures some cases, each whether or not another fails; see `measure_case`."""
+
+    def run(context: Context) -> None:
+        errors = []
+        for name in names:
+            try:
+                measure_case(context, name, rounds, _TRACED if name in traced else (), may_fail)
+            except Exception as error:
+                traceback.print_exc()
+                errors.append(f"{name}: {error}")
+        if errors:
+            raise RuntimeError("; ".join(errors))
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of the suite that can run alone.
+
+    Attributes:
+      run: adds to the results of a context, and raises if something failed.
+      limit_secs: after so long it is stopped.
+      text: what it is about.
+    """
+
+    run: Callable[[Context], None]
+    limit_secs: float
+    text: str
+
+
+STAGES = {
+    "correct": Stage(
+        _correct, 420,
+        "README's blocks, fused and single steps, resume, precision, strategies"),
+    "images": Stage(
+        _cases("resnet50", "mobilenet_v2", traced=["resnet50", "mobilenet_v2"]), 460,
+        "ResNet-50 and MobileNetV2 in mixed bfloat16: images/s, memory, first step, gaps"),
+    "transformer": Stage(
+        _cases("gpt2", traced=["gpt2"]), 300,
+        "GPT-2 small's size: tokens/s, model FLOP utilisation, memory, gaps"),
+    "small": Stage(
+        _cases("8-8-3", "784-128-10", "cnn", traced=["784-128-10"]), 300,
+        "8-8-3, 784-128-10 and a CNN for MNIST: steps that take less than their dispatch"),
+    "overheads": Stage(
+        _cases("first_step", "callbacks"), 200,
+        "the first step, a callback for each batch, the progress bar"),
+    "graphs": Stage(
+        _cases("graphs", rounds=3, may_fail=GRAPH_OPTIONS), 150,
+        "CUDA graphs and unrolled loops, for fused groups of small steps"),
+    "input": Stage(
+        _cases("grain", "decoding", rounds=3), 200,
+        "pipelines of Grain that are slower than the step"),
+}
+TOTAL_SECS = 1470.0  # of all: what is left is a stage's limit

@@ -1,0 +1,190 @@
+"""Arrays as raw bytes in the files of a folder: each process writes the parts that it holds, and reads what it needs.
+
+Owns two files a process: `0.bytes`, the parts of arrays one after the other, and `0.json`, which says where each part
+is in the file and in its array. Knows nothing of the order of saving, nor of what arrays mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import math
+import os
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_BLOCK_BYTES = 2**18  # is hashed and written while it is in the processor's cache
+_READ_BYTES = 2**26  # that are in memory beside an array of which not all columns are read
+_COLLECT_BYTES = 2**26
+
+Window = tuple[slice, ...]  # starts and stops, one for each dimension
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Where a part of an array is.
+
+    Attributes:
+      path: the file that it is in.
+      offset: where in the file it starts, in bytes.
+      window: which part of the array it is.
+    """
+
+    path: str
+    offset: int
+    window: Window
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The part's shape."""
+        return _shape_of(self.window)
+
+
+def write_parts(folder: str, process: int, arrays: MutableMapping[str, jax.Array]) -> dict[str, dict[str, Any]]:
+    """Writes the parts of arrays that this process is the first to hold; its files are on the disk on return.
+
+    Args:
+      folder: a folder that is there.
+      process: the number of this process.
+      arrays: the arrays by name. Each is removed once it is written, so that its memory is free.
+
+    Returns:
+      By the name of each file, its "size" and "sha256", as they were written.
+
+    Raises:
+      OSError: if a file cannot be written.
+    """
+    index: dict[str, list[dict[str, Any]]] = {}
+    kept = 0
+    with _HashedFile(os.path.join(folder, f"{process}.bytes")) as file:
+        while arrays:
+            name = next(iter(arrays))
+            array = arrays.pop(name)
+            held = [shard for shard in array.addressable_shards if shard.replica_id == 0 and shard.data.size]
+            index[name] = []
+            for shard in held:
+                index[name].append({"offset": file.size, "window": [
+                    part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)]})
+                file.write(np.ascontiguousarray(shard.data).reshape(-1).view(np.uint8).data)
+            kept += array.nbytes
+            del array, held
+            if kept > _COLLECT_BYTES:  # since JAX 0.12 a fetched array can be part of a reference cycle
+                gc.collect(1)
+                kept = 0
+    with _HashedFile(os.path.join(folder, f"{process}.json")) as described:
+        described.write(memoryview(json.dumps(index).encode()))
+    return {os.path.basename(each.path): each.summary for each in (file, described)}
+
+
+def read_index(folder: str, processes: int) -> dict[str, list[Part]]:
+    """Returns by name where the parts of each array are, in the files that so many processes have written."""
+    found: dict[str, list[Part]] = {}
+    for process in range(processes):
+        with open(os.path.join(folder, f"{process}.json"), encoding="ascii") as file:
+            index = json.load(file)
+        for name, parts in index.items():
+            found.setdefault(name, []).extend(
+                Part(os.path.join(folder, f"{process}.bytes"), part["offset"],
+                     tuple(slice(*bounds) for bounds in part["window"])) for part in parts)
+    return found
+
+
+def read_array(parts: Sequence[Part], target: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns an array where `target` says, of which this process reads what its devices hold.
+
+    Raises:
+      ValueError: if a file is cut short, or the parts are not the whole array.
+    """
+    windows: dict[Any, np.ndarray] = {}
+
+    def window_at(index: Any) -> np.ndarray:
+        window = tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, target.shape, strict=True))
+        key = tuple((part.start, part.stop) for part in window)
+        if key not in windows:
+            windows[key] = _read_window(parts, window, np.dtype(target.dtype))
+        return windows[key]
+
+    # Arrays are placed one by one: one array at a time is in host memory twice.
+    return jax.block_until_ready(jax.make_array_from_callback(target.shape, target.sharding, window_at))
+
+
+class _HashedFile:
+    """A new file whose checksum is computed while it is written; it is on the disk when it is closed."""
+
+    def __init__(self, path: str):
+        self.path, self.size = path, 0
+        self._file, self._digest = open(path, "xb", buffering=0), hashlib.sha256()  # noqa: SIM115  `__exit__` closes it
+
+    def write(self, content: memoryview) -> None:
+        while content:
+            count = self._file.write(content[:_BLOCK_BYTES])  # fewer bytes where the disk is nearly full
+            self._digest.update(content[:count])
+            self.size += count
+            content = content[count:]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return {"size": self.size, "sha256": self._digest.hexdigest()}
+
+    def __enter__(self) -> _HashedFile:
+        return self
+
+    def __exit__(self, kind: Any, *exception: object) -> None:
+        with self._file:
+            if kind is None:
+                os.fsync(self._file.fileno())
+
+
+def _read_window(parts: Sequence[Part], window: Window, dtype: np.dtype) -> np.ndarray:
+    values = np.empty(_shape_of(window), dtype)
+    count = 0
+    for part in parts:
+        common = tuple(slice(max(wanted.start, there.start), min(wanted.stop, there.stop))
+                       for wanted, there in zip(window, part.window, strict=True))
+        if all(each.start < each.stop for each in common):
+            place: Any = (*_relative(common, window), ...)  # also of a scalar it is a view
+            count += _read_into(values[place], part, _relative(common, part.window))
+    if count != values.size:
+        raise ValueError(f"Only {count} of {values.size} values of an array are there.")
+    return values
+
+
+def _read_into(target: np.ndarray, part: Part, inside: Window) -> int:
+    """Reads a window of a part; returns how many values it has."""
+    shape, size = part.shape, target.dtype.itemsize
+    with open(part.path, "rb", buffering=0) as file:
+        if target.shape[1:] == shape[1:] and target.flags.c_contiguous:
+            first = inside[0].start * math.prod(shape[1:]) if shape else 0
+            _fill(target, file, part.offset + first * size)
+            return target.size
+        rows = max(1, _READ_BYTES // (size * math.prod(shape[1:])))
+        for start in range(inside[0].start, inside[0].stop, rows):
+            block = np.empty((min(rows, inside[0].stop - start), *shape[1:]), target.dtype)
+            _fill(block, file, part.offset + start * math.prod(shape[1:]) * size)
+            target[start - inside[0].start:][:len(block)] = block[(slice(None), *inside[1:])]
+    return target.size
+
+
+def _fill(values: np.ndarray, file: Any, offset: int) -> None:
+    content = values.reshape(-1).view(np.uint8).data
+    file.seek(offset)
+    done = 0
+    while done < len(content):  # one call reads 2 GiB at most
+        count = file.readinto(content[done:])
+        if not count:
+            raise ValueError(f"{file.name!r} is cut short.")
+        done += count
+
+
+def _shape_of(window: Window) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in window)
+
+
+def _relative(window: Window, to: Window) -> Window:
+    return tuple(slice(part.start - origin.start, part.stop - origin.start)
+                 for part, origin in zip(window, to, strict=True))
