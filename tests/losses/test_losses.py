@@ -15,7 +15,9 @@ from trainer.losses.base import REDUCTIONS, FunctionLoss, broadcast_sample_weigh
 from trainer.losses.registry import CLASSES
 
 REFERENCE = json.loads((pathlib.Path(__file__).parents[1] / "reference" / "losses.json").read_text())
-CROSSENTROPIES = (losses.BinaryCrossentropy, losses.CategoricalCrossentropy, losses.SparseCategoricalCrossentropy)
+CROSSENTROPIES = (losses.BinaryCrossentropy, losses.CategoricalCrossentropy, losses.SparseCategoricalCrossentropy,
+                  losses.BinaryFocalCrossentropy, losses.CategoricalFocalCrossentropy)
+OF_OTHER_SHAPES = {losses.CTC: "sequences_of_labels", losses.Circle: "embeddings"}
 
 
 def case_id(case):
@@ -149,7 +151,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inputs", HOSTILE)
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls not in OF_OTHER_SHAPES], ids=lambda cls: cls.__name__)
 def test_gradients_are_finite(cls, inputs):
     y_true, y_pred = HOSTILE[inputs]
     y_true = y_true.argmax(-1) if cls.sparse_labels else y_true
@@ -157,6 +159,14 @@ def test_gradients_are_finite(cls, inputs):
         value, gradient = jax.value_and_grad(functools.partial(cls(**config), y_true))(jnp.asarray(y_pred))
         assert np.isfinite(value)
         assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(("cls", "inputs"), [
+    *OF_OTHER_SHAPES.items(), (losses.Circle, "embeddings_of_one_class"), (losses.Dice, "empty_masks")])
+def test_gradients_of_sequences_and_of_batches_as_a_whole_are_finite(cls, inputs):
+    y_true, y_pred = reference_inputs(inputs)
+    value, gradient = jax.value_and_grad(functools.partial(cls(), y_true))(jnp.asarray(y_pred))
+    assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -169,9 +179,10 @@ def test_gradients_of_ignored_classes_are_zero(from_logits):
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_a_loss_is_the_same_under_jit(cls):
-    y_true, y_pred = reference_inputs("indices" if cls.sparse_labels else "one_hot")
-    np.testing.assert_allclose(jax.jit(cls())(y_true, y_pred, [1, 2, 3, 4]), cls()(y_true, y_pred, [1, 2, 3, 4]),
-                               rtol=1e-6)
+    y_true, y_pred = reference_inputs(
+        OF_OTHER_SHAPES.get(cls, "indices" if cls.sparse_labels else "one_hot"))
+    weights = 2.0 if issubclass(cls, losses.Dice | losses.Tversky) else [1, 2, 3, 4]
+    np.testing.assert_allclose(jax.jit(cls())(y_true, y_pred, weights), cls()(y_true, y_pred, weights), rtol=1e-5)
 
 
 # Sample weights
@@ -339,8 +350,9 @@ def test_a_users_function_may_return_a_scalar_and_take_trees():
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_crossentropies_expect_probabilities_unless_given_logits_and_one_takes_class_indices(cls):
-    assert cls().expects_probabilities == (cls in CROSSENTROPIES)
-    assert cls().sparse_labels == (cls is losses.SparseCategoricalCrossentropy)
+    generalized = losses.CategoricalGeneralizedCrossEntropy
+    assert cls().expects_probabilities == (cls in (*CROSSENTROPIES, generalized))
+    assert cls().sparse_labels == (cls in (losses.SparseCategoricalCrossentropy, generalized))
     assert losses.as_loss(cls.function).expects_probabilities == cls().expects_probabilities
     if cls in CROSSENTROPIES:
         assert not cls(from_logits=True).expects_probabilities

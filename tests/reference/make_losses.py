@@ -24,6 +24,11 @@ def numbers(*shape):
     return random.normal(0, 2, shape).round(4)
 
 
+def unit_vectors(*shape):
+    values = random.normal(size=shape)
+    return (values / np.linalg.norm(values, axis=-1, keepdims=True)).round(4)
+
+
 # Few different shapes, so that few operations have to be compiled.
 ONE_HOT = np.eye(3)[[2, 0, 1, 1]]
 
@@ -52,6 +57,14 @@ INPUTS = {
     "pixels": (np.array([[0, 2, 1], [2, 3, 0]]), probabilities(2, 3, 4)),
     "void_pixels": (np.array([[0, -1, 1], [-1, 3, 0]]), probabilities(2, 3, 4)),
     "all_void_pixels": (np.full((2, 3), -1), probabilities(2, 3, 4)),
+    "masks": (random.integers(0, 2, (4, 3, 2)), random.uniform(0, 1, (4, 3, 2)).round(4)),
+    "empty_masks": (np.zeros((4, 3, 2)), np.zeros((4, 3, 2))),
+    "moderate_logits": (random.integers(0, 2, (4, 3)), numbers(4, 3)),
+    "one_hot_moderate_logits": (ONE_HOT, numbers(4, 3)),
+    "sequences_of_labels": (np.array([[1, 2, 2], [3, 0, 0], [2, 3, 0], [1, 1, 0]]), numbers(4, 6, 4)),
+    "embeddings": (np.array([0, 1, 0, 2]), unit_vectors(4, 3)),
+    "embeddings_of_few_classes": (np.array([[1], [0], [1], [0]]), unit_vectors(4, 3)),
+    "embeddings_of_one_class": (np.array([1, 1, 1, 1]), unit_vectors(4, 3)),
 }
 
 # By the shape of the values that they weigh.
@@ -88,6 +101,22 @@ CLASSES = [
     ("SparseCategoricalCrossentropy", {"ignore_class": -1}, "void_pixels"),
     ("SparseCategoricalCrossentropy", {"ignore_class": -1, "from_logits": True}, "void_pixels"),
     ("SparseCategoricalCrossentropy", {"ignore_class": -1}, "all_void_pixels"),
+    *(("BinaryFocalCrossentropy", config, inputs)
+      for config in ({}, {"apply_class_balancing": True, "alpha": 0.4, "gamma": 1.5}, {"label_smoothing": 0.2})
+      for inputs in ("yes_or_no", "certain", "yes_or_no_maps")),
+    ("BinaryFocalCrossentropy", {"gamma": 0.0, "axis": 1}, "yes_or_no"),
+    ("BinaryFocalCrossentropy", {"from_logits": True}, "moderate_logits"),
+    *(("CategoricalFocalCrossentropy", config, inputs)
+      for config in ({}, {"alpha": [0.2, 0.5, 0.3], "gamma": 1.0}, {"label_smoothing": 0.2})
+      for inputs in ("one_hot", "one_hot_unscaled", "one_hot_certain")),
+    ("CategoricalFocalCrossentropy", {"from_logits": True}, "one_hot_moderate_logits"),
+    *(("CategoricalGeneralizedCrossEntropy", {"q": q}, inputs) for q in (0.5, 0.9) for inputs in ("indices", "pixels")),
+    ("CTC", {}, "sequences_of_labels"),
+    *(("Circle", config, inputs) for config in ({}, {"gamma": 8.0, "margin": 0.25}, {"remove_diagonal": False})
+      for inputs in ("embeddings", "embeddings_of_few_classes")),
+    *((name, config, inputs) for name in ("Dice", "Tversky") for config in ({}, {"axis": (1, 2)}, {"axis": (2,)})
+      for inputs in ("masks", "empty_masks")),
+    ("Tversky", {"alpha": 0.7, "beta": 0.2}, "masks"),
 ]
 
 
@@ -107,12 +136,14 @@ def cases():
 
 def functions():
     for name, config, inputs in CLASSES:
-        function_name = keras.losses.deserialize({"class_name": name, "config": {}}).fn.__name__
+        function_name = getattr(keras.losses, name)().fn.__name__
         y_true, y_pred = INPUTS[inputs]
-        if y_true.ndim != y_pred.ndim and not name.startswith("Sparse"):
+        if y_true.ndim != y_pred.ndim and not name.startswith(("Sparse", "CTC", "CategoricalGeneralized", "Circle")):
             continue  # Only some of Keras's functions match ranks; its classes all do.
-        value = getattr(keras.losses, function_name)(y_true, y_pred.astype("float32"), **config)
-        yield {"function": function_name, "arguments": config, "inputs": inputs, "result": np.asarray(value).tolist()}
+        arguments = {"q": 0.5} | config if name.startswith("CategoricalGeneralized") else config
+        value = getattr(keras.losses, function_name)(y_true, y_pred.astype("float32"), **arguments)
+        yield {"function": function_name, "arguments": arguments, "inputs": inputs,
+               "result": np.asarray(value).tolist()}
 
 
 if __name__ == "__main__":

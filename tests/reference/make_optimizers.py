@@ -28,6 +28,12 @@ OWN = {
              {"l2_shrinkage_regularization_strength": 0.3, "beta": 0.5}],
     "Lion": [{}, {"beta_1": 0.8, "beta_2": 0.9}],
     "Lamb": [{}, {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 0.01}, {"weight_decay": 0.5, "epsilon": 0.01}],
+    "Adafactor": [{}, {"beta_2_decay": -0.5, "epsilon_1": 1e-8, "epsilon_2": 0.5, "clip_threshold": 0.5}],
+    "Muon": [{}, {"nesterov": False, "momentum": 0.8, "ns_steps": 3, "rms_rate": None},
+             {"adam_beta_1": 0.8, "adam_beta_2": 0.9, "epsilon": 0.01, "adam_lr_ratio": 0.1, "adam_weight_decay": 0.1},
+             {"exclude_layers": ["ker"], "adam_weight_decay": None, "weight_decay": None},
+             {"muon_a": 3.0, "muon_b": -3.2, "muon_c": 1.2}],
+    "ScheduleFreeAdamW": [{}, {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 0.01}, {"warmup_steps": 4}],
 }
 SCHEDULED = {"SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9}, "Adam": {"weight_decay": 0.1}}
 LEARNING_RATE = 0.1

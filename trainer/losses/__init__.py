@@ -6,6 +6,14 @@ A new loss is a function and a class (see `BuiltinLoss`) in the module it fits, 
 
 from trainer.losses import regularizers as regularizers
 from trainer.losses.base import Loss
+from trainer.losses.focal import (
+    BinaryFocalCrossentropy,
+    CategoricalFocalCrossentropy,
+    CategoricalGeneralizedCrossEntropy,
+    binary_focal_crossentropy,
+    categorical_focal_crossentropy,
+    categorical_generalized_cross_entropy,
+)
 from trainer.losses.hinge import (
     CategoricalHinge,
     Hinge,
@@ -43,12 +51,30 @@ from trainer.losses.regression import (
     mean_squared_error,
     mean_squared_logarithmic_error,
 )
+from trainer.losses.sequence import (
+    CTC,
+    ctc,
+)
+from trainer.losses.whole_batch import (
+    Circle,
+    Dice,
+    Tversky,
+    circle,
+    dice,
+    tversky,
+)
 
 __all__ = [
+    "CTC",
     "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
     "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "CategoricalGeneralizedCrossEntropy",
     "CategoricalHinge",
+    "Circle",
     "CosineSimilarity",
+    "Dice",
     "Hinge",
     "Huber",
     "KLDivergence",
@@ -61,11 +87,18 @@ __all__ = [
     "Poisson",
     "SparseCategoricalCrossentropy",
     "SquaredHinge",
+    "Tversky",
     "as_loss",
     "binary_crossentropy",
+    "binary_focal_crossentropy",
     "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "categorical_generalized_cross_entropy",
     "categorical_hinge",
+    "circle",
     "cosine_similarity",
+    "ctc",
+    "dice",
     "get",
     "hinge",
     "huber",
@@ -78,4 +111,5 @@ __all__ = [
     "poisson",
     "sparse_categorical_crossentropy",
     "squared_hinge",
+    "tversky",
 ]

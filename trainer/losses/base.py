@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from trainer.core.replica_context import get_replica_context
+from trainer.core import replica_context
+from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import (
     as_arguments,
@@ -226,6 +227,11 @@ class Loss:
         """Whether `y_pred` must lie in [0, 1]: logits would train, silently, to something else."""
         return False
 
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether it is of a batch as a whole, and no mean over rows: each replica needs the rows of all."""
+        return False
+
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
         """Returns one value per sample, rows first; to be defined by a subclass."""
         raise NotImplementedError(f"{type(self).__name__} must define `call(self, y_true, y_pred)`.")
@@ -279,6 +285,8 @@ class Loss:
           ValueError: for shapes that cannot be matched.
         """
         labels, predictions = as_arrays(y_true), as_arrays(y_pred)
+        if self.is_of_batch:
+            return loss_of_batch(self, labels, predictions, sample_weight)
         values, mask = self.values(labels, predictions), self.mask(labels, predictions)
         context = get_replica_context()
         of_rows = context.rows and values.ndim and values.shape[0] % context.rows == 0  # None outside of a step
@@ -299,6 +307,28 @@ class Loss:
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Returns the loss that `get_config` described."""
         return cls(**config)
+
+
+def loss_of_batch(
+    loss: Loss, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None
+) -> jax.Array:
+    """Returns the reduced loss of the rows of all replicas, the same on each.
+
+    Args:
+      loss: a loss of a batch as a whole.
+      y_true: labels of this replica's rows.
+      y_pred: predictions, likewise.
+      sample_weight: a scalar, or a weight for each value of this replica's rows.
+    """
+    context = get_replica_context()
+    rows, replicas, mask = context.rows, context.num_replicas_in_sync, context.padding_mask
+    if replicas > 1:
+        y_true, y_pred, sample_weight, mask = jax.tree.map(
+            lambda leaf: context.all_gather(leaf) if jnp.shape(leaf)[:1] == (rows,) else leaf,
+            (y_true, y_pred, sample_weight, mask))
+    with replica_context.enter(ReplicaContext(None if rows is None else rows * replicas, mask)):
+        values = loss.values(y_true, y_pred)
+        return reduce_values(values, loss.reduction, sample_weight, loss.mask(y_true, y_pred))
 
 
 def values_per_row(function: Callable[..., Any], y_true: ArrayLike, y_pred: ArrayLike, **arguments: Any) -> jax.Array:

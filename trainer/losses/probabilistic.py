@@ -84,7 +84,7 @@ def categorical_crossentropy(
     """
     y_true, y_pred = as_float_pair(y_true, y_pred)
     y_true = y_true * (1.0 - label_smoothing) + label_smoothing / y_true.shape[axis]
-    return -jnp.sum(y_true * _log_probabilities(y_pred, from_logits, axis), axis=axis)
+    return -jnp.sum(y_true * log_probabilities(y_pred, from_logits, axis), axis=axis)
 
 
 def sparse_categorical_crossentropy(
@@ -112,7 +112,7 @@ def sparse_categorical_crossentropy(
     labels = class_indices(y_true, y_pred, axis)
     is_label = jax.nn.one_hot(labels, y_pred.shape[axis], axis=axis, dtype=bool)
     # Selected, not multiplied: a logit of -inf, for a class that is ruled out, must not turn 0 into NaN.
-    values = -jnp.sum(jnp.where(is_label, _log_probabilities(y_pred, from_logits, axis), 0.0), axis=axis)
+    values = -jnp.sum(jnp.where(is_label, log_probabilities(y_pred, from_logits, axis), 0.0), axis=axis)
     return values if ignore_class is None else jnp.where(labels == ignore_class, 0.0, values)
 
 
@@ -152,7 +152,8 @@ def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     return jnp.mean(y_pred - y_true * jnp.log(y_pred + EPSILON), axis=-1)
 
 
-def _log_probabilities(y_pred: jax.Array, from_logits: bool, axis: int) -> jax.Array:
+def log_probabilities(y_pred: jax.Array, from_logits: bool, axis: int) -> jax.Array:
+    """Returns the logarithms of predicted distributions, which are scaled to a sum of 1 over `axis`, or are logits."""
     if from_logits:
         return jax.nn.log_softmax(y_pred, axis=axis)
     total = jnp.sum(y_pred, axis=axis, keepdims=True)

@@ -7,6 +7,11 @@ from typing import Any
 
 from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
+from trainer.losses.focal import (
+    BinaryFocalCrossentropy,
+    CategoricalFocalCrossentropy,
+    CategoricalGeneralizedCrossEntropy,
+)
 from trainer.losses.hinge import CategoricalHinge, Hinge, SquaredHinge
 from trainer.losses.probabilistic import (
     BinaryCrossentropy,
@@ -24,6 +29,8 @@ from trainer.losses.regression import (
     MeanSquaredError,
     MeanSquaredLogarithmicError,
 )
+from trainer.losses.sequence import CTC
+from trainer.losses.whole_batch import Circle, Dice, Tversky
 
 CLASSES: tuple[type[BuiltinLoss], ...] = (
     MeanSquaredError,
@@ -41,6 +48,13 @@ CLASSES: tuple[type[BuiltinLoss], ...] = (
     Hinge,
     SquaredHinge,
     CategoricalHinge,
+    BinaryFocalCrossentropy,
+    CategoricalFocalCrossentropy,
+    CategoricalGeneralizedCrossEntropy,
+    CTC,
+    Circle,
+    Dice,
+    Tversky,
 )
 
 _BY_NAME: dict[str, Any] = {

@@ -4,6 +4,7 @@ from trainer.optimizers import schedules
 from trainer.optimizers.adagrad import Adadelta, Adagrad, Ftrl, RMSprop
 from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
 from trainer.optimizers.base import Optimizer, OptimizerState
+from trainer.optimizers.large_models import Adafactor, Muon, ScheduleFreeAdamW
 from trainer.optimizers.learning_rate import LearningRate
 from trainer.optimizers.momentum import SGD, Lion
 from trainer.optimizers.registry import get
@@ -11,6 +12,7 @@ from trainer.optimizers.registry import get
 __all__ = [
     "SGD",
     "Adadelta",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -19,10 +21,12 @@ __all__ = [
     "Lamb",
     "LearningRate",
     "Lion",
+    "Muon",
     "Nadam",
     "Optimizer",
     "OptimizerState",
     "RMSprop",
+    "ScheduleFreeAdamW",
     "get",
     "schedules",
 ]

@@ -10,12 +10,14 @@ from trainer.core import errors
 from trainer.optimizers.adagrad import Adadelta, Adagrad, Ftrl, RMSprop
 from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
 from trainer.optimizers.base import Optimizer
+from trainer.optimizers.large_models import Adafactor, Muon, ScheduleFreeAdamW
 from trainer.optimizers.momentum import SGD, Lion
 from trainer.optimizers.optax_optimizer import from_optax
 
 BY_NAME: dict[str, Callable[[], Optimizer]] = {
     made.__name__.lower(): made
-    for made in (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Nadam, Adamax, Lion, Lamb, Ftrl)
+    for made in (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Nadam, Adamax, Lion, Lamb, Ftrl, Adafactor, Muon,
+                 ScheduleFreeAdamW)
 }
 
 

@@ -13,7 +13,7 @@ from trainer import losses
 from trainer.core import arguments, errors
 from trainer.core.replica_context import get_replica_context
 from trainer.core.train_state import shapes_of
-from trainer.losses.base import BuiltinLoss, mean_over_replicas, sum_of_real_rows, values_per_row
+from trainer.losses.base import BuiltinLoss, loss_of_batch, mean_over_replicas, sum_of_real_rows, values_per_row
 from trainer.step.loss_parts import LossPart, record
 from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
 
@@ -165,6 +165,8 @@ def _resolve(choice: Any) -> losses.Loss | None:
 def _mean_over_replicas(
     entry: OutputLoss, loss: losses.Loss, target: Any, output: Any, sample_weight: Any
 ) -> jax.Array:
+    if loss.is_of_batch:
+        return loss_of_batch(loss, target, output, sample_weight)
     context = get_replica_context()
     replicas, mask = context.num_replicas_in_sync, context.padding_mask
     values = loss.values(target, output)

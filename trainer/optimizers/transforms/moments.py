@@ -1,8 +1,6 @@
-"""Optax transformations that Keras's optimizers are chains of, where optax has none with Keras's numbers.
+"""Steps along running means of gradients and of their squares: Adam and its variants, with Keras's numbers.
 
-They differ from optax's in where epsilon stands, and in when the learning rate acts: Keras multiplies by it before a
-momentum is accumulated, so a rate that changes leaves the accumulated part as it was. Hence the rate reaches them as
-the extra argument `learning_rate`, a float32 scalar.
+They differ from optax's in where epsilon stands.
 """
 
 from __future__ import annotations
@@ -43,18 +41,6 @@ class NadamState(NamedTuple):
 
     moments: MomentsState
     product: jax.Array
-
-
-class FtrlState(NamedTuple):
-    """What follow-the-regularized-leader has seen: two trees like the parameters.
-
-    Attributes:
-      accumulator: the sum of the squares of the gradients.
-      linear: the sum of the gradients, less what the weights owe to the rates' decrease.
-    """
-
-    accumulator: Tree
-    linear: Tree
 
 
 def init_moments(params: Tree) -> MomentsState:
@@ -160,90 +146,3 @@ def scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradie
         return jax.tree.map(step, moments.mu, moments.nu, grads), NadamState(moments, product)
 
     return optax.GradientTransformation(init, update)
-
-
-def follow_regularized_leader(
-    initial_accumulator_value: float, learning_rate_power: float, l1: float, l2: float, l2_shrinkage: float,
-    beta: float,
-) -> optax.GradientTransformationExtraArgs:
-    """Moves each weight to the minimum of the linearized past losses, with a pull to 0 and to where it has been.
-
-    The new weight does not depend on the present one but through `linear`. At a rate of 0, and where no gradient has
-    been and the accumulator started at 0, nothing changes; Keras divides by 0 there.
-
-    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, algorithm 1.
-    """
-    power = -learning_rate_power
-
-    def init(params: Tree) -> FtrlState:
-        return FtrlState(optax.tree.full_like(params, initial_accumulator_value), optax.tree.zeros_like(params))
-
-    def update(
-        grads: Tree, state: FtrlState, params: Tree, *, learning_rate: jax.Array, **extra: Any
-    ) -> tuple[Tree, FtrlState]:
-        moves = learning_rate > 0
-        rate = jnp.where(moves, learning_rate, 1)
-
-        def accumulate(grad: jax.Array, before: jax.Array) -> jax.Array:
-            return before + jnp.where(moves, jnp.square(grad), 0).astype(before.dtype)
-
-        def add(grad: jax.Array, linear: jax.Array, before: jax.Array, now: jax.Array, param: jax.Array) -> jax.Array:
-            pulled = grad + 2 * l2_shrinkage * param - (now**power - before**power) / rate * param
-            return linear + jnp.where(moves, pulled, 0).astype(linear.dtype)
-
-        def step(linear: jax.Array, accumulator: jax.Array, param: jax.Array) -> jax.Array:
-            quadratic = accumulator**power / rate + 2 * (l2 + beta / (2 * rate))
-            target = (jnp.clip(linear, -l1, l1) - linear) / jnp.where(quadratic > 0, quadratic, 1)
-            return jnp.where(moves & (quadratic > 0), target - param, 0).astype(param.dtype)
-
-        accumulator = jax.tree.map(accumulate, grads, state.accumulator)
-        linear = jax.tree.map(add, grads, state.linear, state.accumulator, accumulator, params)
-        return jax.tree.map(step, linear, accumulator, params), FtrlState(accumulator, linear)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def descend() -> optax.GradientTransformationExtraArgs:
-    """Multiplies by minus the learning rate."""
-
-    def update(
-        grads: Tree, state: optax.EmptyState, params: Tree = None, *, learning_rate: jax.Array, **extra: Any
-    ) -> tuple[Tree, optax.EmptyState]:
-        return jax.tree.map(lambda grad: (-learning_rate * grad).astype(grad.dtype), grads), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-def clip_each_by_norm(clipnorm: float) -> optax.GradientTransformation:
-    """Shrinks each array of the gradients, on its own, to an L2 norm of at most `clipnorm`."""
-
-    def clip(grad: jax.Array, param: jax.Array) -> jax.Array:
-        norm = jnp.sqrt(jnp.sum(jnp.square(grad)))
-        return grad * (clipnorm / jnp.maximum(norm, clipnorm))
-
-    return optax.stateless_with_tree_map(clip)
-
-
-def cast_to_params() -> optax.GradientTransformation:
-    """Casts the gradients to the dtypes of the parameters, so that the state keeps its dtypes from update to update."""
-    return optax.stateless(lambda grads, params: optax.tree.cast_like(grads, params))
-
-
-def after_weight_decay(
-    step: optax.GradientTransformation, weight_decay: float
-) -> optax.GradientTransformationExtraArgs:
-    """Shrinks the parameters by `learning_rate * weight_decay` of themselves, then steps from where they are.
-
-    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
-    """
-    step = optax.with_extra_args_support(step)
-
-    def update(
-        grads: Tree, state: Tree, params: Tree, *, learning_rate: jax.Array, **extra: Any
-    ) -> tuple[Tree, Tree]:
-        decay = jax.tree.map(lambda param: (-learning_rate * weight_decay * param).astype(param.dtype), params)
-        decayed = optax.apply_updates(params, decay)
-        updates, state = step.update(grads, state, decayed, learning_rate=learning_rate, **extra)
-        return optax.tree.add(updates, decay), state
-
-    return optax.GradientTransformationExtraArgs(step.init, update)

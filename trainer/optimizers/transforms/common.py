@@ -1,0 +1,61 @@
+"""What stands before or after the transformation of any optimizer: clips, the learning rate, weight decay.
+
+Keras multiplies by the learning rate before a momentum is accumulated, so a rate that changes leaves the accumulated
+part as it was. Hence the rate reaches transformations as the extra argument `learning_rate`, a float32 scalar.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Tree = Any
+
+
+def descend() -> optax.GradientTransformationExtraArgs:
+    """Multiplies by minus the learning rate."""
+
+    def update(
+        grads: Tree, state: optax.EmptyState, params: Tree = None, *, learning_rate: jax.Array, **extra: Any
+    ) -> tuple[Tree, optax.EmptyState]:
+        return jax.tree.map(lambda grad: (-learning_rate * grad).astype(grad.dtype), grads), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def clip_each_by_norm(clipnorm: float) -> optax.GradientTransformation:
+    """Shrinks each array of the gradients, on its own, to an L2 norm of at most `clipnorm`."""
+
+    def clip(grad: jax.Array, param: jax.Array) -> jax.Array:
+        norm = jnp.sqrt(jnp.sum(jnp.square(grad)))
+        return grad * (clipnorm / jnp.maximum(norm, clipnorm))
+
+    return optax.stateless_with_tree_map(clip)
+
+
+def cast_to_params() -> optax.GradientTransformation:
+    """Casts the gradients to the dtypes of the parameters, so that the state keeps its dtypes from update to update."""
+    return optax.stateless(lambda grads, params: optax.tree.cast_like(grads, params))
+
+
+def after_weight_decay(
+    step: optax.GradientTransformation, weight_decay: float
+) -> optax.GradientTransformationExtraArgs:
+    """Shrinks the parameters by `learning_rate * weight_decay` of themselves, then steps from where they are.
+
+    Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
+    """
+    step = optax.with_extra_args_support(step)
+
+    def update(
+        grads: Tree, state: Tree, params: Tree, *, learning_rate: jax.Array, **extra: Any
+    ) -> tuple[Tree, Tree]:
+        decay = jax.tree.map(lambda param: (-learning_rate * weight_decay * param).astype(param.dtype), params)
+        decayed = optax.apply_updates(params, decay)
+        updates, state = step.update(grads, state, decayed, learning_rate=learning_rate, **extra)
+        return optax.tree.add(updates, decay), state
+
+    return optax.GradientTransformationExtraArgs(step.init, update)
