@@ -4,7 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from trainer import callbacks, data, distribute, estimator, losses, metrics, models, optimizers, testing
+    from trainer import callbacks, data, distribute, estimator, losses, metrics, models, optimizers, testing, utils
     from trainer.compile.persistent_cache import enable_compilation_cache
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -36,6 +36,7 @@ __all__ = [
     "regularizers",
     "testing",
     "unpack_x_y_sample_weight",
+    "utils",
 ]
 
 # Imported when they are first used: the launcher, which lives in this package too, must start at once and without JAX.

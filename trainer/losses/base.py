@@ -310,7 +310,7 @@ class Loss:
 
 
 def loss_of_batch(
-    loss: Loss, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None
+    loss: Loss, y_true: jax.Array, y_pred: jax.Array, sample_weight: ArrayLike | None = None
 ) -> jax.Array:
     """Returns the reduced loss of the rows of all replicas, the same on each.
 

@@ -6,7 +6,7 @@ Functions take arrays or lists of any dtype, labels first, and return one value 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +193,7 @@ class DenseCrossentropy(Crossentropy):
       ValueError: if `label_smoothing` is not in [0, 1].
     """
 
-    parameters = ("from_logits", "label_smoothing", "axis")
+    parameters: ClassVar[tuple[str, ...]] = ("from_logits", "label_smoothing", "axis")
 
     def __init__(
         self,

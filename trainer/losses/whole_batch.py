@@ -110,7 +110,7 @@ def _circle(
     is_same = y_true[:, None] == labels[None]
     is_other = ~is_same
     if remove_diagonal:
-        is_same &= ~jnp.eye(*is_same.shape, dtype=bool)
+        is_same &= ~jnp.eye(is_same.shape[0], is_same.shape[1], dtype=bool)
     if mask is not None:
         is_pair = (mask[:, None] > 0) & (mask[None] > 0)
         is_same, is_other = is_same & is_pair, is_other & is_pair
