@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from trainer.callbacks.base.callback import Callback, Logs
+from trainer.callbacks.base.keras_callback import as_callback
 from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
@@ -35,7 +36,7 @@ class CallbackList(Callback):
     Before an epoch's end and before one of them saves, all of them flush (see `Callback.flush`), wherever they stand.
 
     Args:
-      callbacks: a callback, a list or tuple of them, or None.
+      callbacks: a callback, a list or tuple of them, or None. Objects of Keras's `Callback` are taken, too.
       add_history: whether to append a `History`, if there is none.
       add_progbar: whether to append a `ProgressBar`, if there is none.
       model: the model that the callbacks act on; given to each of them.
@@ -69,7 +70,8 @@ class CallbackList(Callback):
     ):
         require_bool(add_history=add_history, add_progbar=add_progbar)
         several = isinstance(callbacks, (list, tuple))
-        self.callbacks: list[Callback] = list(callbacks) if several else [] if callbacks is None else [callbacks]
+        given = callbacks if several else [] if callbacks is None else [callbacks]
+        self.callbacks: list[Callback] = list(map(as_callback, given))
         for index, callback in enumerate(self.callbacks):
             if not isinstance(callback, Callback):
                 hint = " Give an instance, not the class." if isinstance(callback, type) else ""

@@ -1,0 +1,90 @@
+"""Callbacks that were written for Keras: objects of `keras.callbacks.Callback`, and of subclasses in other packages.
+
+Owns how they are told, without importing Keras, and what a run keeps of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.run_protocol import Run
+
+_PACKAGES = ("keras", "tf_keras", "tensorflow")
+_HOOKS = (
+    "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end",
+    "on_batch_begin", "on_batch_end", "on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end",
+    "on_predict_begin", "on_predict_end", "on_predict_batch_begin", "on_predict_batch_end")
+_PLAIN = (bool, int, float, str, bytes, np.ndarray, np.number)
+
+
+def as_callback(value: Any) -> Any:
+    """Returns an object of Keras's `Callback` as a `Callback`; anything else as it is."""
+    base = _base_of(value)
+    return value if base is None or isinstance(value, Callback) else KerasCallback(value, base)
+
+
+def _base_of(value: Any) -> type | None:
+    """Returns Keras's `Callback`, if `value` is an object of it or of a subclass."""
+    return next((cls for cls in type(value).__mro__
+                 if cls.__name__ == "Callback" and cls.__module__.partition(".")[0] in _PACKAGES), None)
+
+
+class KerasCallback(Callback):
+    """Calls a callback that was written for Keras.
+
+    It is called by the hooks that it overrides, with the same arguments as in Keras; its `model` is the trainer's.
+    Where a run is saved, its attributes are saved that are None, numbers, text or arrays, or lists, tuples and dicts of
+    these: others are as the script has made them.
+
+    Args:
+      callback: the object.
+      base: Keras's `Callback`, whose own hooks are not called.
+    """
+
+    def __init__(self, callback: Any, base: type):
+        self.callback = callback
+        for hook in _HOOKS:
+            if getattr(type(callback), hook) is not getattr(base, hook) or hook in vars(callback):
+                setattr(self, hook, functools.partial(self._call, hook))
+
+    def _call(self, hook: str, *arguments: Any, **named: Any) -> None:
+        getattr(self.callback, hook)(*arguments, **named)
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        super().set_params(params)
+        self.callback.set_params(dict(params))
+
+    def set_model(self, model: Run) -> None:
+        super().set_model(model)
+        self.callback.set_model(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: _kept(value) for name, value in vars(self.callback).items()
+                if name not in ("params", "_model") and _is_plain(value)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "monitor_op" not in state and getattr(self.callback, "monitor_op", self) is None:
+            # Keras finds out at the first log which way is better, and changes the sign of `min_delta` then.
+            self.callback._set_monitor_op()
+        vars(self.callback).update(state)
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, _PLAIN)
+
+
+def _kept(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _kept(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_kept, value))
+    return value.item() if isinstance(value, np.number) else value.copy() if isinstance(value, np.ndarray) else value
