@@ -106,7 +106,8 @@ def late(monkeypatch):
     return uses
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [
+    kind if kind in ("dense", "scanned") else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS])
 def test_the_numbers_are_those_of_one_device(kind, late):
     found = fitted(kind, sharded())
     assert late
@@ -120,6 +121,7 @@ def test_the_bits_are_those_of_a_step_that_gathers_all_at_once(late, monkeypatch
     jax.tree.map(np.testing.assert_array_equal, found, fitted("scanned", sharded()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"microbatches": 2}, {"remat": True}, {"ema_decay": 0.9}])
 def test_the_numbers_are_those_of_one_device_with_options(options, late):
     found = fitted("dense", sharded(), **options)
@@ -127,6 +129,7 @@ def test_the_numbers_are_those_of_one_device_with_options(options, late):
     assert_close(found, fitted("dense", distribute.OneDeviceStrategy(), **options))
 
 
+@pytest.mark.slow
 def test_mixed_precision_gathers_float32_and_casts_after(late):
     found = fitted("scanned", sharded(), precision="mixed_bfloat16")
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0.05, atol=0.01), found[0], fitted(
