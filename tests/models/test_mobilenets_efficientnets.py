@@ -90,7 +90,7 @@ def test_without_a_classifier_features_come_out(model):
 
 @pytest.mark.parametrize(("name", "options"), [
     pytest.param("EfficientNetB0", {}, marks=pytest.mark.exhaustive), ("MobileNet", {"alpha": 0.25}),
-    ("MobileNetV3Small", {"minimalistic": True}),
+    pytest.param("MobileNetV3Small", {"minimalistic": True}, marks=pytest.mark.exhaustive),
 ])
 def test_weights_without_a_classifier_load(keras, name, options, tmp_path):
     theirs = getattr(keras.applications, name)(
@@ -111,6 +111,7 @@ def test_weights_without_a_classifier_load(keras, name, options, tmp_path):
     np.testing.assert_allclose(features, theirs(pixels()), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_constants_of_an_efficientnet_are_state_that_training_leaves_alone():
     model = trainer.Model(SMALL[0])
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -126,6 +127,7 @@ def test_constants_of_an_efficientnet_are_state_that_training_leaves_alone():
     np.testing.assert_array_equal(constants["var"], np.full(3, 1.25))
 
 
+@pytest.mark.slow
 def test_published_weights_of_an_efficientnet_see_images_divided_by_the_standard_deviation():
     """Their files have standard deviations for variances; the square root is divided by twice."""
     model = SMALL[0].clone(divides_by_sqrt_stddev=True)
@@ -136,6 +138,7 @@ def test_published_weights_of_an_efficientnet_see_images_divided_by_the_standard
     np.testing.assert_allclose(model.apply(published, pixels()), SMALL[0].apply(variables, 255 * normalized), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_image_loses_whole_blocks_of_an_efficientnet_in_training():
     model = SMALL[0].clone(depth_coefficient=0.5, drop_connect_rate=0.999, dropout_rate=0.0, include_top=False)
     images = np.repeat(pixels(1), 8, 0)
