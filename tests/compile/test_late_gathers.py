@@ -173,6 +173,7 @@ class Blocks(nn.Module):
         return nn.Dense(4)(x)
 
 
+@pytest.mark.exhaustive  # a minute
 @pytest.mark.slow
 def test_a_step_of_24_layers_never_has_more_than_three_of_them_whole(monkeypatch):
     monkeypatch.setattr(late_gathers, "LEAST_BYTES", 2**16)

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 
-MARKS = {"MobileNetV2": pytest.mark.smoke, "ResNet50": (), "MobileNetV3Small": ()}
+MARKS = {"MobileNetV2": pytest.mark.smoke}
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,8 @@ def test_layers_are_called_in_the_order_of_keras(keras, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ResNet50", pytest.param("DenseNet121", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["ResNet50", "DenseNet121"])
 def test_statistics_after_training_are_those_of_keras(keras, name, tmp_path):
     steps, rows, size = 12, 8, 64
     theirs = keras_model(keras, name, size)

@@ -30,6 +30,7 @@ def evaluated(code, **variables):
     return ast.literal_eval(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.exhaustive  # minutes
 @pytest.mark.slow
 @pytest.mark.processes
 def test_the_dry_run_writes_the_numbers_of_every_stage(tmp_path):
@@ -233,6 +234,7 @@ print(apart)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_loop_by_hand_trains_as_fit_does():
     for loss, weights in evaluated(SAME_NUMBERS):
