@@ -63,12 +63,18 @@ def moved(text):
 
 
 def test_large_arrays_rest_on_the_host_and_small_ones_on_the_devices():
-    model = model_of(distribute.CentralStorageStrategy(FOUR))
+    model = model_of(distribute.CentralStorageStrategy(FOUR, min_host_bytes=2**16))
     model.build(X)
     for path, leaf in named_leaves(model.current_run.state).items():
         expected = "pinned_host" if leaf.nbytes >= 2**16 else "device"
         assert leaf.sharding.memory_kind == expected, path
     assert sum(leaf.nbytes >= 2**16 for leaf in jax.tree.leaves(model.current_run.state)) == 2 * 3
+
+
+def test_on_cpus_all_arrays_rest_on_the_host_unless_a_limit_is_given():
+    model = model_of(distribute.CentralStorageStrategy(FOUR))
+    model.build(X)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(model.state.params)} == {"pinned_host"}
 
 
 def test_a_limit_says_what_is_small():
@@ -83,7 +89,7 @@ def test_a_limit_says_what_is_small():
 @pytest.mark.parametrize("steps", [1, 2])
 def test_only_what_changes_is_sent_back(steps):
     options = {"steps_per_execution": steps}
-    central = distribute.CentralStorageStrategy(FOUR)
+    central = distribute.CentralStorageStrategy(FOUR, min_host_bytes=2**16)
     assert moved(program(model_of(central, **options), steps)) == (6, 0)
     # The encoder's kernel, of which the optimizer keeps nothing, goes to the devices only.
     assert moved(program(model_of(central, freeze="encoder", **options), steps)) == (3, 1)

@@ -46,13 +46,13 @@ class ShardedStrategy(Strategy):
       min_shard_bytes: likewise.
       memory_kind: the memory that large arrays are in between executions; None for the default memory of the devices.
       options: as `communication_options` of `FullyShardedStrategy`.
-      min_host_bytes: smaller arrays stay in the devices' memory.
+      min_host_bytes: smaller arrays stay in the devices' memory; None as of `CentralStorageStrategy`.
     """
 
     def __init__(
         self, devices: Sequence[jax.Device], level: str, min_shard_bytes: int, memory_kind: str | None = None,
         options: CommunicationOptions | None = None,
-        min_host_bytes: int = 0,
+        min_host_bytes: int | None = None,
     ):
         if level not in LEVELS:
             raise errors.unknown_name("level", str(level), LEVELS)
@@ -93,8 +93,11 @@ class ShardedStrategy(Strategy):
         if (memory_kind := self._memory_kind) is None:
             return placed
 
+        # A CPU's memory is the host's: nothing is sent.
+        limit = (0 if self.is_on_cpu else MIN_HOST_BYTES) if self._min_host_bytes is None else self._min_host_bytes
+
         def at_rest(sharding: NamedSharding, leaf: Any) -> NamedSharding:
-            is_small = leaf.size * leaf.dtype.itemsize < self._min_host_bytes
+            is_small = leaf.size * leaf.dtype.itemsize < limit
             return sharding if is_small else sharding.with_memory_kind(memory_kind)
 
         return placed.replace(**{name: jax.tree.map(at_rest, getattr(placed, name), getattr(state, name))
@@ -206,7 +209,7 @@ class CentralStorageStrategy(ShardedStrategy):
 
     Args:
       compute_devices: the devices that compute, as `devices` of `MirroredStrategy`.
-      min_host_bytes: smaller arrays stay on the devices.
+      min_host_bytes: smaller arrays stay on the devices. None is 64 KiB, and 0 where the devices are CPUs.
 
     Raises:
       ValueError: for devices that cannot be used, or a negative size.
@@ -219,7 +222,7 @@ class CentralStorageStrategy(ShardedStrategy):
     Source: `tf.distribute.experimental.CentralStorageStrategy`.
     """
 
-    def __init__(self, compute_devices: Sequence[Any] | None = None, min_host_bytes: int = MIN_HOST_BYTES):
-        check_count("min_host_bytes", min_host_bytes, 0)
+    def __init__(self, compute_devices: Sequence[Any] | None = None, min_host_bytes: int | None = None):
+        check_count("min_host_bytes", min_host_bytes, 0, optional=True)
         super().__init__(find_devices(compute_devices, "compute_devices"), "parameters", MIN_SHARD_BYTES,
                          memory_kind="pinned_host", min_host_bytes=min_host_bytes)
