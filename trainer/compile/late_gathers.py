@@ -18,7 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
+
+from trainer.compile.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
 
 # Smaller arrays are gathered at the beginning, many in one collective, and stay: all together they are few bytes.
 LEAST_BYTES = 2**20
@@ -27,8 +29,6 @@ USES_AHEAD = 2
 _MUCH_LARGER = 8  # as gradients of a language model's logits are
 _ELEMENTWISE = ("convert_element_type", "copy")
 _OF_THE_SAME_VALUES = (*_ELEMENTWISE, "reshape", "transpose", "squeeze", "broadcast_in_dim", "expand_dims")
-_CALLS = ("jit", "pjit", "closed_call")
-_REMATERIALISED = ("checkpoint", "remat", "remat2")
 
 
 def with_late_gathers(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ class _Rewriter:
 
     def run(self, program: Any, args: Sequence[Any]) -> list[Any]:
         """Returns what a `ClosedJaxpr` returns, of arrays and of `_Late` ones."""
-        jaxpr = getattr(program, "jaxpr", program)  # later versions of JAX have one class for both
+        jaxpr = jaxpr_of(program)
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
 
@@ -113,8 +113,8 @@ class _Rewriter:
 
     def _found(self, equation: Any, read: list[Any]) -> Sequence[Any]:
         name, late = equation.primitive.name, [isinstance(value, _Late) for value in read]
-        if name in _CALLS and (any(late) or any(id(value) in self._parts for value in read)):
-            return self.run(_program_of(equation), read)
+        if name in CALLS and (any(late) or any(id(value) in self._parts for value in read)):
+            return self.run(program_of(equation), read)
         if name == "all_gather" and id(read[0]) in self._parts and equation.params["tiled"] and (
                 _nbytes(equation.outvars[0].aval) >= LEAST_BYTES):
             return [_Late(read[0], equation, equation.params["all_gather_dimension"])]
@@ -122,7 +122,7 @@ class _Rewriter:
             return _run(equation, read)
         if name in _OF_THE_SAME_VALUES and len(read) == 1:
             return [read[0].followed_by(equation)]
-        if name in _REMATERIALISED:
+        if name in REMATERIALISED:
             return self._rematerialised(equation, read)
         if name == "scan":
             return self._scanned(equation, read)
@@ -136,11 +136,11 @@ class _Rewriter:
             held = lax.optimization_barrier([value.part if isinstance(value, _Late) else value for value in read])
             read = [dataclasses.replace(value, part=new) if isinstance(value, _Late) else new
                     for value, new in zip(read, held, strict=True)]
-        return self.run(_closed(equation.params["jaxpr"]), read)
+        return self.run(program_of(equation), read)
 
     def _scanned(self, equation: Any, read: list[Any]) -> Sequence[Any]:
         """Runs a loop, of whose stacked arrays each turn gathers its own."""
-        consts, carried = _counts(equation)
+        consts, carried = scan_counts(equation)
         first = consts + carried
         sliced = {index: value for index, value in enumerate(read)
                   if index >= first and isinstance(value, _Late) and value.can_be_sliced}
@@ -150,7 +150,7 @@ class _Rewriter:
         def turn(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
             args = [*whole[:consts], *carry, *slices]
             rewriter = _Rewriter()
-            returned = rewriter.run(_program_of(equation), [
+            returned = rewriter.run(program_of(equation), [
                 sliced[index].of_slice(arg) if index in sliced else arg for index, arg in enumerate(args)])
             for number, value in enumerate(returned):
                 if number >= carried and isinstance(value, _Late):
@@ -176,7 +176,7 @@ class _Rewriter:
         return value.made(_after(self._uses[0], value.part))
 
     def _note_use(self, read: Sequence[Any], found: Sequence[Any]) -> None:
-        """Notes an array by which a use can be told to have begun, or ended: what comes after it keeps it in memory."""
+        """Notes an array that shows that a use has begun, or ended: what comes after it keeps it in memory."""
         begun, ended = map(_smallest_of_floats, (read, found))
         if begun is not None and (ended is None or begun.size <= _MUCH_LARGER * ended.size):
             self._uses.append(begun)
@@ -201,34 +201,11 @@ def _after(earlier: jax.Array, part: jax.Array) -> jax.Array:
     return jnp.where(never, jnp.zeros_like(part), part)
 
 
-def _counts(equation: Any) -> tuple[int, int]:
-    """Returns how many arguments of a `scan` are constant, and how many are carried: a slice has an axis less."""
-    turn = _program_of(equation)
-    turn = getattr(turn, "jaxpr", turn)
-    unsliced = sum(outer.aval.ndim == inner.aval.ndim
-                   for outer, inner in zip(equation.invars, turn.invars, strict=True))
-    carried = sum(outer.aval.ndim == inner.aval.ndim
-                  for outer, inner in zip(equation.outvars, turn.outvars, strict=True))
-    return unsliced - carried, carried
-
-
-def _program_of(equation: Any) -> Any:
-    return _closed(equation.params.get("jaxpr") or equation.params["call_jaxpr"])
-
-
-def _closed(program: Any) -> Any:
-    return program if hasattr(program, "consts") else ClosedJaxpr(program, ())
-
-
 def _nbytes(shape: Any) -> int:
     return math.prod(shape.shape) * shape.dtype.itemsize
 
 
 def _run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
-    params = equation.primitive.get_bind_params({**equation.params, **changes})
-    functions, params = params if isinstance(params, tuple) else ((), params)  # as some versions of JAX have it
-    if equation.primitive.name in _ELEMENTWISE and "sharding" in params:
-        params = {**params, "sharding": None}  # of another shape, maybe
-    with equation.ctx.manager:
-        found = equation.primitive.bind(*functions, *values, **params)
-    return list(found) if equation.primitive.multiple_results else [found]
+    if equation.primitive.name in _ELEMENTWISE and "sharding" in equation.params:
+        changes["sharding"] = None  # of another shape, maybe
+    return run(equation, values, **changes)

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import partial_eval
 
+from trainer.compile.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
 from trainer.distribute.parameter_server.rows.served_rows import refusal
 from trainer.distribute.parameter_server.rows.take_rows import TAKE_ROWS
 
 Rows = dict[str, tuple[Any, Any]]
 """Rows of tables by name, and which these are; see `take_rows`."""
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+_RUN_ONCE = (*CALLS, *REMATERIALISED, "core_call", "custom_jvp_call", "custom_vjp_call")
 _CASTS = ("convert_element_type", "copy", "reduce_precision", "stop_gradient")
 
 
@@ -60,12 +61,9 @@ def asked_ids(function: Callable[..., Any], features: Mapping[str, Any], *args: 
     return {name: [leaf for other, leaf in zip(asked, ids, strict=True) if other == name] for name in names}
 
 
-def _program_of(equation: Any) -> ClosedJaxpr | None:
+def _program_of(equation: Any) -> Any | None:
     """Returns the program that an equation runs once, or in a scan once for each turn, on its own operands."""
-    if equation.primitive.name not in (*_CALLS, "scan"):
-        return None
-    found = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    return found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())
+    return program_of(equation) if equation.primitive.name in (*_RUN_ONCE, "scan") else None
 
 
 def _looks_up(jaxpr: Any) -> bool:
@@ -73,7 +71,7 @@ def _looks_up(jaxpr: Any) -> bool:
 
 
 def _any_looks_up(equation: Any) -> bool:
-    return any(_looks_up(getattr(inner, "jaxpr", inner)) for inner in jaxprs_in_params(equation.params))
+    return any(_looks_up(jaxpr_of(inner)) for inner in jaxprs_in_params(equation.params))
 
 
 def _check_uses(jaxpr: Any, tables: dict[Any, str]) -> list[str | None]:
@@ -96,9 +94,9 @@ def _check_uses(jaxpr: Any, tables: dict[Any, str]) -> list[str | None]:
         name = next(name for name in names if name)
         if operation in _CASTS:
             tables[equation.outvars[0]] = name
-        elif inner is not None and (operation != "scan" or not any(names[equation.params["num_consts"]:])):
-            of_inner = {variable: name for variable, name in zip(inner.jaxpr.invars, names, strict=True) if name}
-            results = _check_uses(inner.jaxpr, of_inner)
+        elif inner is not None and (operation != "scan" or not any(names[scan_counts(equation)[0]:])):
+            of_inner = {variable: name for variable, name in zip(jaxpr_of(inner).invars, names, strict=True) if name}
+            results = _check_uses(jaxpr_of(inner), of_inner)
             tables |= {variable: name for variable, name in zip(equation.outvars, results, strict=True) if name}
         elif _any_looks_up(equation):
             raise refusal(name, f"looked up in a branch or a loop of unknown length ({operation}), where a step cannot "
@@ -108,9 +106,9 @@ def _check_uses(jaxpr: Any, tables: dict[Any, str]) -> list[str | None]:
     return list(map(name_of, jaxpr.outvars))
 
 
-def _run(closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
+def _run(closed: Any, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
     """Returns what a program returns, and the ids that it looks up, with the names of the tables."""
-    jaxpr = closed.jaxpr
+    jaxpr = jaxpr_of(closed)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
 
     def read(variable: Any) -> Any:
@@ -124,31 +122,26 @@ def _run(closed: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[tupl
         inner = _program_of(equation)
         if equation.primitive is TAKE_ROWS:
             found.append((equation.params["name"], operands[2]))
-        if inner is None or not _looks_up(inner.jaxpr):
-            results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
-            results = results if equation.primitive.multiple_results else [results]
+        if inner is None or not _looks_up(jaxpr_of(inner)):
+            results = run(equation, operands)
         else:
-            run = _run_scan if equation.primitive.name == "scan" else _run
-            results, more = run(inner, operands, **_scan_params(equation))
+            results, more = (
+                _run_scan(equation, operands) if equation.primitive.name == "scan" else _run(inner, operands))
             found += more
         values |= zip(equation.outvars, results, strict=True)
     return list(map(read, jaxpr.outvars)), found
 
 
-def _scan_params(equation: Any) -> dict[str, Any]:
-    names = ("num_consts", "num_carry", "length", "reverse") if equation.primitive.name == "scan" else ()
-    return {name: equation.params[name] for name in names}
-
-
-def _run_scan(closed: ClosedJaxpr, args: Sequence[Any], num_consts: int, num_carry: int, length: int,
-              reverse: bool) -> tuple[list[Any], list[tuple[str, Any]]]:
+def _run_scan(equation: Any, args: Sequence[Any]) -> tuple[list[Any], list[tuple[str, Any]]]:
     names: list[str] = []
+    consts, carried = scan_counts(equation)
 
     def turn(carry: list[Any], xs: list[Any]) -> tuple[list[Any], Any]:
-        results, found = _run(closed, [*args[:num_consts], *carry, *xs])
+        results, found = _run(program_of(equation), [*args[:consts], *carry, *xs])
         names[:] = [name for name, _ in found]
-        return results[:num_carry], (results[num_carry:], [ids for _, ids in found])
+        return results[:carried], (results[carried:], [ids for _, ids in found])
 
-    start = num_consts + num_carry
-    carry, (ys, ids) = jax.lax.scan(turn, list(args[num_consts:start]), list(args[start:]), length, reverse)
+    start = consts + carried
+    carry, (ys, ids) = jax.lax.scan(turn, list(args[consts:start]), list(args[start:]), equation.params["length"],
+                                    equation.params["reverse"])
     return [*carry, *ys], list(zip(names, ids, strict=True))
