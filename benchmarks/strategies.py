@@ -25,6 +25,7 @@ from trainer_models import FEATURES, lowered_train_step, new_model, noise
 
 import trainer
 from trainer import distribute
+from trainer.compile.cost_analysis import peak_bytes
 
 DEVICES = jax.device_count()
 BATCH_SIZE = 256
@@ -169,10 +170,8 @@ def measure_memory(rounds: int) -> None:
             model = new_model(strategy, module, "adam", metrics=["accuracy"])
             expected[size] = state_bytes(strategy, model, x_big[0])
             weights[size] = sum(leaf.size for leaf in jax.tree.leaves(model.state_shapes(x_big[0]).params))
-        analysis = lowered_train_step(
-            strategy, new_model(strategy, big, "adam", metrics=["accuracy"]), *x_big).compile().memory_analysis()
-        peak = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-                - analysis.alias_size_in_bytes)
+        peak = peak_bytes(lowered_train_step(
+            strategy, new_model(strategy, big, "adam", metrics=["accuracy"]), *x_big).compile())
         whole.setdefault("state", expected["big"])
         whole.setdefault("peak", peak)
         live_of = "big" if expected["big"] * DEVICES < LIVE_BYTES else "small"

@@ -113,7 +113,7 @@ class Callback:
         That is, as a checkpoint can hold it: None, numbers, text, bytes and arrays, in lists, tuples and dicts, which
         are copies; the arrays are not.
         """
-        return {name: _copied_containers(getattr(self, name)) for name in self.state_attributes}
+        return {name: copied_containers(getattr(self, name)) for name in self.state_attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that `state_dict` returned.
@@ -130,7 +130,7 @@ class Callback:
                 f"Expected: {list(self.state_attributes)}."
             )
         for name in self.state_attributes:
-            setattr(self, name, _copied_containers(state.get(name)))
+            setattr(self, name, copied_containers(state.get(name)))
 
     def note_of_beginning(self) -> Any:
         """Returns what `begin_anew` needs, as JSON can hold it; None if that is nothing.
@@ -255,10 +255,10 @@ class Callback:
         """
 
 
-def _copied_containers(value: Any) -> Any:
+def copied_containers(value: Any) -> Any:
     """Returns `value` with its lists, tuples and dicts copied and everything else shared."""
     if type(value) is dict:
-        return {key: _copied_containers(item) for key, item in value.items()}
+        return {key: copied_containers(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied_containers(item) for item in value)
+        return type(value)(copied_containers(item) for item in value)
     return value

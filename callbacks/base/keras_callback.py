@@ -1,6 +1,6 @@
 """Callbacks that were written for Keras: objects of `keras.callbacks.Callback`, and of subclasses in other packages.
 
-Owns how they are told, without importing Keras, and what a run keeps of them.
+Owns how they are recognised, without importing Keras, and what a run keeps of them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.callbacks.base.callback import Callback
+from trainer.callbacks.base.callback import Callback, copied_containers
 from trainer.callbacks.base.run_protocol import Run
 
 _PACKAGES = ("keras", "tf_keras", "tensorflow")
-_HOOKS = (
-    "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end",
-    "on_batch_begin", "on_batch_end", "on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end",
-    "on_predict_begin", "on_predict_end", "on_predict_batch_begin", "on_predict_batch_end")
 _PLAIN = (bool, int, float, str, bytes, np.ndarray, np.number)
 
 
@@ -48,7 +44,7 @@ class KerasCallback(Callback):
 
     def __init__(self, callback: Any, base: type):
         self.callback = callback
-        for hook in _HOOKS:
+        for hook in (name for name in dir(base) if name.startswith("on_")):
             if getattr(type(callback), hook) is not getattr(base, hook) or hook in vars(callback):
                 setattr(self, hook, functools.partial(self._call, hook))
 
@@ -64,7 +60,7 @@ class KerasCallback(Callback):
         self.callback.set_model(model)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: _kept(value) for name, value in vars(self.callback).items()
+        return {name: copied_containers(value) for name, value in vars(self.callback).items()
                 if name not in ("params", "_model") and _is_plain(value)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -80,11 +76,3 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, _PLAIN)
-
-
-def _kept(value: Any) -> Any:
-    if type(value) is dict:
-        return {key: _kept(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_kept, value))
-    return value.item() if isinstance(value, np.number) else value.copy() if isinstance(value, np.ndarray) else value

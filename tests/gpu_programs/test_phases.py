@@ -15,6 +15,7 @@ import trainer
 from tests.support import gpu_programs, project_files
 from tests.support.gpu_programs import Case
 from trainer import distribute
+from trainer.compile.cost_analysis import peak_bytes
 from trainer.distribute.placement.described import EXTRA, is_plugin_installed
 
 pytestmark = [
@@ -100,9 +101,7 @@ def test_products_are_computed_in_the_dtype_that_was_asked_for(model, precision,
 
 @pytest.mark.parametrize("case", [Case(), Case(topology="1xh100"), SHARDED], ids=name)
 def test_what_fit_runs_takes_the_memory_that_a_plan_says(case):
-    stats = gpu_programs.compiled_as_fit_does(case).memory_analysis()
-    peak = (stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
-            - stats.alias_size_in_bytes)
+    peak = peak_bytes(gpu_programs.compiled_as_fit_does(case))
     strategy = gpu_programs.STRATEGIES[case.strategy]()
     plan = strategy.plan(case.new_model(), case.batch, case.topology, verbose=False)
     assert plan.memory.step == pytest.approx(peak, rel=0.1)

@@ -1,4 +1,4 @@
-"""What XLA is told about a program beside its code: the compiler options of programs for GPUs.
+"""XLA's compiler options for programs on GPUs.
 
 Owns the names of XLA's options. Programs for CPUs and TPUs get none.
 """

@@ -41,6 +41,13 @@ def cost_of(traced: Any) -> Cost | None:
     return Cost(flops + repeated, repeated, products_of(traced.jaxpr))
 
 
+def peak_bytes(compiled: Any) -> int:
+    """Returns what an execution of a compiled program takes of a device's memory: arguments, results and temporary."""
+    stats = compiled.memory_analysis()
+    return int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
+               - stats.alias_size_in_bytes)
+
+
 def cost_of_trace(program: ClosedJaxpr | Jaxpr) -> Cost:
     """Returns the cost of a traced program as it is counted here, for devices that XLA knows no cost of."""
     return Cost(_flops(program, all_iterations=True), repeated_flops(program), products_of(program))

@@ -29,7 +29,7 @@ def compiled(
       function: a pure function of arrays.
       out_shardings: where the outputs are put, a prefix of their tree; None leaves it to the compiler.
       donate: the numbers of the arguments whose buffers the outputs may take.
-      compiler_options: what XLA is told beside it, of a function that no other compiled function calls.
+      compiler_options: XLA's options, of a function that no other compiled function calls.
     """
     options = {} if out_shardings is None else {"out_shardings": out_shardings}
     return jax.jit(
@@ -77,7 +77,7 @@ def compile_lowered(lowered: Any, options: CompilerOptions | None = None) -> Any
 
     Args:
       lowered: the program.
-      options: what XLA is told beside it; see `compiler_options.py`.
+      options: XLA's options; see `compiler_options.py`.
     """
     with _COMPILER:
         return lowered.compile(compiler_options=options or None)

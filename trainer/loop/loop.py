@@ -160,7 +160,7 @@ def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> I
                     model.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
                 outputs = executable(model.state.current)
                 if group.first == 0 and inputs.phase.num_programs > programs:
-                    _compile_beside(inputs, group, group.count)
+                    _compile_beside(inputs, inputs.reader.group_size)
                 timing.begin_steps(group.count)
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(model, callbacks, group, outputs)
@@ -221,54 +221,57 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
         inputs = start_phase(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
         running = () if kind == "predict" else (inputs.phase.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
-            starts = sorted({0, reader.num_batches - 1})
-            groups = [next(reader.read(0, start, inputs.numbers_of)) for start in starts]
-            groups = groups[:1] + [group for group in groups[1:] if group.rows != groups[0].rows]
+            programs = _programs_of_arrays(inputs, reader.group_size)
         else:
             if is_sample:  # of what a pipeline yields, though it is an array
                 reader.group_size = inputs.phase.steps_per_execution
             buffer = GroupBuffer(reader.capacity)
             buffer.begin(reader.peek(), 0)
-            groups = [buffer.take()]
-        for group in groups:
-            placed, steps = inputs.phase.place_group(group, inputs.arrays), reader.group_size
-            # The first execution, and the last of a group, which may be of fewer steps.
-            for start in {0, (group.count - 1) // steps * steps}:
-                inputs.phase.executable(
-                    model.state.state_or_shapes, *running, group=placed, guard=inputs.guard, timing=timing, start=start,
-                    stop=min(start + steps, group.count))
+            programs = iter([(inputs.phase.place_group(buffer.take(), inputs.arrays), 1)])
+        for group, steps in programs:
+            inputs.phase.executable(
+                model.state.state_or_shapes, *running, group=group, guard=inputs.guard, timing=timing, stop=steps)
         if running:
             inputs.phase.fetch_results(inputs.phase.empty_logs)
 
 
-def _compile_beside(inputs: PhaseInput, group: PlacedGroup | None = None, steps: int = 1) -> None:
+def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[PlacedGroup, int]]:
+    """Yields what an epoch over arrays needs programs for: groups of batches, and how many of theirs run at once.
+
+    These are whole executions, a last one of fewer steps, and a last batch of fewer rows.
+
+    Args:
+      inputs: what the epoch runs on.
+      steps: how many steps an execution has.
+    """
+    reader = inputs.reader
+    batches = reader.num_batches
+    assert batches is not None, "arrays of a known number of batches"
+    first, last = (next(reader.read(0, start, inputs.numbers_of)) for start in (0, batches - 1))
+    whole = batches - (last.rows != first.rows)
+    placed = inputs.phase.place_group(first, inputs.arrays)
+    yield placed, min(steps, whole)
+    if whole > steps and whole % steps:
+        yield placed, whole % steps
+    if last.rows != first.rows:
+        yield inputs.phase.place_group(last, inputs.arrays), 1
+
+
+def _compile_beside(inputs: PhaseInput, steps: int) -> None:
     """Begins to compile what an epoch over arrays will need, while devices that are no CPUs compute.
 
     An epoch would else stop for the compilation of its last batch, or of its validation.
 
     Args:
       inputs: what the epoch runs on.
-      group: its first group, which has been executed; None, if none has.
-      steps: how many steps of it were executed at once.
+      steps: how many steps an execution has.
     """
     phase, reader = inputs.phase, inputs.reader
-    if not phase.compiles_beside or reader.arrays is None or reader.num_batches is None:
-        return
-    running = () if inputs.kind == "predict" else (phase.empty_logs,)
-    compile_beside = functools.partial(
-        phase.compile_beside, inputs.model.state.state_or_shapes, *running, guard=inputs.guard, timing=inputs.timing)
-    if group is None:
-        if phase.num_programs:
-            return  # of a run before, which has compiled the others, too
-        group = phase.place_group(next(reader.read(0, 0, inputs.numbers_of)), inputs.arrays)
-        steps = min(reader.group_size, group.count)
-        compile_beside(group=group, steps=steps)
-    last = next(reader.read(0, reader.num_batches - 1, inputs.numbers_of))
-    whole = reader.num_batches - (last.rows != group.rows)
-    if steps > 1 and whole % steps:
-        compile_beside(group=group, steps=whole % steps)
-    if last.rows != group.rows:
-        compile_beside(group=phase.place_group(last, inputs.arrays))
+    if phase.compiles_beside and reader.arrays is not None and reader.num_batches is not None:
+        running = () if inputs.kind == "predict" else (phase.empty_logs,)
+        for group, count in _programs_of_arrays(inputs, steps):
+            phase.compile_beside(inputs.model.state.state_or_shapes, *running, group=group, guard=inputs.guard,
+                                 timing=inputs.timing, steps=count)
 
 
 def _run_epoch(
@@ -295,9 +298,9 @@ def _run_epoch(
             programs, is_first = inputs.phase.num_programs, batch == begun
             running = _execute(inputs, group, start, stop, running)
             if is_first and inputs.phase.num_programs > programs:
-                _compile_beside(inputs, group, stop - start)
-                if next_phase is not None:
-                    _compile_beside(next_phase)
+                _compile_beside(inputs, 1 if one_by_one else inputs.reader.group_size)
+                if next_phase is not None and next_phase.phase.num_programs == 0:  # a run before has compiled all else
+                    _compile_beside(next_phase, next_phase.reader.group_size)
             _queue(inputs, group, stop - start, running)
             with timing.measure("callbacks"):
                 logs = inputs.lazy_logs(running)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from trainer.compile.compiler_options import CompilerOptions
+from trainer.compile.cost_analysis import peak_bytes
 from trainer.compile.hlo_text import Program
 from trainer.compile.jit import compile_lowered
 from trainer.compile.program_contents import collectives_of, host_transfers, kernels, traffic_bytes, unknown_loops
@@ -112,9 +113,7 @@ def state_and_peak(model: StatefulModel, strategy: Strategy, batch: Any) -> tupl
     model._configuration.require_compiled("explain")
     _check_is_synchronous(strategy)
     train = planned_phase(model, strategy, "train", inputs.sample_batch(_host_arrays(batch), None))
-    stats = train.compiled.memory_analysis()
-    return train.state, (stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
-                         - stats.alias_size_in_bytes)
+    return train.state, peak_bytes(train.compiled)
 
 
 def strategy_over(strategy: Strategy, topology: Any) -> Strategy:

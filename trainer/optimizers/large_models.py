@@ -27,11 +27,11 @@ class Adafactor(Optimizer):
       epsilon_2: the least size of an array that its steps are relative to; above 0.
       clip_threshold: the largest root mean square of an array's step, before it is scaled; above 0.
       relative_step: taken as Keras takes it, without effect: the rate has its limit either way.
-      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
-      clipvalue: the largest absolute value in a gradient; larger values are cut.
-      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
-      name: a name to know the optimizer by.
+      weight_decay: as for `Adam`, like all that follow.
+      clipnorm: see `Adam`.
+      clipvalue: see `Adam`.
+      global_clipnorm: see `Adam`.
+      name: see `Adam`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -168,7 +168,7 @@ class ScheduleFreeAdamW(Optimizer):
       beta_2: how much of the running mean of squares survives an update, in [0, 1).
       epsilon: what is added to the root before dividing by it; above 0.
       warmup_steps: over how many updates the rate rises from 0.
-      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
+      weight_decay: as for `Adam`, like all that follow.
       clipnorm: see `Adam`.
       clipvalue: see `Adam`.
       global_clipnorm: see `Adam`.

@@ -109,7 +109,7 @@ class Strategy(CustomLoops):
         return False
 
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:
-        """Returns what XLA is told about a program of all replicas; see `compile/compiler_options.py`."""
+        """Returns XLA's options for a program of all replicas; see `compile/compiler_options.py`."""
         options = self._cross_device_ops.options
         return compiler_options(list(self.mesh.devices.flat), deterministic=deterministic, overlap=options.overlap,
                                 bytes_per_pack=options.bytes_per_pack)
