@@ -1,4 +1,4 @@
-"""Measures on the GPUs there are, in stages: `python benchmarks/bench_gpu.py [STAGE ...] [--tiny] [--out FOLDER]`.
+"""Measures on the GPUs there are, in stages: `python benchmarks/bench_gpu.py [STAGE ...] [OPTIONS]`.
 
 Each stage is a process with a time limit, and one that fails stops no other. Its results are put into `gpu.json`, in
 the place of older ones, and `GPU.md` is written from that. The exit code is 1 if a stage failed, 2 if there is no GPU.
@@ -45,18 +45,26 @@ def probe(tiny: bool) -> dict[str, Any]:
     """Returns what the machine is, from a process of its own: the parent of others must hold no device."""
     done = subprocess.run([sys.executable, "-c", _PROBE], cwd=FOLDER, env=environment(tiny), check=True,
                           stdout=subprocess.PIPE, text=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1]) | {"commit": commit.stdout.strip() or "unknown"}
+    return json.loads(done.stdout.splitlines()[-1]) | {"commit": _commit() or "unknown"}
 
 
-def run_stage(name: str, machine: dict[str, Any], tiny: bool, limit_secs: float) -> dict[str, Any]:
+def _commit() -> str:
+    """Returns the commit's short name; "" where there is no git or no repository."""
+    try:
+        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, capture_output=True,
+                              text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def run_stage(name: str, machine: dict[str, Any], tiny: bool, rounds: int, limit_secs: float) -> dict[str, Any]:
     """Runs a stage in a process of its own; returns its entry for the JSON file."""
     changed = environment(tiny)
     if name == "correct" and machine["platform"] == "cpu":  # strategies need more than one
         changed["XLA_FLAGS"] = f"{changed.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()
     with tempfile.TemporaryDirectory() as folder:
         path, start, error = pathlib.Path(folder, "results.json"), time.monotonic(), None
-        command = [sys.executable, "-m", "gpu.stage", name, str(path), json.dumps(machine),
+        command = [sys.executable, "-m", "gpu.stage", name, str(path), json.dumps(machine), str(rounds),
                    *(["--tiny"] if tiny else [])]
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(command, cwd=FOLDER, env=changed, stderr=errors)
@@ -91,6 +99,8 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: a dry run, on a CPU too")
     parser.add_argument("--out", type=pathlib.Path, help="where GPU.md and gpu.json go; benchmarks/ by default, or "
                         "of a dry run a new folder")
+    parser.add_argument("--rounds", type=int, default=0, help="of each case; by default a case's own number")
+    parser.add_argument("--limit", type=float, default=TOTAL_SECS, help="seconds of a stage at most")
     options = parser.parse_args()
     if unknown := sorted(set(options.stages) - set(STAGES)):
         parser.error(f"unknown stages: {', '.join(unknown)}; known are {', '.join(STAGES)}")
@@ -104,8 +114,8 @@ def main() -> int:
     begin, failed = time.monotonic(), []
     for name in options.stages or STAGES:
         print(f"== {name}", flush=True)
-        left = TOTAL_SECS - (time.monotonic() - begin)
-        stored[name] = run_stage(name, machine, options.tiny, max(1.0, min(STAGES[name].limit_secs, left)))
+        limit_secs = min(STAGES[name].limit_secs, options.limit, TOTAL_SECS - (time.monotonic() - begin))
+        stored[name] = run_stage(name, machine, options.tiny, options.rounds, max(1.0, limit_secs))
         (out / "gpu.json").write_text(json.dumps(stored, indent=1) + "\n")
         (out / "GPU.md").write_text(render(stored))
         error = stored[name]["error"]

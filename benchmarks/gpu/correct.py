@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -22,6 +23,7 @@ from trainer.testing import Kill, assert_resumes_exactly, assert_strategies_equa
 FOLDER = pathlib.Path(__file__).parent
 README = FOLDER.parents[1] / "README.md"
 PROCESS_SECS = 150.0
+MOST_BESIDE = 4  # checks in processes of their own at a time
 
 Check = Callable[[], str | None]  # raises if something is wrong; may return what to know
 
@@ -40,35 +42,54 @@ def run(context: Context) -> None:
       RuntimeError: at the end, if one of them failed.
     """
     failed = []
-    for name, check in _checks(context.tiny):
-        try:
-            detail = check()
-        except Exception as error:
-            text = str(error) or type(error).__name__
-            failed.append(name)
-            context.results.check(name, False, text[:500] + (" ... " + text[-1500:] if len(text) > 2000 else ""))
-        else:
-            context.results.check(name, True, detail or "")
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(MOST_BESIDE, (os.cpu_count() or 1) // 2))) as pool:
+        beside = {name: pool.submit(_tried, check) for name, check in _checks_in_processes(context.tiny)}
+        for name, check in _checks_here(context.tiny):
+            failed += _record(context, name, *_tried(check))
+        for name, tried in beside.items():
+            failed += _record(context, name, *tried.result())
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
 
 
-def _checks(tiny: bool) -> Iterator[tuple[str, Check]]:
+def _tried(check: Check) -> tuple[bool, str]:
+    """Returns whether a check passed, and what to know."""
+    try:
+        return True, check() or ""
+    except Exception as error:
+        text = str(error) or type(error).__name__
+        return False, text[:500] + (" ... " + text[-1500:] if len(text) > 2000 else "")
+
+
+def _record(context: Context, name: str, passed: bool, text: str) -> list[str]:
+    context.results.check(name, passed, text)
+    return [] if passed else [name]
+
+
+def _names(tiny: bool) -> tuple[str, ...]:
+    return ("mlp",) if tiny else small_models.NAMES
+
+
+def _checks_here(tiny: bool) -> Iterator[tuple[str, Check]]:
+    """Yields the checks that use this process's devices."""
     blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
     for number, block in enumerate(blocks[:2] if tiny else blocks, 1):
         yield f"README, block {number}", lambda block=block: _run_block(block)
-    names = ("mlp",) if tiny else small_models.NAMES
-    for name in names:
+    for name in _names(tiny):
         yield f"{name}: fused and single steps, the same bits", lambda name=name: _fused_and_single(name)
-    for name in names:
-        yield f"{name}: resumed and undisturbed, the same bits", lambda name=name: _resumes(name, tiny)
     for precision in ("mixed_bfloat16", "mixed_float16"):
-        for name in names:
+        for name in _names(tiny):
             yield f"{name}: {precision} trains as float32", lambda name=name, precision=precision: _trains(
                 name, precision)
     for text, strategy in _strategies():
         yield f"{text}: the numbers of one device", lambda strategy=strategy: _equals_one_device(
             "mlp" if tiny else "convnet", strategy)
+
+
+def _checks_in_processes(tiny: bool) -> Iterator[tuple[str, Check]]:
+    """Yields the checks that only start processes and wait for them."""
+    for name in _names(tiny):
+        yield f"{name}: resumed and undisturbed, the same bits", lambda name=name: _resumes(name, tiny)
     workers = min(2, jax.local_device_count())
     script = str(FOLDER / "in_processes.py")
     yield f"MultiWorkerMirroredStrategy, {workers} processes: the numbers of one device", lambda: _succeeds(
@@ -140,7 +161,7 @@ def _equals_one_device(name: str, strategy: Callable[[], distribute.Strategy]) -
 
 
 def _succeeds(*command: str) -> None:
-    done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    done = subprocess.run([sys.executable, *command], cwd=FOLDER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           timeout=PROCESS_SECS)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-1500:]}")

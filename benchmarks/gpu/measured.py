@@ -22,7 +22,7 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
     Args:
       context: where, and what is added to.
       name: of the case, in `gpu.cases`.
-      rounds: how many; a dry run has 2.
+      rounds: how many, if the context does not say; a dry run has 2.
       traced: the contestants whose gaps are measured.
       may_fail: the contestants that are tried only.
 
@@ -35,7 +35,7 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
     case = context.over_all_devices(case) if large else case
     context.results.note(f"{case.title}: {case.text}")
     try:
-        measure(name, case, context.machine, 2 if context.tiny else rounds, None, outcome, traced)
+        measure(name, case, context.machine, 2 if context.tiny else context.rounds or rounds, None, outcome, traced)
     finally:
         _record(context, case, outcome)
     if failed := [f"{who}: {note}" for who, note in outcome.notes.items() if who not in outcome.rounds

@@ -62,3 +62,23 @@ def test_a_step_with_a_long_loop_is_a_large_one(turns, steps):
     assert phase.steps_per_execution >= steps if steps > 1 else phase.steps_per_execution == 1
     # Two products of 8 x 16 by 16 x 16, or 100,000.
     assert phase.step_flops == pytest.approx(turns * 2 * 8 * 16 * 16, rel=0.5 if turns < 9 else 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [
+    nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(16)]),
+    nn.Sequential([nn.Conv(16, (3, 3)), nn.relu, lambda x: x.reshape(len(x), -1), nn.Dense(16)]),
+], ids=["dense", "convolutions"])
+def test_steps_are_fused_where_xla_counts_nothing_before_it_compiles_as_for_gpus(monkeypatch, module):
+    def train_phase():
+        model = trainer.Model(module)
+        model.compile("adam", "mse", metrics=["mae"])
+        shape = (32, 64) if isinstance(module.layers[0], nn.Dense) else (32, 8, 8, 3)
+        model.fit(np.ones(shape, np.float32), np.ones((32, 16), np.float32), batch_size=8, verbose=0)
+        return model._configuration.phases["train"]
+
+    counted = train_phase()
+    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda lowered: None)
+    phase = train_phase()
+    assert phase.steps_per_execution == counted.steps_per_execution > 1
+    assert phase.step_flops == pytest.approx(counted.step_flops, rel=0.5)

@@ -32,11 +32,14 @@ class Cost(NamedTuple):
     products: Mapping[str, float] = MappingProxyType({})
 
 
-def cost_of(traced: Any) -> Cost | None:
-    """Returns the cost of a `jax.stages.Traced`; None if XLA does not know it."""
+def cost_of(traced: Any) -> Cost:
+    """Returns the cost of a `jax.stages.Traced`: XLA's count, or what is counted here for devices without one.
+
+    For GPUs, and all devices that are plugins of JAX, XLA counts only what it has compiled.
+    """
     flops = (traced.lower().cost_analysis() or {}).get("flops")
     if flops is None:
-        return None
+        return cost_of_trace(traced.jaxpr)
     repeated = repeated_flops(traced.jaxpr)
     return Cost(flops + repeated, repeated, products_of(traced.jaxpr))
 
@@ -49,7 +52,7 @@ def peak_bytes(compiled: Any) -> int:
 
 
 def cost_of_trace(program: ClosedJaxpr | Jaxpr) -> Cost:
-    """Returns the cost of a traced program as it is counted here, for devices that XLA knows no cost of."""
+    """Returns the cost of a traced program as it is counted here; see `repeated_flops`."""
     return Cost(_flops(program, all_iterations=True), repeated_flops(program), products_of(program))
 
 

@@ -61,9 +61,9 @@ class CurrentRun:
         self._state.adopt_averages()
 
     def train_step_flops(self) -> float | None:
-        """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
+        """Returns how many floating-point operations a train step has over all devices.
 
-        None before the step is traced, for an eager one, and where XLA does not know.
+        None before the step is traced, and for an eager one.
         """
         phase = self._configuration.phases.get("train")
         flops = None if phase is None else phase.step_flops

@@ -149,7 +149,7 @@ class CompiledPhase:
         self._executions: dict[tuple[bool, int | None], Callable[..., Any]] = {}  # by fused, and count
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group and the count of steps
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
-        self._cost: Callable[[], Cost | None] | None = None  # of a step
+        self._cost: Callable[[], Cost] | None = None  # of a step
         self._program: Callable[[], str] | None = None  # returns the text of a step
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
@@ -218,7 +218,7 @@ class CompiledPhase:
 
     @property
     def step_flops(self) -> float | None:
-        """How many floating-point operations a replica has in one step; None if XLA does not know, or it is eager."""
+        """How many floating-point operations a replica has in one step; None if it is eager."""
         return None if self.step_cost is None else self.step_cost.flops
 
     @property
@@ -242,11 +242,11 @@ class CompiledPhase:
             if not self._strategy.is_described:
                 self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
 
-    def _affordable_steps(self, cost: Callable[[], Cost | None] | None, stacked: Any) -> int:
+    def _affordable_steps(self, cost: Callable[[], Cost] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
         limits = _CPU_LIMITS if self._strategy.is_on_cpu else _ACCELERATOR_LIMITS
         step = cost()
-        if step is None or step.flops > limits.middling or step.repeated_flops > limits.small:
+        if step.flops > limits.middling or step.repeated_flops > limits.small:
             return 1
         wanted = limits.group / max(step.flops, 1.0) if step.flops <= limits.small else FEW_STEPS
         return _power_of_two(min(wanted, FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
