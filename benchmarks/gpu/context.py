@@ -18,15 +18,15 @@ class Context:
       machine: its platform, and how many devices it has.
       device_kind: JAX's name of the devices.
       tiny: whether this is a dry run.
-      rounds: how many each case has; None for its own number.
       results: what the stage adds to.
+      rounds: how many each case has; None for its own number.
     """
 
     machine: Machine
     device_kind: str
     tiny: bool
-    rounds: int | None
     results: Results
+    rounds: int | None = None
 
     @property
     def prefix(self) -> str:

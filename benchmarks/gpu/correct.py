@@ -161,7 +161,7 @@ def _equals_one_device(name: str, strategy: Callable[[], distribute.Strategy]) -
 
 
 def _succeeds(*command: str) -> None:
-    done = subprocess.run([sys.executable, *command], cwd=FOLDER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=PROCESS_SECS)
+    done = subprocess.run([sys.executable, *command], cwd=FOLDER, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=PROCESS_SECS)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-1500:]}")

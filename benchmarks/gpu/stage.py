@@ -22,8 +22,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by the time limit"))  # which ends the workers
     found = json.loads(described)
     machine = Machine(found["platform"], found["devices"], found["text"])
-    STAGES[name].run(Context(machine, found["device_kind"], "--tiny" in options, int(rounds) or None,
-                             Results(pathlib.Path(path))))
+    STAGES[name].run(Context(machine, found["device_kind"], "--tiny" in options,
+                             Results(pathlib.Path(path)), int(rounds) or None))
 
 
 if __name__ == "__main__":
