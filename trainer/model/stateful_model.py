@@ -17,6 +17,7 @@ import numpy as np
 from trainer.compile.entry_points import with_entry_points
 from trainer.core import arguments, errors, replica_context
 from trainer.core.file_suffixes import check_suffix
+from trainer.core.rng import default_seed
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import ArrayLike, ArrayTree
@@ -56,11 +57,11 @@ def _some_rows(sample: ArrayTree) -> Batch:
 class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 
-    def __init__(self, module: ModuleLike, *, seed: int = 0, name: str | None = None,
+    def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
                  train_kwargs: Mapping[str, Any] | None = None, eval_kwargs: Mapping[str, Any] | None = None,
                  eval_module: ModuleLike | None = None):
         self._functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
-        seed = arguments.as_seed("seed", seed)
+        seed = default_seed() if seed is None else arguments.as_seed("seed", seed)
         self.module = module
         self.name = name or self._functional.name
         self.strategy = get_strategy()
