@@ -13,13 +13,18 @@ import numpy as np
 
 _RECONSTRUCT = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"}
 _SCALAR = {"numpy.core.multiarray scalar", "numpy._core.multiarray scalar"}
+_FROM_BUFFER = {"numpy.core.numeric _frombuffer", "numpy._core.numeric _frombuffer"}
+_NAMES = {*_RECONSTRUCT, *_SCALAR, *_FROM_BUFFER, "numpy ndarray", "numpy dtype", "_codecs encode"}
 _MARK: Any = object()
 
 
 class _Global:
-    """A name that the stream would have imported."""
+    """A name that the stream would have imported, one of those that plain data need."""
 
     def __init__(self, name: str):
+        if name not in _NAMES:
+            raise ValueError(f"The stream of objects asks for {name.replace(' ', '.')}, which plain data do not need. "
+                             "Nothing of it was run.")
         self.name = name
 
 
@@ -90,7 +95,9 @@ class _Reader:
         return found
 
     def line(self) -> str:
-        end = self._data.index(b"\n", self._at)
+        end = self._data.find(b"\n", self._at)
+        if end < 0:
+            raise IndexError(self._at)
         found = self._data[self._at:end].decode()
         self._at = end + 1
         return found
@@ -137,11 +144,13 @@ class _Reader:
             self.push(_Unbuilt("dtype", _text(arguments[0])))
         elif name in _SCALAR:
             self.push(np.frombuffer(arguments[1], _plain(arguments[0]))[0])
+        elif name in _FROM_BUFFER:
+            contents, dtype, shape, order = arguments
+            self.push(np.frombuffer(contents, _plain(dtype)).copy().reshape(shape, order=order))
         elif name == "_codecs encode" and arguments[1:] in (("latin1",), ("latin-1",)):
             self.push(arguments[0].encode("latin-1"))
         else:
-            raise ValueError(f"The stream of objects calls {name.replace(' ', '.')}, which plain data do not need. "
-                             "Nothing of it was run.")
+            raise TypeError(name)
 
     def build(self) -> None:
         state, unbuilt = self.pop(), self.pop()
@@ -198,6 +207,7 @@ _ACTIONS: dict[int, Any] = {
     ord("C"): lambda reader: reader.push(reader.take(reader.number("<B"))),
     ord("B"): lambda reader: reader.push(reader.take(reader.number("<I"))),
     0x8E: lambda reader: reader.push(reader.take(reader.number("<Q"))),
+    0x96: lambda reader: reader.push(reader.take(reader.number("<Q"))),
     ord("]"): lambda reader: reader.push([]),
     ord("a"): lambda reader: reader.append_all([reader.pop()]),
     ord("e"): lambda reader: reader.append_all(reader.pop_to_mark()),
