@@ -53,6 +53,17 @@ def _some_rows(sample: ArrayTree) -> Batch:
                          f"Received: {errors.describe(sample)}. {error}") from error
 
 
+def trained_names(model: StatefulModel) -> set[str]:
+    """Returns the names of the parameters that are trained.
+
+    Raises:
+      RuntimeError: if the model is not built.
+    """
+    state = model._state_holder.current
+    trained = state.params if state.optimizer is None else state.trainable(state.params)
+    return set(named_leaves(trained)) if model._configuration.trainable else set()
+
+
 @with_entry_points
 class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
@@ -236,9 +247,8 @@ class StatefulModel(OverridableSteps):
           RuntimeError: if the model is not built.
         """
         state, holder = self._state_holder.current, self._state_holder
-        trained = state.params if state.optimizer is None else state.trainable(state.params)
-        trained_names = set(named_leaves(trained)) if self._configuration.trainable else set()
-        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained_names}
+        trained = trained_names(self)
+        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained}
         params, others = (
             sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
         with replica_context.enter(replica_context.context_outside(holder.inputs)):

@@ -19,9 +19,10 @@ from trainer.data import (
 )
 from trainer.utils import datasets
 from trainer.utils.arrays import normalize, pad_sequences, to_categorical
+from trainer.utils.dataset_split import split_dataset
 from trainer.utils.files.get_file import get_file
+from trainer.utils.model_plot import model_to_dot, plot_model
 from trainer.utils.random_seed import set_random_seed
-from trainer.utils.split_dataset import split_dataset
 
 Sequence = PyDataset
 """Keras's older name for `PyDataset`."""
@@ -36,9 +37,11 @@ __all__ = [
     "get_file",
     "image_dataset_from_directory",
     "is_interactive_logging_enabled",
+    "model_to_dot",
     "normalize",
     "pack_x_y_sample_weight",
     "pad_sequences",
+    "plot_model",
     "set_random_seed",
     "split_dataset",
     "text_dataset_from_directory",
