@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.compile.equations import jaxpr_of, program_of, scan_counts
@@ -137,7 +138,7 @@ class _Calls(CallObserver):
 
 
 def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, jax.core.Tracer) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return isinstance(leaf, jax.core.Tracer) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _marked(values: PyTree, kind: str, name: str) -> PyTree:

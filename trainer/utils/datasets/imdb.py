@@ -45,10 +45,10 @@ def load_data(
         parts.append(word_sequences.shorter(
             word_sequences.begun(texts[order], start_char, index_from), labels[order], maxlen))
     (train, train_labels), (test, test_labels) = parts
-    texts = word_sequences.with_rare_words(train + test, num_words, skip_top, oov_char)
+    kept = word_sequences.with_rare_words(train + test, num_words, skip_top, oov_char)
     count = len(train)
-    return ((word_sequences.as_objects(texts[:count]), train_labels),
-            (word_sequences.as_objects(texts[count:]), test_labels))
+    return ((word_sequences.as_objects(kept[:count]), train_labels),
+            (word_sequences.as_objects(kept[count:]), test_labels))
 
 
 def get_word_index(path: str | os.PathLike[str] = "imdb_word_index.json") -> dict[str, int]:

@@ -61,25 +61,27 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        data, stack = self._data, self._stack
+        data, stack, at = self._data, self._stack, 0
+        push = stack.append
         while True:
-            code = data[self._at]
-            self._at += 1
-            if code == 0x4B:  # a whole number of 1 byte: by far the most
-                stack.append(data[self._at])
-                self._at += 1
-            elif code == 0x4D:
-                stack.append(data[self._at] | data[self._at + 1] << 8)
-                self._at += 2
+            code = data[at]
+            if code == 0x4D:  # whole numbers of 2 bytes, and of 1: by far the most
+                push(data[at + 1] | data[at + 2] << 8)
+                at += 3
+            elif code == 0x4B:
+                push(data[at + 1])
+                at += 2
             elif code == 0x2E:
                 return stack.pop()
             else:
+                self._at = at + 1
                 try:
                     act = _ACTIONS[code]
                 except KeyError:
                     raise ValueError(f"The stream of objects has the instruction {bytes([code])!r}, which plain data "
                                      "do not need. Nothing of it was run.") from None
                 act(self)
+                at = self._at
 
     def number(self, form: str) -> Any:
         size = struct.calcsize(form)
