@@ -1,6 +1,9 @@
 """`PyDataset`: the same batches in the same order for any number of threads and processes, hooks, errors, resume."""
 
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -236,3 +239,79 @@ def test_what_a_subclass_must_define_is_named():
         Bare()[0]
     with pytest.raises(NotImplementedError, match="`Bare` must define `__len__`"):
         _ = Bare().num_batches
+
+
+SCRIPT = """
+import sys
+import numpy as np, trainer
+from flax import linen as nn
+
+class Numbered(trainer.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        import jax
+        assert jax.default_backend() == "cpu"
+        x = np.full((4, 2), index / 5, np.float32)
+        return x, x[:, :1]
+
+def main():
+    losses = []
+    for processes in (False, True):
+        model = trainer.Model(nn.Dense(1))
+        model.compile("sgd", "mse")
+        data = Numbered(workers=2, use_multiprocessing=processes)
+        losses.append(model.fit(data, epochs=2, verbose=0, validation_data=data).history)
+    assert losses[0] == losses[1], losses
+    print("equal", sorted(losses[0]))
+
+"""
+
+
+def run_script(path, text):
+    path.write_text(text)
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_script_trains_on_what_processes_make(tmp_path):
+    done = run_script(tmp_path / "script.py", SCRIPT + "if __name__ == '__main__':\n    main()\n")
+    assert (done.returncode, done.stdout) == (0, "equal ['loss', 'val_loss']\n"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
+    done = run_script(tmp_path / "script.py", SCRIPT + "main()\n")
+    assert done.returncode == 1
+    assert "must begin its training within `if __name__ == \"__main__\":`" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    script = SCRIPT + """if __name__ == '__main__':
+    from trainer.data import adapt
+    source = adapt(Numbered(workers=2, use_multiprocessing=True))
+    next(source.read(0))
+    print(*(worker.pid for worker, _ in source._processes._workers), flush=True)
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = run_script(tmp_path / "script.py", script)
+    assert done.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in done.stdout.split()]
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2 and not any(map(is_alive, pids))
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

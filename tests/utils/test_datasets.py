@@ -255,6 +255,21 @@ def test_plain_data_are_read_as_they_were_written(value, protocol):
         assert found == value and type(found) is type(value)
 
 
+def test_streams_of_python_2_are_read():
+    # As those of CIFAR begin: byte strings with a length of one byte and of four, and a dtype of a byte string.
+    pixels = bytes(range(6))
+    stream = (b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03(K\x06K\x09eU\x04dataq\x04"
+              b"cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85q\x07U\x01b"
+              b"q\x08\x87q\x09Rq\x0a(K\x01K\x02K\x03\x86q\x0bcnumpy\ndtype\nq\x0c"
+              b"U\x02u1q\x0dK\x00K\x01\x87q\x0eRq\x0f(K\x03U\x01|q\x10NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x11b"
+              b"\x89T\x06\x00\x00\x00" + pixels + b"q\x12tq\x13bu.")
+    found = object_stream.parse(stream)
+    expected = pickle.loads(stream, encoding="bytes")
+    assert found[b"labels"] == expected[b"labels"] == [6, 9]
+    np.testing.assert_array_equal(found[b"data"], expected[b"data"])
+    assert found[b"data"].dtype == np.uint8
+
+
 def test_what_is_there_twice_is_one_object():
     array = np.arange(3)
     found = object_stream.parse(pickle.dumps([array, array], 2))
