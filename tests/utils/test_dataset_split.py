@@ -36,7 +36,7 @@ def rows_of_keras(left_size, right_size, shuffle, seed):
 SIZES = st.none() | st.integers(1, 9) | st.floats(0.05, 0.95)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(left_size=SIZES, right_size=SIZES, shuffle=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_rows_are_kerass(left_size, right_size, shuffle, seed):
     try:
@@ -107,6 +107,7 @@ def test_what_is_split_can_be_trained_on_in_any_order():
     (Y, {"left_size": 0}, ValueError, "`left_size` must be a number of rows of at least 1"),
     (Y, {"right_size": "half"}, TypeError, "`right_size` must be a number of rows"),
     (Y, {"left_size": 10}, ValueError, "are 10 and 0 rows"),
+    (Y, {"left_size": 0.5, "right_size": 0.53}, ValueError, "must be shares of no more than all rows"),
     (Y, {"left_size": 7, "right_size": 0.5}, ValueError, "are 7 and 5 rows"),
     (Y, {"left_size": 3, "shuffle": 1}, TypeError, "`shuffle` must be True or False"),
     (3, {"left_size": 3}, ValueError, "must have at least one dimension, the rows"),

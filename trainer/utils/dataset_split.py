@@ -107,6 +107,9 @@ def _check_sizes(left_size: Any, right_size: Any) -> None:
                               lambda share: 0 < share < 1)
         else:
             arguments.as_count(name, size, 1, "a number of rows of at least 1, or a share between 0 and 1")
+    if all(isinstance(size, (float, np.floating)) for size in sizes.values()) and left_size + right_size > 1:
+        raise ValueError("`left_size` and `right_size` must be shares of no more than all rows. Received: "
+                         f"left_size={left_size}, right_size={right_size}.")
 
 
 def _sizes(left_size: Any, right_size: Any, rows: int) -> tuple[int, int]:
