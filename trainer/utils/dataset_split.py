@@ -42,7 +42,7 @@ def split_dataset(
 
     >>> left, right = split_dataset((np.arange(10), np.arange(10) * 2), left_size=0.8)
     >>> left, right, next(iter(right))
-    (Dataset(8 rows), Dataset(2 rows), (array(8, dtype=int32), array(16, dtype=int32)))
+    (Dataset(8 rows), Dataset(2 rows), (np.int32(8), np.int32(16)))
 
     Source: https://keras.io/api/utils/python_utils/#split_dataset-function.
     """

@@ -18,9 +18,7 @@ def load_data(test_split: float = 0.2, seed: int = 113) -> Split:
     Raises:
       ImportError: without scikit-learn.
 
-    >>> (x_train, y_train), (x_test, y_test) = load_data()
-    >>> x_train.shape
-    (353, 10)
+    Source: scikit-learn's `sklearn.datasets`.
     """
     found = bundled("load_diabetes")
     return shuffled_split(found.data, found.target, test_split, seed)

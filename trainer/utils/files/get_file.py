@@ -71,7 +71,9 @@ def get_file(
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "words.txt").write_text("one two")
-    >>> path = get_file(origin=folder / "words.txt", cache_dir=folder / "cache")
+    >>> path = get_file(origin=folder / "words.txt", cache_dir=folder / "cache")  # doctest: +ELLIPSIS
+    Downloading data from file:///...
+    7/7 - 0s - ...s/byte
     >>> pathlib.Path(path).relative_to(folder), pathlib.Path(path).read_text()
     (PosixPath('cache/datasets/words.txt'), 'one two')
 
