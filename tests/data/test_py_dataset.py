@@ -125,11 +125,42 @@ def test_workers_do_not_read_further_than_the_queue_is_long():
     batches.close()
 
 
+def calls(base):
+    """Returns a data set that notes what is called, and the notes."""
+    notes = []
+
+    class Noted(base):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            notes.append(index)
+            return np.full((2, 1), index, np.float32), np.ones((2, 1), np.float32)
+
+        def on_epoch_begin(self):
+            notes.append("begin")
+
+        def on_epoch_end(self):
+            notes.append("end")
+
+    return Noted(), notes
+
+
+def test_batches_and_hooks_are_called_as_in_keras():
+    (theirs, expected), (ours, found) = calls(keras.utils.PyDataset), calls(PyDataset)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(theirs, epochs=2, shuffle=False, verbose=0)
+    fitted(ours, epochs=2, shuffle=False)
+    building = ["begin", 0, "end"]  # Keras looks at a batch
+    assert expected == [*building, *found] and found == ["begin", 0, 1, 2, "end"] * 2
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_hooks_are_called_as_often_as_in_keras(workers):
-    ours = Numbered(workers=workers)
-    fitted(ours, epochs=2)
-    assert ours.calls == ["begin", "end"] * 2
+def test_hooks_are_called_once_for_each_pass(workers):
+    ours, validation = Numbered(workers=workers), Numbered(workers=workers)
+    fitted(ours, epochs=2, validation_data=validation)
+    assert ours.calls == validation.calls == ["begin", "end"] * 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])
