@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 
 from trainer.callbacks.base.callback import Callback, Logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.core import arguments
 from trainer.core.types import Phase
@@ -99,7 +100,7 @@ class BackupAndRestore(Callback):
             self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
             resumed = self._resumed(point)
             if resumed and self._verbose and jax.process_index() == 0:
-                print(resumed)
+                print_message(resumed)
             self._listen()
             return
         if point.kind == "error":

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
 
@@ -130,8 +131,8 @@ class CSVLogger(Callback):
             with open(self.filename, "rb") as file, open(f"{self.filename}.cut", "ab") as kept:
                 file.seek(self._end)
                 kept.write(file.read())
-            print(f"CSVLogger goes on after byte {self._end} of {self.filename!r}, and has moved the rows behind it to "
-                  f"{self.filename + '.cut'!r}.", flush=True)
+            print_message(f"CSVLogger goes on after byte {self._end} of {self.filename!r}, and has moved the rows "
+                          f"behind it to {self.filename + '.cut'!r}.")
         self.csv_file.truncate(self._end)
 
     def _size(self) -> int:

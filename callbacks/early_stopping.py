@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.core import arguments
 from trainer.core.types import Verbose
@@ -99,8 +100,8 @@ class EarlyStopping(MonitorCallback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
         if self.stopped_epoch > 0 and self.verbose > 0:
-            print(f"Epoch {self.stopped_epoch + 1}: early stopping")
+            print_message(f"Epoch {self.stopped_epoch + 1}: early stopping")
         if self.best_weights is not None:
             if self.verbose > 0:
-                print(f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
+                print_message(f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
             self.model.set_weights(self.best_weights)

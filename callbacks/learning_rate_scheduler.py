@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.core.arguments import check_verbose
 from trainer.core.errors import wrong_type
 from trainer.core.types import Verbose
@@ -59,7 +60,7 @@ class LearningRateScheduler(Callback):
             optimizer.learning_rate = float(learning_rate)
             if self.verbose > 0:
                 what = f"{name} learning rate" if name else "learning rate"
-                print(f"\nEpoch {epoch + 1}: LearningRateScheduler setting {what} to {learning_rate}.")
+                print_message(f"\nEpoch {epoch + 1}: LearningRateScheduler setting {what} to {learning_rate}.")
 
     @adds_logs("learning_rate")
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

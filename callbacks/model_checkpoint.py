@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.core import arguments
 from trainer.core.file_suffixes import check_suffix
@@ -227,7 +228,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def _say(self, epoch: int, text: str) -> None:
         if self.verbose > 0:
-            print(f"\nEpoch {epoch + 1}: {text}")
+            print_message(f"\nEpoch {epoch + 1}: {text}")
 
     # --- names -----------------------------------------------------------------------------------------------------
 

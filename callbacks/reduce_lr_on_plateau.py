@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs, adds_logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
 from trainer.callbacks.learning_rate_scheduler import learning_rate_logs, named_optimizers
 from trainer.core import arguments
@@ -116,4 +117,4 @@ class ReduceLROnPlateau(MonitorCallback):
             self.wait = 0
             if self.verbose > 0:
                 what = f"{name} learning rate" if name else "learning rate"
-                print(f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing {what} to {new}.")
+                print_message(f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing {what} to {new}.")

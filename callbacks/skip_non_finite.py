@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.run_protocol import Run
 from trainer.core import arguments
@@ -64,5 +65,5 @@ class SkipNonFinite(LateLogsCallback):
                    "left out; terminating training.")
         if self.raise_error:
             raise RuntimeError(message)
-        print(message)
+        print_message(message)
         self.model.stop_training = True

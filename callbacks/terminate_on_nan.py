@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.run_protocol import run_of
@@ -106,7 +107,7 @@ class TerminateOnNaN(LateLogsCallback):
         if self.raise_error:
             raise RuntimeError(f"NaN or Inf loss encountered at batch {last}. Loss value: {loss}. Terminating training "
                                f"immediately.{details}")
-        print(f"Batch {last}: Invalid loss, terminating training{details and '.'}{details}")
+        print_message(f"Batch {last}: Invalid loss, terminating training{details and '.'}{details}")
         self.model.stop_training = True
 
     def _which_batch(self, first: int, last: int) -> str:

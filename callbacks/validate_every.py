@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from trainer.callbacks.base.callback import Logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
 from trainer.callbacks.progress.progress_text import log_texts
@@ -131,7 +132,7 @@ class ValidateEvery(TrainBatchCallback):
         for name, value in {"step": step, **self.last_logs}.items():
             self.history.setdefault(name, []).append(value)
         if self.verbose > 0:
-            print(f"\nStep {step}: {' - '.join(log_texts(self.last_logs))}")
+            print_message(f"\nStep {step}: {' - '.join(log_texts(self.last_logs))}")
         self._wait_begin = time.perf_counter()
 
     def _evaluated(self) -> dict[str, Any]:

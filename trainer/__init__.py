@@ -13,6 +13,7 @@ if _typing.TYPE_CHECKING:
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
+    from trainer.utils import datasets
 
     __version__: str
 
@@ -23,6 +24,7 @@ __all__ = [
     "TrainState",
     "callbacks",
     "data",
+    "datasets",
     "distribute",
     "enable_compilation_cache",
     "estimator",
@@ -45,6 +47,7 @@ _HOMES = {
     "Sequential": "model",
     "SidecarEvaluator": "model.sidecar_evaluator",
     "TrainState": "core.train_state",
+    "datasets": "utils",
     "enable_compilation_cache": "compile.persistent_cache",
     "load": "model.load",
     "load_exported": "saving.export",

@@ -1,21 +1,21 @@
 """The progress that fit, evaluate and predict print.
 
 Owns what is printed and when. Reading a log waits for the device, so it reads them a few times a second at most.
-How a line is drawn is in `terminal_line.py` and `notebook_line.py`.
+How a line is drawn is in `terminal_line.py` and `notebook_line.py`, and where in `line.py`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.lazy_logs import begin_fetch
 from trainer.callbacks.base.run_protocol import run_of
-from trainer.callbacks.progress.notebook_line import NotebookLine, is_in_notebook
+from trainer.callbacks.progress.line import open_line
+from trainer.callbacks.progress.notebook_line import NotebookLine
 from trainer.callbacks.progress.pace import Pace
 from trainer.callbacks.progress.printed_above import PrintedAbove
 from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text, timing_text
@@ -39,7 +39,8 @@ class ProgressBar(Callback):
     always all logs. What other code prints meanwhile goes above it. How long compiling took is shown with the epoch
     that it delayed, and a line at the end of `fit` says where the time went. With `verbose=2`, and wherever the output
     is no terminal (a pipe, the log of a job, CI), there is one line for each epoch, in standard output, and in a long
-    epoch more, less than a minute apart. The progress of a validation inside `fit` is shown with the epoch's.
+    epoch more, less than a minute apart; these go to `logging` after `trainer.utils.disable_interactive_logging()`. The
+    progress of a validation inside `fit` is shown with the epoch's.
 
     It listens to `on_execution_end` and to no batch hook.
 
@@ -64,7 +65,6 @@ class ProgressBar(Callback):
         if console is not None and not hasattr(console, "is_interactive"):
             raise wrong_type("console", console, "a `rich.console.Console`")
         self._console = console
-        self._own_console = console
         self._verbose = 1
         self._epochs = 1
         self._steps: int | None = None
@@ -103,8 +103,6 @@ class ProgressBar(Callback):
         if self._printed_above is not None:
             self._printed_above.end()
             self._printed_above = None
-        if self._own_console is None:
-            self._console = None  # that of another moment may write elsewhere
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._outermost = "train"
@@ -115,7 +113,7 @@ class ProgressBar(Callback):
         self._outermost = None
         timing = self._timing()
         if self._verbose == 1 and timing:
-            print(timing_text(timing), flush=True)
+            print_message(timing_text(timing))
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._begin(f"Epoch {epoch + 1}/{self._epochs}")
@@ -160,7 +158,7 @@ class ProgressBar(Callback):
             texts = [f"{self._pace.step}/{self._steps or '?'}", *self._validation(), *self._remaining(),
                      *log_texts(logs or {})]
             self._line_printed_at = time.perf_counter()
-            print(" - ".join([self._title, *texts]), flush=True)
+            print_message(" - ".join([self._title, *texts]))
 
     def _draw_progress(self, line: TerminalLine | NotebookLine, phase: Phase, logs: Logs | None) -> None:
         late_logs, self._late_logs = self._late_logs, None
@@ -210,7 +208,7 @@ class ProgressBar(Callback):
             self._draw(self._line, texts, timings, final=True)
             self.release()
         else:
-            print(" - ".join([self._title, *timings, *texts]), flush=True)
+            print_message(" - ".join([self._title, *timings, *texts]))
 
     def _draw(
         self, line: TerminalLine | NotebookLine, logs: list[str], timings: list[str], final: bool = False
@@ -239,19 +237,7 @@ class ProgressBar(Callback):
 
     def _new_line(self) -> TerminalLine | NotebookLine | None:
         """Returns a line to draw; None where only whole lines should be printed."""
-        if "CI" in os.environ:  # some CI systems offer a terminal, or colours, to what becomes a file
-            return None
-        if self._console is None:
-            if is_in_notebook():
-                return NotebookLine()
-            if not sys.stdout.isatty():
-                return None
-            from rich.console import Console
-
-            self._console = Console(file=sys.stdout)
-        if not self._console.is_interactive:
-            return None
-        line = TerminalLine(self._console)
-        if self._own_console is None:
+        line = open_line(self._console)
+        if isinstance(line, TerminalLine) and self._console is None:
             self._printed_above = PrintedAbove(line)
         return line

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 
-def step_duration_text(secs: float) -> str:
-    """Returns the duration of a step.
+def step_duration_text(secs: float, unit: str = "step") -> str:
+    """Returns the duration of a step, or of what else is counted.
 
     >>> step_duration_text(2.4), step_duration_text(0.0123), step_duration_text(5e-6)
     ('2s/step', '12ms/step', '5us/step')
     """
     if secs >= 1:
-        return f"{secs:.0f}s/step"
+        return f"{secs:.0f}s/{unit}"
     if secs >= 1e-3:
-        return f"{secs * 1e3:.0f}ms/step"
-    return f"{secs * 1e6:.0f}us/step"
+        return f"{secs * 1e3:.0f}ms/{unit}"
+    return f"{secs * 1e6:.0f}us/{unit}"
 
 
 def remaining_text(secs: float) -> str:

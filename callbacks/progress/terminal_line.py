@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-_BAR_WIDTH = 20
+BAR_WIDTH = 20
 
 
 class TerminalLine:
@@ -24,6 +24,7 @@ class TerminalLine:
 
     Args:
       console: the console; it must be a terminal.
+      bar_width: how many characters the bar has.
 
     Example:
 
@@ -36,8 +37,9 @@ class TerminalLine:
     True
     """
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, bar_width: int = BAR_WIDTH):
         self._console = console
+        self._bar_width = bar_width
         self._lock = threading.RLock()  # code of the user's may print in other threads
         self._rows = 0  # of the terminal that are drawn on
         self._drawn: tuple[str, int, int | None, Sequence[str], Sequence[str]] | None = None
@@ -57,7 +59,7 @@ class TerminalLine:
         from rich.cells import cell_len
         from rich.text import Text
 
-        head = f"{title} ", f"{step}/{steps or '?'}"
+        head = f"{title}{title and ' '}", f"{step}/{steps or '?'}"
         width = self._console.width - 1  # a full line would make the terminal begin another one
         bar = self._bar(step, steps) if steps else []
         timings = list(timings)
@@ -127,8 +129,8 @@ class TerminalLine:
 
     def _bar(self, step: int, steps: int) -> list[tuple[str, str]]:
         done_mark, open_mark = "=-" if self._console.options.ascii_only else "━━"
-        done = min(_BAR_WIDTH * step // steps, _BAR_WIDTH)
-        return [(done_mark * done, "green"), (open_mark * (_BAR_WIDTH - done), "dim"), (" ", "")]
+        done = min(self._bar_width * step // steps, self._bar_width)
+        return [(done_mark * done, "green"), (open_mark * (self._bar_width - done), "dim"), (" ", "")]
 
 
 def _wrapped(line: str, texts: Sequence[str], width: int, length: Callable[[str], int] = len) -> list[str]:

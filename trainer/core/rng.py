@@ -10,6 +10,23 @@ import jax
 import jax.numpy as jnp
 from jax.extend import random as extended_random
 
+_default_seed = 0
+
+
+def set_default_seed(seed: int) -> None:
+    """Sets the seed of the models that will be made without one."""
+    global _default_seed
+    _default_seed = seed
+
+
+def default_seed() -> int:
+    """Returns the seed of a model that is made without one.
+
+    >>> default_seed()
+    0
+    """
+    return _default_seed
+
 
 def stream_key(
     seed: int | jax.Array, stream: str, step: int | jax.Array = 0, replica: int | jax.Array = 0

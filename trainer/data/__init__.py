@@ -18,6 +18,7 @@ from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, Group, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays, split_validation
+from trainer.data.sources.py_dataset import PyDataset
 from trainer.data.sources.sources import Source
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Group",
     "HostArrays",
     "Prefetcher",
+    "PyDataset",
     "Reader",
     "ResidentBatches",
     "RowDataset",

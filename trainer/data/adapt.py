@@ -17,6 +17,7 @@ from trainer.core.arguments import as_count
 from trainer.core.errors import describe
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.files.row_source import RowSource
+from trainer.data.parallel_items import ParallelSource
 from trainer.data.sharding.auto_shard import AutoShardPolicy, DataWithOptions
 from trainer.data.sharding.grain_shards import shard_grain
 from trainer.data.sharding.joined import JoinedSource
@@ -143,7 +144,7 @@ def _adapt_batches(x: Any, shuffle: bool, seed: int, policy: AutoShardPolicy, pr
     if hasattr(x, "column_names"):
         raise _rows_of_columns(x)
     if _is_indexed(x):
-        return IndexedSource(x, _indexed_length(x), shuffle, seed)
+        return _adapt_indexed(x, shuffle, seed)
     # Trees and text can be iterated, but not over batches: a tree that comes here has leaves that are not arrays.
     is_iterable = hasattr(x, "__iter__") and not isinstance(x, (str, bytes))
     if not is_iterable or not (is_list_of_batches(x) or jax.tree_util.all_leaves([x], is_leaf)):
@@ -166,6 +167,17 @@ def _rows_of_columns(x: Any) -> ValueError:
 def _is_indexed(x: Any) -> bool:
     has_length = hasattr(type(x), "num_batches") or (hasattr(x, "__len__") and not hasattr(x, "__iter__"))
     return has_length and hasattr(x, "__getitem__")
+
+
+def _adapt_indexed(x: Any, shuffle: bool, seed: int) -> IndexedSource:
+    length = _indexed_length(x)
+    if not hasattr(x, "use_multiprocessing"):
+        return IndexedSource(x, length, shuffle, seed)
+    # Keras's words for how the batches of a `PyDataset` are made.
+    workers, in_processes = as_count("workers", x.workers, 0), bool(x.use_multiprocessing)
+    if not workers > (0 if in_processes else 1):
+        return IndexedSource(x, length, shuffle, seed)
+    return ParallelSource(x, length, shuffle, seed, workers, in_processes, as_count("max_queue_size", x.max_queue_size))
 
 
 def _indexed_length(x: Any) -> Count:

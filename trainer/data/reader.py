@@ -298,6 +298,7 @@ class Reader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+        self._source.close()
 
     def _read_arrays(
         self, dataset: Dataset, epoch: int, start: int, numbers_of: int | None

@@ -34,7 +34,8 @@ class Model(StatefulModel):
 
     Args:
       module: a Linen module, an NNX module, or a dict of named modules.
-      seed: what the initial weights, shuffling, dropout and all other random streams derive from.
+      seed: what the initial weights, shuffling, dropout and all other random streams derive from; by default what
+        `trainer.utils.set_random_seed` was given, or 0.
       name: a name for messages and tables; by default the module's.
       train_kwargs: keyword arguments of the module's call in training, such as `{"mode": "train"}`; they go before the
         flags and keys that are passed by themselves (see docs/modules_and_steps.md). For named modules, dicts by name.
@@ -453,7 +454,7 @@ class Sequential(Model):
       TypeError: if a layer is neither a Flax module nor a function.
     """
 
-    def __init__(self, layers: Sequence[Layer], *, seed: int = 0, name: str | None = None):
+    def __init__(self, layers: Sequence[Layer], *, seed: int | None = None, name: str | None = None):
         if not isinstance(layers, (list, tuple)):
             raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
         super().__init__(list(layers), seed=seed, name=name or "sequential")

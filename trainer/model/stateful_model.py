@@ -17,6 +17,7 @@ import numpy as np
 from trainer.compile.entry_points import with_entry_points
 from trainer.core import arguments, errors, replica_context
 from trainer.core.file_suffixes import check_suffix
+from trainer.core.rng import default_seed
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import ArrayLike, ArrayTree
@@ -52,15 +53,26 @@ def _some_rows(sample: ArrayTree) -> Batch:
                          f"Received: {errors.describe(sample)}. {error}") from error
 
 
+def trained_names(model: StatefulModel) -> set[str]:
+    """Returns the names of the parameters that are trained.
+
+    Raises:
+      RuntimeError: if the model is not built.
+    """
+    state = model._state_holder.current
+    trained = state.params if state.optimizer is None else state.trainable(state.params)
+    return set(named_leaves(trained)) if model._configuration.trainable else set()
+
+
 @with_entry_points
 class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 
-    def __init__(self, module: ModuleLike, *, seed: int = 0, name: str | None = None,
+    def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
                  train_kwargs: Mapping[str, Any] | None = None, eval_kwargs: Mapping[str, Any] | None = None,
                  eval_module: ModuleLike | None = None):
         self._functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
-        seed = arguments.as_seed("seed", seed)
+        seed = default_seed() if seed is None else arguments.as_seed("seed", seed)
         self.module = module
         self.name = name or self._functional.name
         self.strategy = get_strategy()
@@ -235,9 +247,8 @@ class StatefulModel(OverridableSteps):
           RuntimeError: if the model is not built.
         """
         state, holder = self._state_holder.current, self._state_holder
-        trained = state.params if state.optimizer is None else state.trainable(state.params)
-        trained_names = set(named_leaves(trained)) if self._configuration.trainable else set()
-        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained_names}
+        trained = trained_names(self)
+        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained}
         params, others = (
             sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
         with replica_context.enter(replica_context.context_outside(holder.inputs)):

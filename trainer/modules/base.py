@@ -14,7 +14,7 @@ import jax
 
 from trainer.core.types import Layout, PyTree
 from trainer.modules.calling.call_arguments import MakeKey
-from trainer.modules.summary import LayerRow
+from trainer.modules.summary import CallObserver, CallRecorder, LayerRow
 
 IsFrozen = Callable[[str], bool]
 """Tells by its path, such as "encoder/Dense_0/kernel", whether a parameter stays as it is."""
@@ -106,12 +106,25 @@ class FunctionalModule(abc.ABC):
         return jax.tree.leaves(model_state.get(LOSSES, {}))
 
     @abc.abstractmethod
+    def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
+        """Calls the module without computing or allocating anything, and tells an observer of each layer's call.
+
+        Args:
+          inputs: one batch, or the same structure of `jax.ShapeDtypeStruct`.
+          observer: is told.
+
+        Returns:
+          The shapes of the parameters, and those of the values that are not trained, in dicts of the same structure.
+        """
+
     def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
         """Returns a row per layer, in the order of the calls, without computing or allocating anything.
 
         Args:
-          inputs: one batch, or the same structure of `jax.ShapeDtypeStruct`.
+          inputs: as in `observe_calls`.
         """
+        recorder = CallRecorder(inputs)
+        return recorder.rows(*self.observe_calls(inputs, recorder))
 
     @abc.abstractmethod
     def absorb(self, params: dict, model_state: dict) -> None:

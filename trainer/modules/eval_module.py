@@ -15,7 +15,7 @@ from trainer.core.tree_paths import named_leaves
 from trainer.core.types import Layout, PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen
 from trainer.modules.calling.call_arguments import MakeKey
-from trainer.modules.summary import LayerRow
+from trainer.modules.summary import CallObserver
 
 
 class TwoPhaseFunctional(FunctionalModule):
@@ -91,9 +91,9 @@ class TwoPhaseFunctional(FunctionalModule):
         """See the base class."""
         return self._trained.variable_identities()
 
-    def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
+    def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
         """See the base class."""
-        return self._trained.summary_rows(inputs)
+        return self._trained.observe_calls(inputs, observer)
 
 
 def _differing(these: PyTree, others: PyTree) -> list[str]:

@@ -26,7 +26,7 @@ from trainer.modules.calling.call_arguments import CallKwargs, MakeKey, call_arg
 from trainer.modules.calling.mode_check import ModeCheck
 from trainer.modules.linen_calls import LinenCalls, StreamWanted, holds_configured_batch_norm
 from trainer.modules.remat import Rematerialisation
-from trainer.modules.summary import CallRecorder, LayerRow
+from trainer.modules.summary import CallObserver
 
 _NO_KWARGS = CallKwargs()
 
@@ -135,21 +135,19 @@ class LinenFunctional(FunctionalModule):
         """Does nothing: a Linen module holds no values."""
 
     @on_mesh_of_strategy()
-    def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
+    def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
         """See the base class."""
-        recorder = CallRecorder(inputs)
 
         def record(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
             if context.method_name != "__call__":
                 return next_call(*args, **kwargs)
-            recorder.begin(context.module.path, type(context.module).__name__)
-            outputs = next_call(*args, **kwargs)
-            recorder.end(context.module.path, outputs)
-            return outputs
+            path = context.module.path
+            args, kwargs = observer.begin(path, type(context.module).__name__, (args, kwargs))
+            return observer.end(path, next_call(*args, **kwargs))
 
         with nn.intercept_methods(record):
-            params, collections, _ = jax.eval_shape(lambda batch: self._create(jax.random.key(0), batch), inputs)
-        return recorder.rows(params, list(collections.values()))
+            params, collections, _ = observer.trace(lambda batch: self._create(jax.random.key(0), batch), inputs)
+        return params, list(collections.values())
 
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
         make_key = functools.partial(key_for, key)

@@ -5,7 +5,7 @@ Owns the dicts by name around parameters and state. What a name holds belongs to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen, key_for
 from trainer.modules.calling.call_arguments import MakeKey
-from trainer.modules.summary import LayerRow
+from trainer.modules.summary import CallObserver, LayerRow, Path
 
 
 class NamedFunctional(FunctionalModule):
@@ -134,6 +134,15 @@ class NamedFunctional(FunctionalModule):
         for part in self.parts.values():
             yield from part.variable_identities()
 
+    def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
+        """See the base class; the paths of a module's layers begin with its name."""
+        self._check_names(inputs)
+        params, states = {}, []
+        for name, part in self.parts.items():
+            params[name], values = part.observe_calls(inputs[name], _PartObserver(observer, name))
+            states += [{name: state} for state in values]
+        return params, states
+
     def summary_rows(self, inputs: Mapping[str, Any]) -> list[LayerRow]:
         """Returns the rows of each module in turn; `inputs` has one batch for each, by name."""
         self._check_names(inputs)
@@ -151,6 +160,22 @@ class NamedFunctional(FunctionalModule):
         missing = sorted(set(self.parts) - set(inputs))
         if missing:
             raise ValueError(f"`inputs` must have a batch for each module. Missing: {', '.join(missing)}.")
+
+
+class _PartObserver:
+    """Tells an observer of the calls of one of several modules, with its name at the beginning of paths."""
+
+    def __init__(self, observer: CallObserver, name: str):
+        self._observer, self._name = observer, name
+
+    def trace(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._observer.trace(function, *args)
+
+    def begin(self, path: Path, type_name: str, arguments: PyTree) -> PyTree:
+        return self._observer.begin((self._name, *path), type_name, arguments)
+
+    def end(self, path: Path, outputs: PyTree) -> PyTree:
+        return self._observer.end((self._name, *path), outputs)
 
 
 def _check_shares_nothing(parts: Mapping[str, FunctionalModule]) -> None:

@@ -37,7 +37,7 @@ from trainer.modules.linen_calls import LinenCalls
 from trainer.modules.nnx_batch_norm import params_of_nnx_batch_norms, replace_nnx_batch_norms, set_nnx_policy
 from trainer.modules.nnx_compute_dtype import set_nnx_compute_dtype
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
-from trainer.modules.summary import CallRecorder, LayerRow
+from trainer.modules.summary import CallObserver
 
 Path = tuple[Any, ...]
 
@@ -284,15 +284,12 @@ class NNXFunctional(FunctionalModule):
                 if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
 
     @on_mesh_of_strategy()
-    def summary_rows(self, inputs: PyTree) -> list[LayerRow]:
+    def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
         """See the base class."""
-        recorder = CallRecorder(inputs)
 
         def record_call(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-            recorder.begin(layer.to_nnx__path, type(layer).__name__)
-            outputs = call(layer, *args, **kwargs)
-            recorder.end(layer.to_nnx__path, outputs)
-            return outputs
+            args, kwargs = observer.begin(layer.to_nnx__path, type(layer).__name__, (args, kwargs))
+            return observer.end(layer.to_nnx__path, call(layer, *args, **kwargs))
 
         def record(params: dict, model_state: dict, batch: Any) -> None:
             module = self._merge(params, model_state, lambda _: jax.random.key(0), _Variant(training=False))
@@ -302,8 +299,8 @@ class NNXFunctional(FunctionalModule):
                 module(*args, **kwargs)
 
         params, model_state = self._values(self._template)
-        jax.eval_shape(record, params, model_state, inputs)
-        return recorder.rows(params, [model_state])
+        observer.trace(record, params, model_state, inputs)
+        return params, [model_state]
 
     def _frozen(self, is_frozen: IsFrozen | None) -> frozenset[Path]:
         """Returns the paths of the BatchNorm layers that are frozen."""

@@ -1,4 +1,4 @@
-"""The rows and the text of a model's summary.
+"""The calls of a module's layers, and the rows and the text of a model's summary.
 
 Owns how calls become rows and rows become a table. It must not know Linen or NNX: adapters tell it which layers were
 called and how many numbers lie at which path.
@@ -6,8 +6,8 @@ called and how many numbers lie at which path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from flax.traverse_util import flatten_dict
@@ -36,6 +36,19 @@ class LayerRow(NamedTuple):
     trainable: int
 
 
+class CallObserver(Protocol):
+    """What an adapter tells of the calls of layers, while nothing is computed."""
+
+    def trace(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function on abstract values; returns the shapes of what it returns."""
+
+    def begin(self, path: Path, type_name: str, arguments: PyTree) -> PyTree:
+        """Notes that a layer is being called; returns what it is called with in the place of `arguments`."""
+
+    def end(self, path: Path, outputs: PyTree) -> PyTree:
+        """Notes what the call returned, the last one begun that has not ended; returns what stands in its place."""
+
+
 class CallRecorder:
     """Collects the layers that are called, in the order in which their calls begin.
 
@@ -48,15 +61,19 @@ class CallRecorder:
         self._rows = leaves[0].shape[0] if leaves and leaves[0].ndim else None
         self._layers: dict[Path, tuple[str, str]] = {}
 
-    def begin(self, path: Path, type_name: str) -> None:
-        """Notes that a layer is being called."""
-        self._layers.setdefault(path, (type_name, ""))
+    def trace(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See `CallObserver`."""
+        return jax.eval_shape(function, *args)
 
-    def end(self, path: Path, outputs: PyTree) -> None:
-        """Notes what the call returned."""
-        shapes = [leaf.shape for leaf in jax.tree.leaves(outputs)]
-        batched = [(None, *shape[1:]) if shape[:1] == (self._rows,) else shape for shape in shapes]
-        self._layers[path] = (self._layers[path][0], ", ".join(map(str, batched)))
+    def begin(self, path: Path, type_name: str, arguments: PyTree) -> PyTree:
+        """See `CallObserver`."""
+        self._layers.setdefault(path, (type_name, ""))
+        return arguments
+
+    def end(self, path: Path, outputs: PyTree) -> PyTree:
+        """See `CallObserver`."""
+        self._layers[path] = (self._layers[path][0], shapes_text(outputs, self._rows))
+        return outputs
 
     def rows(self, params: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
         """Returns a row for each layer that holds numbers itself or calls no other.
@@ -82,6 +99,16 @@ class CallRecorder:
             if owner is not None:
                 counts[owner] += sum(leaf.size for leaf in jax.tree.leaves(value))
         return counts
+
+
+def shapes_text(values: PyTree, rows: int | None) -> str:
+    """Returns the shapes of arrays, with None for the batch dimension of so many rows.
+
+    >>> shapes_text([jax.ShapeDtypeStruct((8, 3), "float32"), jax.ShapeDtypeStruct((), "int32")], 8)
+    '(None, 3), ()'
+    """
+    shapes = [leaf.shape for leaf in jax.tree.leaves(values)]
+    return ", ".join(str((None, *shape[1:]) if shape[:1] == (rows,) else shape) for shape in shapes)
 
 
 def without_frozen(rows: Sequence[LayerRow], frozen: Mapping[str, int]) -> list[LayerRow]:

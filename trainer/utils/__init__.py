@@ -1,5 +1,51 @@
-"""Helpers with Keras's names and numbers for preparing data: numpy alone, no model."""
+"""Keras's utilities, with its names and numbers.
 
+Owns what prepares data and scripts around a model. What is of use to lower rooms lives there and is named here.
+"""
+
+from trainer.callbacks.base.interactive_logging import (
+    disable_interactive_logging,
+    enable_interactive_logging,
+    is_interactive_logging_enabled,
+)
+from trainer.callbacks.progress.progbar import Progbar
+from trainer.data import (
+    PyDataset,
+    image_dataset_from_directory,
+    pack_x_y_sample_weight,
+    text_dataset_from_directory,
+    timeseries_dataset_from_array,
+    unpack_x_y_sample_weight,
+)
+from trainer.utils import datasets
 from trainer.utils.arrays import normalize, pad_sequences, to_categorical
+from trainer.utils.dataset_split import split_dataset
+from trainer.utils.files.get_file import get_file
+from trainer.utils.model_plot import model_to_dot, plot_model
+from trainer.utils.random_seed import set_random_seed
 
-__all__ = ["normalize", "pad_sequences", "to_categorical"]
+Sequence = PyDataset
+"""Keras's older name for `PyDataset`."""
+
+__all__ = [
+    "Progbar",
+    "PyDataset",
+    "Sequence",
+    "datasets",
+    "disable_interactive_logging",
+    "enable_interactive_logging",
+    "get_file",
+    "image_dataset_from_directory",
+    "is_interactive_logging_enabled",
+    "model_to_dot",
+    "normalize",
+    "pack_x_y_sample_weight",
+    "pad_sequences",
+    "plot_model",
+    "set_random_seed",
+    "split_dataset",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
+    "to_categorical",
+    "unpack_x_y_sample_weight",
+]

@@ -39,6 +39,9 @@ class RowSource:
     def end_epochs(self, count: int) -> None:
         """Does nothing: no pass depends on another."""
 
+    def close(self) -> None:
+        """Does nothing: a pass closes its iterator."""
+
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
 

@@ -76,6 +76,9 @@ class JoinedSource:
     def end_epochs(self, count: int) -> None:
         self._source.end_epochs(count)
 
+    def close(self) -> None:
+        self._source.close()
+
     def _joined(self, batches: Generator[Any, None, None], channel: Channel) -> Generator[Part, None, None]:
         own_batches = map(BatchConverter(), batches)
         try:

@@ -68,6 +68,9 @@ class Source(Protocol):
     def end_epochs(self, count: int) -> None:
         """Does what belongs to the end of an epoch: of one just read, or of those that a resumed run need not read."""
 
+    def close(self) -> None:
+        """Ends what reads for it, such as processes, when no more is to be read; `read` starts it again."""
+
 
 class DatasetSource:
     """Batches of a `Dataset`, from any position without reading what comes before it.
@@ -91,6 +94,9 @@ class DatasetSource:
 
     def end_epochs(self, count: int) -> None:
         """Does nothing: no pass depends on another."""
+
+    def close(self) -> None:
+        """Does nothing: nothing reads for it."""
 
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
@@ -161,6 +167,9 @@ class IterableSource:
     def end_epochs(self, count: int) -> None:
         """Does nothing: passes that do not depend on each other have a state, and others are read."""
 
+    def close(self) -> None:
+        """Does nothing: a pass closes its iterator."""
+
     def _batches(self, elements: Iterator[Any]) -> Iterator[Any]:
         return elements
 
@@ -181,7 +190,8 @@ class IndexedSource:
     """Batches of an object with `__getitem__`, such as a `keras.utils.PyDataset`.
 
     Args:
-      items: gives batch i for `items[i]`; its `on_epoch_end()`, if any, is called after each epoch.
+      items: gives batch i for `items[i]`; its `on_epoch_begin()` and `on_epoch_end()`, if any, are called before the
+        first batch of each epoch and after the last one.
       num_batches: batches in a pass, or `math.inf`.
       shuffle: draw the batches in another order in each pass; an endless pass stays in order.
       seed: of the order.
@@ -198,21 +208,53 @@ class IndexedSource:
         self.num_batches = num_batches
         self._shuffle = shuffle
         self._seed = seed
+        self._is_in_epoch = False
 
     def read(self, pass_index: int, start: int = 0) -> Generator[Any, None, None]:
-        for index in self._indices(pass_index, start):
-            yield self._items[index]
+        batches = self._made(self._indices(pass_index, start))
+        try:
+            for batch in batches:
+                yield batch
+                self._begin_epoch()  # another one, where a pass has several
+        finally:
+            batches.close()
 
     def end_epochs(self, count: int) -> None:
-        if hasattr(self._items, "on_epoch_end"):
-            for _ in range(count):
+        for _ in range(count):
+            self._begin_epoch()
+            self._is_in_epoch = False
+            if hasattr(self._items, "on_epoch_end"):
                 self._items.on_epoch_end()
+
+    def close(self) -> None:
+        """Does nothing: nothing reads for it."""
 
     def state(self) -> None:
         """Returns None: the number of the pass and of the batch tell all."""
 
     def read_from(self, state: dict[str, Any]) -> Generator[Any, None, None]:
         raise ValueError("There is no such state: the data are of another kind now.")
+
+    def _made(self, indices: Iterator[int]) -> Generator[Any, None, None]:
+        for index in indices:
+            self._begin_epoch()
+            try:
+                batch = self._items[index]
+            except Exception as error:
+                self._note(error, index)
+                raise
+            yield batch
+            del batch
+
+    def _note(self, error: Exception, index: int) -> None:
+        """Adds to an error for which index it was raised: where batches are shuffled, it is not the batch's number."""
+        error.add_note(f"It was raised for index {index} of a {type(self._items).__name__}.")
+
+    def _begin_epoch(self) -> None:
+        if not self._is_in_epoch:
+            self._is_in_epoch = True
+            if hasattr(self._items, "on_epoch_begin"):
+                self._items.on_epoch_begin()
 
     def _indices(self, pass_index: int, start: int) -> Iterator[int]:
         if not is_finite(self.num_batches):
@@ -250,6 +292,9 @@ class WeightedSource:
 
     def end_epochs(self, count: int) -> None:
         self._source.end_epochs(count)
+
+    def close(self) -> None:
+        self._source.close()
 
     def _weighted(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         convert = BatchConverter()

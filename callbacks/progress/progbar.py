@@ -1,0 +1,141 @@
+"""A progress bar for loops of users' own, with Keras's words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from trainer.callbacks.base.interactive_logging import print_message
+from trainer.callbacks.progress.line import open_line
+from trainer.callbacks.progress.notebook_line import NotebookLine
+from trainer.callbacks.progress.progress_text import log_texts, remaining_text, step_duration_text
+from trainer.callbacks.progress.terminal_line import BAR_WIDTH, TerminalLine
+from trainer.core import arguments
+
+_LINE_SECS = 30  # between whole lines, where nothing can be drawn
+
+
+class Progbar:
+    """Shows how far a loop has come, and the averages of its values.
+
+    In a terminal and in a notebook a bar is drawn over and over. Elsewhere there is a line every 30 seconds, and one at
+    the end.
+
+    Args:
+      target: how many steps there will be; None if that is unknown.
+      width: how many characters the bar has.
+      verbose: 1 for a bar, 2 for one line at the end, 0 for nothing.
+      interval: the least seconds between two states of the bar that are drawn.
+      stateful_metrics: the names of values that are shown as they are given last; others are averaged over steps.
+      stateless_metrics: the names of values that are averaged; all others are then shown as they are.
+      unit_name: what a step is called.
+
+    Raises:
+      TypeError: for an argument of another type.
+      ValueError: for both `stateful_metrics` and `stateless_metrics`, and numbers out of range.
+
+    Example:
+
+    >>> bar = Progbar(target=2, verbose=2, stateful_metrics=["accuracy"])
+    >>> bar.update(1, [("loss", 0.5), ("accuracy", 0.25)])
+    >>> bar.add(1, [("loss", 0.25), ("accuracy", 0.75)])  # doctest: +ELLIPSIS
+    2/2 - 0s - ...s/step - loss: 0.2500 - accuracy: 0.7500
+
+    Source: https://keras.io/api/utils/python_utils/#progbar-class.
+    """
+
+    def __init__(self, target: int | None, width: int = BAR_WIDTH, verbose: int = 1, interval: float = 0.05,
+                 stateful_metrics: Iterable[str] | None = None, stateless_metrics: Iterable[str] | None = None,
+                 unit_name: str = "step"):
+        if stateful_metrics is not None and stateless_metrics is not None:
+            raise ValueError("`stateful_metrics` and `stateless_metrics` cannot be used together: all values that one "
+                             "of them does not name are of the other kind.")
+        arguments.check_count("target", target, 0, optional=True)
+        arguments.require_non_negative(interval=interval)
+        arguments.require_text(unit_name=unit_name)
+        self.target = target
+        self.width = arguments.as_count("width", width)
+        self.verbose = arguments.check_verbose(verbose)
+        self.interval = interval
+        self.unit_name = unit_name
+        self.stateful_metrics = None if stateless_metrics is not None else set(stateful_metrics or ())
+        self.stateless_metrics = None if stateless_metrics is None else set(stateless_metrics)
+        self._sums: dict[str, tuple[Any, int]] = {}  # values times steps, and the steps
+        self._current = 0
+        self._begin = time.perf_counter()
+        self._first_end: float | None = None  # of the first step, which may have to compile
+        self._shown_at = float("-inf")
+        self._line: TerminalLine | NotebookLine | None = None
+        self._line_printed_at = self._begin
+
+    def update(self, current: int, values: Iterable[tuple[str, Any]] | None = None,
+               finalize: bool | None = None) -> None:
+        """Shows that so many steps have been taken.
+
+        Args:
+          current: how many steps, in all.
+          values: pairs of a name and its value over the steps since the last update. Those of the last update of all
+            are shown as they are, as in Keras: they are the epoch's.
+          finalize: whether this is the last update; by default, whether `current` has reached `target`.
+        """
+        if finalize is None:
+            finalize = self.target is not None and current >= self.target
+        for name, value in values or ():
+            steps = max(current - self._current, 1)
+            if finalize or not self._is_averaged(name):
+                self._sums[name] = value, 1
+            else:
+                total, count = self._sums.get(name, (0, 0))
+                self._sums[name] = total + value * steps, count + steps
+        self._current = current
+        now = time.perf_counter()
+        secs_per_step = self._secs_per_step(now)
+        if current == 1:
+            self._first_end = now
+        if self.verbose == 1 and (finalize or now - self._shown_at >= self.interval):
+            self._show(now, secs_per_step, finalize)
+            self._shown_at = now
+        elif self.verbose == 2 and finalize and self.target:
+            self._print(now, secs_per_step)
+
+    def add(self, n: int, values: Iterable[tuple[str, Any]] | None = None) -> None:
+        """Shows that `n` more steps have been taken; see `update`."""
+        self.update(self._current + n, values)
+
+    def _is_averaged(self, name: str) -> bool:
+        if self.stateless_metrics is not None:
+            return name in self.stateless_metrics
+        return name not in (self.stateful_metrics or ())
+
+    def _secs_per_step(self, now: float) -> float:
+        if not self._current:
+            return 0.0
+        if self._first_end is not None and self._current > 1:
+            return (now - self._first_end) / (self._current - 1)
+        return (now - self._begin) / self._current
+
+    def _texts(self) -> list[str]:
+        return log_texts({name: np.mean(total) / max(count, 1) for name, (total, count) in self._sums.items()})
+
+    def _show(self, now: float, secs_per_step: float, final: bool) -> None:
+        if self._line is None:
+            self._line = open_line(None, self.width)
+        if self._line is None:
+            if final or now - self._line_printed_at >= _LINE_SECS:
+                self._line_printed_at = now
+                self._print(now, secs_per_step)
+            return
+        timings = [f"{now - self._begin:.0f}s"]
+        if self.target and not final:
+            timings = ["ETA " + remaining_text(secs_per_step * max(self.target - self._current, 0))]
+        self._line.draw("", self._current, self.target, self._texts(),
+                        [*timings, step_duration_text(secs_per_step, self.unit_name)], final)
+        if final:
+            self._line = None
+
+    def _print(self, now: float, secs_per_step: float) -> None:
+        print_message(" - ".join([f"{self._current}/{self.target or '?'}", f"{now - self._begin:.0f}s",
+                                  step_duration_text(secs_per_step, self.unit_name), *self._texts()]))

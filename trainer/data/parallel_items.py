@@ -1,0 +1,220 @@
+"""Batches of an indexed object that several threads or processes make ahead of their use.
+
+Owns the workers, the order of what they return, their errors and their end. It must not know what a batch is.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextvars
+import multiprocessing
+import os
+import signal
+import traceback
+import weakref
+from collections.abc import Generator, Iterator
+from multiprocessing import connection
+from typing import Any
+
+import jax
+
+from trainer.data.prefetch import is_abandoned
+from trainer.data.sources.order import Count
+from trainer.data.sources.sources import IndexedSource
+
+_POLL_SECS = 0.1  # between looks at whether a batch is still wanted
+_END_SECS = 5.0  # for a process to end by itself
+
+
+class ParallelSource(IndexedSource):
+    """Batches of an indexed object that workers make, in the order in which one thread would.
+
+    Args:
+      items, num_batches, shuffle, seed: as of `IndexedSource`.
+      workers: how many threads or processes.
+      in_processes: whether they are processes.
+      max_ahead: how many batches are being made or are ready, at most.
+    """
+
+    def __init__(self, items: Any, num_batches: Count, shuffle: bool, seed: int, workers: int, in_processes: bool,
+                 max_ahead: int):
+        super().__init__(items, num_batches, shuffle, seed)
+        self._count, self._in_processes, self._max_ahead = workers, in_processes, max(max_ahead, 1)
+        self._processes: _Processes | None = None
+
+    def close(self) -> None:
+        """Ends the processes, if there are any; further reading starts others."""
+        if self._processes is not None:
+            self._processes.end()
+            self._processes = None
+
+    def _made(self, indices: Iterator[int]) -> Generator[Any, None, None]:
+        self._begin_epoch()
+        if not self._in_processes:
+            return self._made_by_threads(indices)
+        if self._processes is None:
+            self._processes = _Processes(self._count, type(self._items).__name__)
+        return self._processes.made(self._items, indices, self._max_ahead)
+
+    def _made_by_threads(self, indices: Iterator[int]) -> Generator[Any, None, None]:
+        # JAX declares the attributes of its configuration at run time, and keeps these two per thread.
+        config: Any = jax.config
+        device, x64 = config.jax_default_device, config.jax_enable_x64
+
+        def make(index: int) -> Any:
+            with jax.default_device(device), jax.enable_x64(x64):
+                return self._items[index]
+
+        waiting: collections.deque[tuple[int, concurrent.futures.Future[Any]]] = collections.deque()
+        pool = concurrent.futures.ThreadPoolExecutor(self._count, thread_name_prefix="trainer-py-dataset")
+        try:
+            while True:
+                while len(waiting) < self._max_ahead and (index := next(indices, None)) is not None:
+                    waiting.append((index, pool.submit(contextvars.copy_context().run, make, index)))
+                if not waiting:
+                    return
+                index, future = waiting.popleft()
+                while not concurrent.futures.wait([future], _POLL_SECS).done:
+                    if is_abandoned():
+                        raise RuntimeError("These data are not needed any more.")
+                try:
+                    made = future.result()
+                except Exception as error:
+                    self._note(error, index)
+                    raise
+                yield made
+                del made
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _Processes:
+    """Processes that each make every n-th batch.
+
+    Args:
+      count: how many.
+      name: what the data set is called in errors.
+    """
+
+    def __init__(self, count: int, name: str):
+        self._name = name
+        # A fork would copy the locks of JAX's threads as they happen to be.
+        context = multiprocessing.get_context("spawn")
+        self._workers: list[tuple[Any, connection.Connection]] = []
+        self._waiting: collections.deque[tuple[int, int]] = collections.deque()  # workers, and what they were asked for
+        self._end = weakref.finalize(self, _end, self._workers)
+        for number in range(count):
+            here, there = context.Pipe()
+            worker = context.Process(target=_serve, args=(there,), name=f"trainer-py-dataset-{number}", daemon=True)
+            worker.start()
+            there.close()
+            self._workers.append((worker, here))
+
+    def end(self) -> None:
+        """Ends the processes."""
+        self._end()
+
+    def made(self, items: Any, indices: Iterator[int], ahead: int) -> Generator[Any, None, None]:
+        """Yields the batches of some numbers, in their order, as the data set makes them now."""
+        while self._waiting:  # what a pass before has asked for and has not read
+            self._receive()
+            self._waiting.popleft()
+        for number in range(len(self._workers)):
+            self._send_items(number, items)
+        turn = 0
+        while True:
+            while len(self._waiting) < ahead and (index := next(indices, None)) is not None:
+                number = turn % len(self._workers)
+                self._send(number, index)
+                self._waiting.append((number, index))
+                turn += 1
+            if not self._waiting:
+                return
+            made, failure = self._receive()
+            _, index = self._waiting.popleft()
+            if failure is not None:
+                raise RuntimeError(f"A worker process raised this while it made batch {index} of a {self._name}:\n"
+                                   f"{failure}")
+            yield made
+            del made
+
+    def _send_items(self, number: int, items: Any) -> None:
+        # In each pass, as it is then: `on_epoch_begin` and `on_epoch_end` are called in this process alone.
+        try:
+            self._workers[number][1].send(items)
+        except OSError:
+            raise self._ended(number, 0) from None
+        except Exception as error:
+            raise ValueError(
+                f"`use_multiprocessing=True` needs a data set that can be sent to another process, but this "
+                f"{self._name} cannot: {type(error).__name__}: {error}. Define its class in a module, keep no open "
+                "files, locks or lambdas in it, or use threads: `use_multiprocessing=False`.") from error
+
+    def _send(self, number: int, index: int) -> None:
+        try:
+            self._workers[number][1].send(index)
+        except OSError:
+            raise self._ended(number, index) from None
+
+    def _receive(self) -> tuple[Any, str | None]:
+        """Returns what comes for the batch that was asked for first: the batch, and what a worker raised instead."""
+        number, index = self._waiting[0]
+        worker, channel = self._workers[number]
+        while not connection.wait([channel, worker.sentinel], _POLL_SECS):
+            if is_abandoned():
+                raise RuntimeError("These data are not needed any more.")
+        try:
+            return channel.recv()
+        except (EOFError, OSError):
+            raise self._ended(number, index) from None
+
+    def _ended(self, number: int, index: int) -> RuntimeError:
+        worker = self._workers[number][0]
+        worker.join(_END_SECS)
+        return RuntimeError(
+            f"Worker process {number} of a {self._name} ended with exit code {worker.exitcode} before it made batch "
+            f"{index}; what it printed says why. A script that uses `use_multiprocessing=True` must begin its training "
+            "within `if __name__ == \"__main__\":`, as each worker imports it.")
+
+
+def _end(workers: list[tuple[Any, connection.Connection]]) -> None:
+    for _, channel in workers:
+        channel.close()  # at which a worker ends
+    for worker, _ in workers:
+        worker.join(_END_SECS)
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+    workers.clear()
+
+
+def _serve(channel: connection.Connection) -> None:
+    """Makes batches for another process, until that ends or closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's to handle
+    os.environ["JAX_PLATFORMS"] = "cpu"  # for what it may start, and ...
+    jax.config.update("jax_platforms", "cpu")  # ... for itself: accelerators are the trainer's
+    items: Any = None
+    while True:
+        try:
+            message = channel.recv()
+            failure = None
+        except (EOFError, OSError):
+            return
+        except Exception:  # a class that cannot be imported here
+            message, failure = None, traceback.format_exc()
+        if not isinstance(message, int):
+            items, broken = message, failure
+            continue
+        made = None
+        if broken is None:
+            try:
+                made, failure = items[message], None
+            except Exception:
+                failure = traceback.format_exc()
+        try:
+            channel.send((made, broken or failure))
+        except OSError:
+            return
+        except Exception:
+            channel.send((None, traceback.format_exc()))

@@ -1,0 +1,76 @@
+"""Archives, taken apart in a folder that no member of theirs can leave.
+
+Owns which members are refused. A folder is there whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+
+FORMATS = ("tar", "zip")
+
+
+def extract(archive: str, folder: str, formats: Sequence[str]) -> bool:
+    """Takes an archive apart, and puts what it holds in the place of a folder.
+
+    Args:
+      archive: the path of the file.
+      folder: the path of the folder; what is there is replaced.
+      formats: what to take the file for, in turn: "tar" (also compressed) and "zip".
+
+    Returns:
+      Whether it is an archive of such a format.
+
+    Raises:
+      ValueError: if a member would lie outside of the folder or is a device, or the archive is damaged.
+    """
+    unpack = next((_UNPACKERS[name][1] for name in formats if _UNPACKERS[name][0](archive)), None)
+    if unpack is None:
+        return False
+    parent, name = os.path.split(os.path.abspath(folder))
+    temporary = tempfile.mkdtemp(prefix=f".{name}.", dir=parent)
+    try:
+        try:
+            unpack(archive, temporary)
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+            raise ValueError(f"{archive!r} cannot be taken apart: {error} Nothing of it was kept.") from error
+        os.chmod(temporary, 0o777 & ~umask())
+        if os.path.isdir(folder):
+            shutil.rmtree(folder)
+        elif os.path.lexists(folder):
+            os.remove(folder)
+        os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return True
+
+
+def umask() -> int:
+    """Returns which permissions new files do not get; `tempfile` gives its files none for others."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def _unpack_tar(archive: str, folder: str) -> None:
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")  # refuses paths and links that lead out of the folder, and devices
+
+
+def _unpack_zip(archive: str, folder: str) -> None:
+    root = os.path.realpath(folder)
+    with zipfile.ZipFile(archive) as opened:
+        for member in opened.infolist():
+            path = os.path.realpath(os.path.join(root, member.filename))
+            if os.path.commonpath([root, path]) != root or os.path.isabs(member.filename):
+                raise zipfile.BadZipFile(f"The member {member.filename!r} would lie outside of the folder.")
+        opened.extractall(folder)
+
+
+_UNPACKERS: dict[str, tuple[Callable[[str], bool], Callable[[str, str], None]]] = {
+    "tar": (tarfile.is_tarfile, _unpack_tar), "zip": (zipfile.is_zipfile, _unpack_zip)}

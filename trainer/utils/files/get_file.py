@@ -1,0 +1,200 @@
+"""Files from URLs, kept in the cache folder that Keras uses too.
+
+Owns where a file lies and when it is downloaded. A file is there whole and checked, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from trainer.callbacks.base.interactive_logging import print_message
+from trainer.callbacks.progress.progbar import Progbar
+from trainer.core import arguments
+from trainer.utils.files import archives
+
+_SCHEMES = ("http", "https", "ftp", "file")
+_CHUNK_BYTES = 2**20
+_TIMEOUT_SECS = 60
+_DIGITS = {"md5": 32, "sha256": 64}
+
+
+def cache_home() -> str:
+    """Returns the folder that files are kept in: `$KERAS_HOME`, or `~/.keras`, as Keras has it."""
+    return os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+
+
+def get_file(
+    fname: str | os.PathLike[str] | None = None,
+    origin: str | os.PathLike[str] | None = None,
+    untar: bool = False,
+    md5_hash: str | None = None,
+    file_hash: str | None = None,
+    cache_subdir: str = "datasets",
+    hash_algorithm: str = "auto",
+    extract: bool = False,
+    archive_format: str | list[str] | None = "auto",
+    cache_dir: str | os.PathLike[str] | None = None,
+    force_download: bool = False,
+) -> str:
+    """Returns the path of a file or of what an archive holds, downloaded unless it is in the cache folder.
+
+    A download has its name once it is whole and its hash is the expected one: what is interrupted or wrong leaves
+    nothing. Files lie where Keras puts them, so that both find each other's.
+
+    Args:
+      fname: the name of the file in the cache; by default the last part of `origin`. With `extract`, a name without a
+        dot is that of the folder.
+      origin: an `http`, `https`, `ftp` or `file` URL, or the path of a file.
+      untar: the same as `extract`, for tar archives alone.
+      md5_hash: the same as `file_hash`, of MD5.
+      file_hash: the expected hash, in hexadecimal digits: SHA-256, or the older MD5. A file of the cache with another
+        hash is downloaded again.
+      cache_subdir: a folder in the cache folder; or an absolute path.
+      hash_algorithm: "sha256", "md5", or "auto", which goes by the number of digits.
+      extract: whether the file is an archive, to be taken apart. No member of it can lie outside of its folder.
+      archive_format: "tar" (also compressed), "zip", a list of these, or "auto" for both; None for neither.
+      cache_dir: the cache folder; by default `$KERAS_HOME`, or `~/.keras`.
+      force_download: whether a file in the cache is downloaded again.
+
+    Raises:
+      TypeError: for an argument of another type.
+      ValueError: for an unusable argument, another hash than the expected one, and a file that is no archive.
+      FileNotFoundError, OSError: if there is no such file, or the server cannot be reached; the URL is named.
+
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "words.txt").write_text("one two")
+    >>> path = get_file(origin=folder / "words.txt", cache_dir=folder / "cache")  # doctest: +ELLIPSIS
+    Downloading data from file:///...
+    7/7 - 0s - ...s/byte
+    >>> pathlib.Path(path).relative_to(folder), pathlib.Path(path).read_text()
+    (PosixPath('cache/datasets/words.txt'), 'one two')
+
+    Source: https://keras.io/api/utils/python_utils/#get_file-function.
+    """
+    arguments.require_bool(untar=untar, extract=extract, force_download=force_download)
+    if origin is None:
+        raise ValueError("`origin` must be given: the URL of the file, or its path.")
+    url = _url_of(arguments.as_path("origin", origin, "a URL or the path of a file"))
+    if md5_hash is not None and file_hash is None:
+        file_hash, hash_algorithm = md5_hash, "md5"
+    algorithm = _algorithm(file_hash, hash_algorithm)
+    formats = ["tar"] if untar else _formats(archive_format)
+    name = os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(url).path)) if fname is None else (
+        arguments.as_path("fname", fname, "the name of a file"))
+    if not name or name in (".", "..") or "/" in name or os.sep in name:
+        raise ValueError(f"`fname` must be the name of a file in the cache folder, without folders: give these as "
+                         f"`cache_dir` and `cache_subdir`. Received: {name!r}.")
+    folder = os.path.join(os.path.expanduser(os.fspath(cache_home() if cache_dir is None else cache_dir)),
+                          arguments.as_path("cache_subdir", cache_subdir, "a folder in the cache folder"))
+    if not (extract or untar):
+        return _downloaded(url, os.path.join(folder, name), file_hash, algorithm, force_download)[0]
+    # The same names as Keras's.
+    if fname is not None and "." in name:
+        target, extracted = name, f"{name[:name.find('.')]}_extracted"
+    else:
+        target, extracted = f"{name}_archive", name
+    extracted = os.path.join(folder, extracted)
+    if not force_download and os.path.isdir(extracted) and not os.path.exists(os.path.join(folder, target)):
+        return extracted  # the archive was deleted to save space
+    path, is_new = _downloaded(url, os.path.join(folder, target), file_hash, algorithm, force_download)
+    if (is_new or not os.path.isdir(extracted)) and not archives.extract(path, extracted, formats):
+        raise ValueError(f"{path!r} is no archive of the format {' or '.join(formats) or 'None'}. It is from {url}. "
+                         "Give the `archive_format` that it has, or take it without `extract`.")
+    return extracted
+
+
+def _downloaded(url: str, path: str, file_hash: str | None, algorithm: str, force: bool) -> tuple[str, bool]:
+    """Returns the path, and whether the file was downloaded now."""
+    if not force and os.path.exists(path):
+        if file_hash is None or _hash_of(path, algorithm) == file_hash.lower():
+            return path, False
+        print_message(f"{path!r} has another {algorithm} hash than the expected one, and is downloaded again.")
+    folder, name = os.path.split(path)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".part", dir=folder)
+    except OSError as error:
+        raise type(error)(error.errno, f"The cache folder cannot be written: {error.strerror}. Give another one as "
+                                       "`cache_dir`, or as the environment variable KERAS_HOME", folder) from error
+    try:
+        print_message(f"Downloading data from {url}")
+        with open(descriptor, "wb") as file:
+            found = _copy(url, file, hashlib.new(algorithm, usedforsecurity=False))
+        if file_hash is not None and found != file_hash.lower():
+            raise ValueError(f"What {url} gives has the {algorithm} hash {found}. Expected: {file_hash}. The file is "
+                             "another one than was meant, or damaged; nothing of it was kept.")
+        os.chmod(temporary, 0o666 & ~archives.umask())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+    return path, True
+
+
+def _copy(url: str, file: Any, digest: Any) -> str:
+    """Writes what a URL gives; returns its hash."""
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECS) as response:
+            length = response.headers.get("Content-Length")
+            target = int(length) if length is not None and length.isdigit() else None
+            bar, count = Progbar(target or None, unit_name="byte"), 0
+            while chunk := response.read(_CHUNK_BYTES):
+                file.write(chunk)
+                digest.update(chunk)
+                count += len(chunk)
+                bar.update(count)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise OSError(f"{url} cannot be downloaded: the server says {error.code} ({error.reason}).") from error
+    except urllib.error.URLError as error:
+        kind = FileNotFoundError if isinstance(error.reason, FileNotFoundError) else OSError
+        raise kind(f"{url} cannot be downloaded: {error.reason}. Without a network, put the file into the cache folder "
+                   "yourself, or give its path as `origin`.") from error
+    if target is not None and count != target:
+        raise OSError(f"{url} cannot be downloaded: the connection ended after {count} of {target} bytes.")
+    return digest.hexdigest()
+
+
+def _url_of(origin: str) -> str:
+    scheme = urllib.parse.urlsplit(origin).scheme.lower()
+    if "://" not in origin:
+        return "file://" + urllib.request.pathname2url(os.path.abspath(os.path.expanduser(origin)))
+    if scheme not in _SCHEMES:
+        raise ValueError(f"`origin` must be a URL that begins with {', '.join(_SCHEMES)}, or a path. Received: one "
+                         f"that begins with {scheme}.")
+    return origin
+
+
+def _algorithm(file_hash: str | None, algorithm: str) -> str:
+    arguments.check_word("hash_algorithm", algorithm, ("auto", *_DIGITS))
+    if file_hash is None:
+        return "sha256" if algorithm == "auto" else algorithm
+    arguments.require_text(file_hash=file_hash)
+    algorithm = next((name for name, digits in _DIGITS.items() if len(file_hash) == digits), "auto") if (
+        algorithm == "auto") else algorithm
+    if algorithm == "auto" or len(file_hash) != _DIGITS[algorithm] or set(file_hash.lower()) - set("0123456789abcdef"):
+        raise ValueError("`file_hash` must be the 64 hexadecimal digits of a SHA-256 hash, or the 32 of an MD5 hash. "
+                         f"Received: {len(file_hash)} characters, for the algorithm {algorithm!r}.")
+    return algorithm
+
+
+def _formats(archive_format: str | list[str] | None) -> list[str]:
+    if archive_format is None:
+        return []
+    names = [archive_format] if isinstance(archive_format, str) else list(archive_format)
+    for name in names:
+        arguments.check_word("archive_format", name, ("auto", *archives.FORMATS))
+    return list(archives.FORMATS) if "auto" in names else names
+
+
+def _hash_of(path: str, algorithm: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

@@ -1,0 +1,40 @@
+"""One seed for all that draws random numbers in a script."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+
+from trainer.core.arguments import as_seed
+from trainer.core.rng import set_default_seed
+
+
+def set_random_seed(seed: int) -> None:
+    """Seeds Python's `random`, NumPy, torch and TensorFlow where they are imported, and the models made from now on.
+
+    A model that is made without `seed` takes this one for its initial weights, the order of rows, dropout and all
+    other random streams. Keras draws another seed for each layer; here two models made after one call begin alike, and
+    `Model(module, seed=1)` begins otherwise. The weights of an NNX module come from its own `nnx.Rngs`.
+
+    Args:
+      seed: a whole number from 0 to 2**32 - 1.
+
+    Raises:
+      TypeError, ValueError: if it is none.
+
+    >>> set_random_seed(0)
+    >>> random.randint(0, 100)
+    49
+
+    Source: https://keras.io/api/utils/python_utils/#set_random_seed-function.
+    """
+    seed = as_seed("seed", seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(seed)
+    set_default_seed(seed)
