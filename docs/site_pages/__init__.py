@@ -1,0 +1,52 @@
+"""What Sphinx reads beside the pages of docs/: the reference, the gallery, and pages from elsewhere in the project.
+
+Everything is written to docs/generated, which is not kept. Only this file knows of Sphinx.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+from site_pages import docstrings, elsewhere, gallery, reference, sources
+
+DOCS = pathlib.Path(__file__).parents[1]
+GENERATED = DOCS / "generated"
+# The examples that run at each build, if they have changed: the quick ones. GALLERY_RUNS=0 runs none.
+QUICK = {"digits": (), "mnist": ("--model", "dense")}
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Connects the makers of pages to Sphinx."""
+    app.connect("builder-inited", _generate)
+    app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _rewrite, priority=400)  # before napoleon
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def pages() -> dict[str, str]:
+    """Returns the texts of all generated pages, by path below docs/, without what examples print."""
+    return {**reference.pages(), **gallery.pages(DOCS.parent / "examples"), **elsewhere.pages(DOCS.parent)}
+
+
+def _generate(app: Any) -> None:
+    texts = pages()
+    for name, arguments in QUICK.items():
+        if os.environ.get("GALLERY_RUNS", "1") != "0":
+            script = DOCS.parent / "examples" / f"{name}.py"
+            shown = gallery.run(script, arguments, DOCS / "_build" / "gallery", GENERATED / "examples")
+            texts[f"generated/examples/{name}.md"] += shown
+    for path, text in texts.items():
+        (DOCS / path).parent.mkdir(parents=True, exist_ok=True)
+        if not (DOCS / path).exists() or (DOCS / path).read_text() != text:  # else Sphinx would read it again
+            (DOCS / path).write_text(text)
+
+
+def _read(app: Any, name: str, text: list[str]) -> None:
+    if (DOCS / f"{name}.md").exists():
+        text[0] = sources.prepared(f"{name}.md", text[0])
+
+
+def _rewrite(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = docstrings.restructured(lines)
