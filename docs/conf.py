@@ -62,12 +62,10 @@ intersphinx_mapping = {} if os.environ.get("DOCS_ONLINE") != "1" else {
     "orbax": ("https://orbax.readthedocs.io/en/latest", None),
     "grain": ("https://google-grain.readthedocs.io/en/latest", None),
 }
-# A page of the guides may be absent in a partial checkout; toctrees name pages by patterns.
-suppress_warnings = ["toc.empty_glob"]
-
 html_theme = "sphinx_book_theme"
 html_title = "trainer"
-html_static_path: list[str] = []
+html_static_path = ["site_pages/static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
@@ -75,6 +73,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "home_page_in_toc": True,
     "use_download_button": False,
+    "navbar_persistent": [],
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
 import posixpath
 import re
 
 from site_pages import elsewhere
 
+_DOCS = pathlib.Path(__file__).parents[1]
 # Pages whose blocks run, one after another, when the site is built, so that what they print is shown.
 EXECUTED = {"start.md", "data.md", "custom_training.md", "distributed.md", "sharding.md", "large_batches.md",
             "non_finite.md", "saving.md", "speed.md"}
@@ -21,13 +23,15 @@ kernelspec:
 
 
 def prepared(name: str, text: str) -> str:
-    """Returns what Sphinx shall read for a page.
+    """Returns what Sphinx shall read for a page. An entry of a toctree that ends with a star may be absent.
 
     Args:
       name: the page's path below docs/, such as "migration/from_tf_keras.md".
       text: the page as it is written.
     """
     text = re.sub(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)", lambda link: f"]({_target(name, link[1])}{link[2] or ''})", text)
+    text = re.sub(r"^(\w+)\*\n", lambda entry: entry[0] if (_DOCS / f"{entry[1]}.md").exists() else "", text,
+                  flags=re.MULTILINE)
     if name in EXECUTED:
         text = _HEAD + re.sub(r"^```python$", "```{code-cell} python", text, flags=re.MULTILINE)
     return text
