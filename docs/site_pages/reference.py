@@ -86,18 +86,15 @@ def _entry(module: str, name: str, homes: dict[int, str]) -> str:
         return f".. py:{kind}:: {full}\n\n   The same as :py:obj:`{home}`.\n\n"
     if inspect.isclass(value):
         kind = "exception" if issubclass(value, BaseException) else "class"
-        bases = "   :show-inheritance:\n" if any(id(base) in homes for base in value.__bases__) else ""
-        return (f".. auto{kind}:: {full}\n   :members:\n{bases}"
-                f"   :inherited-members: {', '.join(_documented_elsewhere(value, homes))}\n\n")
+        documented = any(id(base) in homes for base in value.__mro__[1:])  # and with it what this class inherits
+        return f".. auto{kind}:: {full}\n   :members:\n" + (
+            "   :show-inheritance:\n\n" if documented else f"   :inherited-members: {', '.join(_foreign(value))}\n\n")
     return f".. auto{'function' if inspect.isroutine(value) else 'data'}:: {full}\n\n"
 
 
-def _documented_elsewhere(value: type, homes: dict[int, str]) -> list[str]:
-    """Returns the names of the bases whose members are documented with other classes, or are not the project's."""
-    bases = value.__mro__[1:]
-    own = {base.__name__ for base in bases if id(base) not in homes and base.__module__.split(".")[0] == PACKAGE}
-    inherited = {above.__name__ for base in bases if id(base) in homes for above in base.__mro__}
-    return sorted({base.__name__ for base in bases} - (own - inherited) | {"object"})
+def _foreign(value: type) -> list[str]:
+    """Returns the names of the bases that are not the project's."""
+    return sorted({base.__name__ for base in value.__mro__ if base.__module__.split(".")[0] != PACKAGE})
 
 
 def _summary(module: str) -> str:

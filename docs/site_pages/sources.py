@@ -12,12 +12,18 @@ _DOCS = pathlib.Path(__file__).parents[1]
 # Pages whose blocks run, one after another, when the site is built, so that what they print is shown.
 EXECUTED = {"start.md", "data.md", "custom_training.md", "distributed.md", "sharding.md", "large_batches.md",
             "non_finite.md", "saving.md", "speed.md"}
+# Shows what is printed, and not what the last expression of a block returns.
 _HEAD = """\
 ---
 file_format: mystnb
 kernelspec:
   name: python3
 ---
+
+```{code-cell} python
+:tags: [remove-cell]
+%config InteractiveShell.ast_node_interactivity = "none"
+```
 
 """
 
