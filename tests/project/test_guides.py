@@ -13,8 +13,9 @@ DOCS = project_files.ROOT / "docs"
 PAGES = sorted(str(path.relative_to(project_files.ROOT)) for path in DOCS.rglob("*.md")
                if not {"_build", "generated"} & set(path.parts))
 # Whose blocks need files or several processes, or are compared with what they print: these have tests of their own.
-ELSEWHERE = {"docs/estimator.md", "docs/parameter_server.md", "docs/pretrained.md", "docs/resume.md",
-             "docs/strategies.md", *(page for page in PAGES if page.startswith("docs/migration/"))}
+ELSEWHERE = {"docs/estimator.md", "docs/multi_worker.md", "docs/parameter_server.md", "docs/plan.md",
+             "docs/pretrained.md", "docs/resume.md", "docs/strategies.md",
+             *(page for page in PAGES if page.startswith("docs/migration/"))}
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and pages.blocks(page)]
 
 
@@ -24,11 +25,13 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def without_windows(monkeypatch):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
+def without_windows():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    backend = pyplot.get_backend()
+    pyplot.switch_backend("Agg")
     yield
-    matplotlib.pyplot.close("all")
+    pyplot.close("all")
+    pyplot.switch_backend(backend)
 
 
 @pytest.mark.slow
