@@ -32,7 +32,7 @@ test: $(VENV)/.dev
 test-rest: $(VENV)/.dev
 	@$(pytest) -m "$(rest)" $(TESTS)
 
-test-all: $(VENV)/.dev
+test-all: $(VENV)/.docs
 	@$(pytest) $(TESTS)
 
 lint: $(VENV)/.dev

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from trainer.core.errors import see
 from trainer.data.sources.arrays import DataError
 from trainer.data.sources.batches import Batch, Part, ResumeToken
 
@@ -69,5 +68,5 @@ def named(error: Exception, number: int) -> Exception:
     """Returns an error that names the batch at which another error was raised."""
     if isinstance(error, DataError):
         return DataError(f"The data cannot be used at batch {number}: {error}")
-    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}\n"
-                        f"{see('data-pipeline')}")
+    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number} "
+                        f"(docs/errors.md#data-pipeline): {error}")
