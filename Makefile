@@ -24,7 +24,7 @@ demo: $(VENV)/.dev
 
 # DOCS_ONLINE=1 links the names of JAX and others to their documentation.
 docs: $(VENV)/.docs
-	@$(bin)/python -m sphinx -q -W --keep-going docs docs/_build/html
+	@$(bin)/python -m sphinx -q -j auto -W --keep-going docs docs/_build/html
 
 test: $(VENV)/.dev
 	@$(pytest) -m "not exhaustive and not ($(rest))" $(TESTS)

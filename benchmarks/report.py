@@ -114,7 +114,8 @@ def _draw(stored: dict[str, Any]) -> None:
         axes.hlines(places, [entry["least"] for entry in entries], [entry["most"] for entry in entries],
                     color="black", linewidth=1)
         for place, entry in zip(places, entries, strict=True):
-            axes.text(max(entry["most"], 0.02) + 0.02, place, f"{entry['median']:.2f}", va="center")
+            axes.text(max(entry["most"], 0.02) + 0.02, place, f"{entry['median']:.2f}", va="center",
+                      bbox={"color": "white", "pad": 1})
     axes.axvline(1, color="black", linewidth=1, linestyle=":")
     axes.set(xlim=(0, 1.4), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)), yticklabels=[row[0] for row in rows],
              xlabel="time of a step of fit, divided by that of the other; below 1 is faster")

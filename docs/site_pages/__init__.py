@@ -5,8 +5,10 @@ Everything is written to docs/generated, which is not kept. Only this file knows
 
 from __future__ import annotations
 
+import inspect
 import os
 import pathlib
+import re
 from typing import Any
 
 from site_pages import docstrings, elsewhere, gallery, reference, sources
@@ -22,6 +24,8 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", _generate)
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _rewrite, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", _is_foreign)
+    app.connect("autodoc-process-signature", _plain_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -50,3 +54,22 @@ def _read(app: Any, name: str, text: list[str]) -> None:
 
 def _rewrite(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     lines[:] = docstrings.restructured(lines)
+
+
+def _is_foreign(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Returns True for functions of other libraries, such as the default of a module's activation."""
+    home = getattr(thing, "__module__", None)
+    return True if callable(thing) and home is not None and home.split(".")[0] != reference.PACKAGE else None
+
+
+def _plain_signature(app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None,
+                     returned: str | None) -> tuple[str | None, str | None]:
+    """Names functions and classes among the defaults, and leaves out what Flax adds to each module."""
+    if inspect.isclass(thing) and signature and signature.startswith("(*arguments"):  # of a `__new__`
+        from sphinx.util.inspect import stringify_signature
+
+        signature = stringify_signature(inspect.signature(thing), show_annotation=False)
+    for pattern, shown in ((r", parent=<[^>]*>, name=None", ""), (r"<function (\w+)[^>]*>", r"\1"),
+                           (r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1")):
+        signature = signature and re.sub(pattern, shown, signature)
+    return signature, returned

@@ -52,13 +52,14 @@ def pages() -> dict[str, str]:
 
 
 def _homes(names: dict[str, list[str]]) -> dict[int, str]:
-    """Returns under which name each object is documented: the first, as a class may be public in several modules."""
+    """Returns under which name each object is documented: of several, its own one, in the first module that has it."""
     homes: dict[int, str] = {}
-    for module, listed in names.items():
-        for name in listed:
-            value = named(f"{module}.{name}")
-            if inspect.isclass(value) or inspect.isroutine(value):
-                homes.setdefault(id(value), f"{module}.{name}")
+    for is_own in (True, False):
+        for module, listed in names.items():
+            for name in listed:
+                value = named(f"{module}.{name}")
+                if (inspect.isclass(value) or inspect.isroutine(value)) and (value.__name__ == name) is is_own:
+                    homes.setdefault(id(value), f"{module}.{name}")
     return homes
 
 
