@@ -1,5 +1,5 @@
-# `make demo`, `make test`, `make lint` and `make bench` need nothing but a Python with venv: the first call makes the
-# environment, later ones reuse it until pyproject.toml changes.
+# `make demo`, `make docs`, `make test`, `make lint` and `make bench` need nothing but a Python with venv: the first call
+# makes the environment, later ones reuse it until pyproject.toml changes.
 #
 #   make test PYTHON=python3.12 VENV=.venv312 TESTS=tests/models
 #   make test-all TESTS=tests/saving        # slow cases and those that start processes, too
@@ -17,10 +17,14 @@ pytest := $(bin)/python -m pytest -q -n 2 --dist worksteal
 # like many others, such as each further architecture, are in `make test-all` alone.
 rest := (slow or processes) and not smoke and not exhaustive
 
-.PHONY: demo test test-rest test-all lint pre-commit bench bench-strategies bench-gpu clean
+.PHONY: demo docs test test-rest test-all lint pre-commit bench bench-strategies bench-gpu clean
 
 demo: $(VENV)/.dev
 	@$(bin)/python examples/digits.py
+
+# DOCS_ONLINE=1 links the names of JAX and others to their documentation.
+docs: $(VENV)/.docs
+	@$(bin)/python -m sphinx -q -j auto -W --keep-going docs docs/_build/html
 
 test: $(VENV)/.dev
 	@$(pytest) -m "not exhaustive and not ($(rest))" $(TESTS)
@@ -28,7 +32,7 @@ test: $(VENV)/.dev
 test-rest: $(VENV)/.dev
 	@$(pytest) -m "$(rest)" $(TESTS)
 
-test-all: $(VENV)/.dev
+test-all: $(VENV)/.docs
 	@$(pytest) $(TESTS)
 
 lint: $(VENV)/.dev
@@ -59,11 +63,15 @@ bench-gpu: $(VENV)/.bench
 	@$(bin)/python benchmarks/bench_gpu.py $(GPU_ARGUMENTS)
 
 clean:
-	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	@rm -rf $(VENV) build dist docs/_build docs/generated .mypy_cache .pytest_cache .ruff_cache *.egg-info
 
 $(VENV)/.dev: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(pip) install --editable '.[dev]' $(if $(REQUIREMENTS),'$(REQUIREMENTS)')
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	@$(pip) install --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

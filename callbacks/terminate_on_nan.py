@@ -15,6 +15,7 @@ from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.core.arguments import require_bool
+from trainer.core.errors import see
 from trainer.core.tracebacks import user_stacklevel
 
 _SHOWN_WEIGHTS = 5
@@ -41,8 +42,8 @@ def warn_of_non_finite_logs(model: Any, logs: Logs) -> None:
                   "`jax.config.update('jax_debug_nans', True)` with `run_eagerly=True` shows the operation.")
     else:
         advice = "The loss that was trained on is finite: look at the data, and at what these logs compute."
-    warnings.warn(f"The training has ended with {', '.join(non_finite.values())}. {advice}", RuntimeWarning,
-                  stacklevel=user_stacklevel())
+    warnings.warn(f"The training has ended with {', '.join(non_finite.values())}. {advice} {see('not-finite')}",
+                  RuntimeWarning, stacklevel=user_stacklevel())
 
 
 def _is_numeric(value: Any) -> bool:

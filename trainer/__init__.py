@@ -1,6 +1,7 @@
 """A Keras-style trainer for Flax modules: the same numbers on any number of devices."""
 
 import importlib as _importlib
+import os as _os
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
@@ -55,6 +56,16 @@ _HOMES = {
     "regularizers": "losses",
     "unpack_x_y_sample_weight": "data",
 }
+
+
+# A file of Coqui's `trainer` and `coqui-tts-trainer`, which install a package of this name.
+_FOREIGN = "trainer_utils.py"
+if _os.path.exists(_os.path.join(_os.path.dirname(__file__), _FOREIGN)):
+    raise ImportError(
+        f"Two distributions have installed a package `trainer` into {_os.path.dirname(__file__)!r}: trainer-jax and "
+        "another one, such as Coqui's `trainer` or `coqui-tts-trainer`. Each has replaced files of the other. Give "
+        "each an environment of its own: `pip uninstall trainer coqui-tts-trainer trainer-jax`, then install the one "
+        "that is needed here. See docs/errors.md#other-distribution.")
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -21,7 +21,10 @@ from trainer import distribute
 from trainer.testing import Kill, assert_resumes_exactly, assert_strategies_equal
 
 FOLDER = pathlib.Path(__file__).parent
-README = FOLDER.parents[1] / "README.md"
+ROOT = FOLDER.parents[1]
+# Pages, and how many of their Python blocks run, one after another: those that any number of devices will do for.
+PAGES = {"README.md": 1, "docs/custom_training.md": 4, "docs/sharding.md": 1, "docs/large_batches.md": 4,
+         "docs/saving.md": 3, "docs/speed.md": 1}
 PROCESS_SECS = 150.0
 MOST_BESIDE = 4  # checks in processes of their own at a time
 
@@ -72,9 +75,8 @@ def _names(tiny: bool) -> tuple[str, ...]:
 
 def _checks_here(tiny: bool) -> Iterator[tuple[str, Check]]:
     """Yields the checks that use this process's devices."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
-    for number, block in enumerate(blocks[:2] if tiny else blocks, 1):
-        yield f"README, block {number}", lambda block=block: _run_block(block)
+    for page in list(PAGES)[:2] if tiny else PAGES:
+        yield page, lambda page=page: _run_blocks(page)
     for name in _names(tiny):
         yield f"{name}: fused and single steps, the same bits", lambda name=name: _fused_and_single(name)
     for precision in ("mixed_bfloat16", "mixed_float16"):
@@ -98,12 +100,14 @@ def _checks_in_processes(tiny: bool) -> Iterator[tuple[str, Check]]:
         script, "ParameterServerStrategy", "num_workers=1", "num_ps=1")
 
 
-def _run_block(block: str) -> None:
-    folder = os.getcwd()
+def _run_blocks(page: str) -> None:
+    folder, names = os.getcwd(), {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as empty:
         os.chdir(empty)
         try:
-            exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+            blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+            for block in blocks[:PAGES[page]]:
+                exec(compile(block, page, "exec"), names)
         finally:
             os.chdir(folder)
 

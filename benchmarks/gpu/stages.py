@@ -55,7 +55,7 @@ class Stage:
 STAGES = {
     "correct": Stage(
         _correct, 420,
-        "README's blocks, fused and single steps, resume, precision, strategies"),
+        "the guides' blocks, fused and single steps, resume, precision, strategies"),
     "images": Stage(
         _cases("resnet50", "mobilenet_v2", traced=["resnet50", "mobilenet_v2"]), 460,
         "ResNet-50 and MobileNetV2 in mixed bfloat16: images/s, memory, first step, gaps"),

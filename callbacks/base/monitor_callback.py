@@ -12,7 +12,7 @@ import numpy as np
 from trainer.callbacks.base.callback import Callback, Logs
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.core import arguments
-from trainer.core.errors import wrong_type
+from trainer.core.errors import see, wrong_type
 
 Mode: TypeAlias = Literal["auto", "min", "max"]
 
@@ -85,7 +85,7 @@ class MonitorCallback(Callback):
         if self.monitor not in available:
             raise ValueError(
                 f"{type(self).__name__} received monitor={self.monitor!r}, which no log has. "
-                + _advice(self.monitor, available)
+                f"{_advice(self.monitor, available)} {see('monitor')}"
             )
         self._monitor_checked = True
 

@@ -4,15 +4,21 @@ import importlib.metadata
 import importlib.resources
 import json
 import os
+import pathlib
+import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tomllib
+import venv
+import zipfile
 
 import pytest
 
 import trainer
-from tests.support import project_files
+from tests.support import pages, project_files
 
 PYPROJECT = tomllib.loads((project_files.ROOT / "pyproject.toml").read_text())
 HEAVY = ("flax.nnx", "rich", "grain", "orbax", "matplotlib", "sklearn", "tensorflow", "torch", "tensorboardX", "ray",
@@ -129,3 +135,122 @@ def test_importing_the_trainer_costs_little_more_than_jax_flax_and_optax():
             break
     else:
         pytest.fail(f"{statistics.median(ours):.2f} s against {statistics.median(baseline):.2f} s")
+
+
+# --- what is published -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The wheel and the sdist, as `python -m build` makes them, of a copy of the project: no folder is left in it."""
+    pytest.importorskip("build")
+    root = tmp_path_factory.mktemp("published")
+    ignored = shutil.ignore_patterns(".*", "_build", "generated", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(project_files.ROOT, root / "project", symlinks=True, ignore=ignored)
+    done = subprocess.run([sys.executable, "-m", "build", "--outdir", str(root / "dist"), str(root / "project")],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    wheel, = (root / "dist").glob("*.whl")
+    sdist, = (root / "dist").glob("*.tar.gz")
+    return wheel, sdist
+
+
+@pytest.fixture
+def environment(published, tmp_path):
+    """The interpreter of a new environment with the wheel, whose dependencies are those of this one."""
+    venv.create(tmp_path / "environment", with_pip=False)
+    python = tmp_path / "environment" / "bin" / "python"
+    home, = (tmp_path / "environment" / "lib").glob("python*/site-packages")
+    options = ("-qq", "--no-deps", "--no-index", "--no-compile", "--target", str(home))
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(published[0])], check=True, timeout=100)
+    # Paths of a .pth file come last, and .pth files behind them, as of an editable install, are not read.
+    (home / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return python, home
+
+
+def run_in(environment, source, folder, check=True):
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
+    return subprocess.run([str(environment[0]), "-c", source], cwd=folder, env=clean, capture_output=True, text=True,
+                          timeout=200, check=check)
+
+
+@pytest.mark.exhaustive  # with a build, which takes seconds and asks a package index for setuptools
+@pytest.mark.slow
+def test_the_wheel_and_the_sdist_are_whole_and_have_nothing_else(published):
+    wheel, sdist = published
+    for tool in ("twine check --strict", "check_wheel_contents"):
+        name, *options = tool.split()
+        pytest.importorskip(name)
+        files = [str(wheel), str(sdist)] if name == "twine" else [str(wheel)]
+        command = [sys.executable, "-m", name, *options, *files]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stdout + done.stderr
+    with zipfile.ZipFile(wheel) as file:
+        in_wheel = {name for name in file.namelist() if not name.split("/")[0].endswith(".dist-info")}
+    modules = {f"{name.replace('.', '/')}{'/__init__' if path.name == '__init__.py' else ''}.py"
+               for name, path in project_files.modules().items()}
+    assert in_wheel == modules | {"trainer/py.typed"}
+    with tarfile.open(sdist) as file:
+        in_sdist = {name.partition("/")[2] for name in file.getnames()}
+    assert modules | {"README.md", "LICENSE", "pyproject.toml", "trainer/py.typed"} <= in_sdist
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_installed_wheel_passes_the_quick_start(environment, tmp_path):
+    block, = pages.blocks("README.md")
+    checks = ("import trainer, pathlib, importlib.metadata as metadata\n"
+              "print(trainer.__file__, metadata.version('trainer-jax'), logits.shape)\n")
+    done = run_in(environment, f"{block}\n{checks}", tmp_path)
+    assert done.stdout.splitlines()[-1] == (
+        f"{environment[1] / 'trainer' / '__init__.py'} {PYPROJECT['project']['version']} (200, 3)")
+    assert (environment[1] / "bin" / "trainer-launch").is_file()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_wheel_and_what_it_needs_come_from_an_index(published, tmp_path):
+    # A clean environment: nothing in it but what pip takes from the index that this machine has.
+    venv.create(tmp_path / "clean", with_pip=True)
+    python = tmp_path / "clean" / "bin" / "python"
+    done = subprocess.run([str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check",
+                           str(published[0])], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    block, = pages.blocks("README.md")
+    assert "accuracy" in run_in((python,), block, tmp_path).stdout
+    done = subprocess.run([str(python), "-m", "pip", "check"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout
+
+
+# --- the other package of this name ----------------------------------------------------------------------------------
+
+
+def test_files_of_another_distribution_are_found(tmp_path):
+    # As `pip install trainer` leaves them beside ours: those of names that we do not have.
+    package = pathlib.Path(trainer.__file__).parent
+    (tmp_path / "trainer").mkdir()
+    shutil.copy(package / "__init__.py", tmp_path / "trainer")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", "import trainer; print(trainer.__file__)"]
+    alone = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert alone.stdout.strip() == str(tmp_path / "trainer" / "__init__.py"), alone.stderr
+    (tmp_path / "trainer" / "trainer_utils.py").touch()
+    both = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert "ImportError: Two distributions have installed a package `trainer`" in both.stderr
+    assert "pip uninstall trainer coqui-tts-trainer trainer-jax" in both.stderr
+
+
+def test_the_foreign_file_is_none_of_ours():
+    assert "trainer.trainer_utils" not in project_files.modules()
+
+
+# --- extras ----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_what_is_missing_name_an_extra_that_exists():
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    named = set()
+    for path in project_files.modules().values():
+        named |= set(re.findall(r"pip install 'trainer-jax\[([\w-]+)\]'", path.read_text()))
+    assert {"images", "ray", "tensorboard"} <= named <= set(extras)

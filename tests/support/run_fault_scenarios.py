@@ -28,7 +28,8 @@ START_SECS = 90.0  # for importing and compiling everything on a busy machine
 STEPS, EPOCHS, SAVE_FREQ = 12, 2, 3
 FAULT_STEP = 17  # in the middle of the second epoch
 SAVED_STEPS = (12, 15)  # the second one may be being written
-DATA_ERROR = "RuntimeError: The data pipeline raised KeyError at batch 4: 'a row that is not there'"
+DATA_ERROR = ("RuntimeError: The data pipeline raised KeyError at batch 4 (docs/errors.md#data-pipeline): "
+              "'a row that is not there'")
 
 SCRIPT = f"""
 import json, os, signal, sys, time

@@ -23,6 +23,7 @@ from trainer.cluster.description.cluster_description import ClusterError, is_loo
 from trainer.cluster.description.cluster_resolver import detect_cluster, resolve_cluster
 from trainer.cluster.description.process_names import set_process_names
 from trainer.cluster.workarounds import put_off_aborts, threads_that_wait_their_turn
+from trainer.core.errors import see
 
 if TYPE_CHECKING:
     from trainer.cluster.liveness.watchdog import Watchdog
@@ -199,7 +200,7 @@ def _check_unused() -> None:
 
 def _too_late(error: RuntimeError) -> RuntimeError:
     return RuntimeError("`MultiWorkerMirroredStrategy` must be made before JAX is used for anything else: make it at "
-                        f"the beginning of the script. JAX says: {error}")
+                        f"the beginning of the script. {see('strategy-too-late')} JAX says: {error}")
 
 
 def _exit_if_refused(

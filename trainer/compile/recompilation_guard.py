@@ -58,7 +58,7 @@ class CompileGuard:
         message = (f"The {self._step} compiles again (time {len(before) + 1} in this run) for batch {number}: "
                    f"{_difference(before[-1], batch)}. Every new shape compiles once more. Give all batches equally "
                    "many rows (the last one of an epoch may have fewer), or allow it with "
-                   "`compile(compile_guard='off')`.")
+                   f"`compile(compile_guard='off')`. {errors.see('compiles-again')}")
         if self._mode == "error":
             raise RuntimeError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)

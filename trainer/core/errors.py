@@ -92,6 +92,18 @@ def _letters(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def see(code: str) -> str:
+    """Returns the sentence that sends a reader to an entry of docs/errors.md.
+
+    Args:
+      code: the entry's heading.
+
+    >>> see("monitor")
+    'See docs/errors.md#monitor.'
+    """
+    return f"See docs/errors.md#{code}."
+
+
 def wrong_type(argument: str, received: Any, expected: str) -> TypeError:
     """Returns the error for an argument of a type that cannot be used."""
     return TypeError(f"`{argument}` must be {expected}. Received: a value of type {type(received).__name__}.")

@@ -68,4 +68,5 @@ def named(error: Exception, number: int) -> Exception:
     """Returns an error that names the batch at which another error was raised."""
     if isinstance(error, DataError):
         return DataError(f"The data cannot be used at batch {number}: {error}")
-    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number}: {error}")
+    return RuntimeError(f"The data pipeline raised {type(error).__name__} at batch {number} "
+                        f"(docs/errors.md#data-pipeline): {error}")

@@ -17,6 +17,7 @@ import jax
 from trainer.callbacks import CallbackList
 from trainer.cluster import package_versions, reached_preemption_sync_point
 from trainer.core import tree_paths
+from trainer.core.errors import see
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.data import Reader
@@ -344,7 +345,7 @@ class TrainingRun:
             differ.append(f"initial_epoch (received {self._epochs[0]}, in the checkpoint {saved['initial_epoch']})")
         if differ:
             raise ValueError(f"The run that {path!r} is from differs in {', '.join(differ)}. Do as then, or start in "
-                             "another folder.")
+                             f"another folder. {see('run-differs')}")
         if saved["epoch"] > self._epochs[1]:
             raise ValueError(f"The run that {path!r} is from has {saved['epoch']} epochs behind it. Received: "
                              f"epochs={self._epochs[1]}. Give at least as many, or start in another folder.")

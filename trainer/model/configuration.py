@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.core import tree_paths
+from trainer.core.errors import see
 from trainer.metrics import Mean, Metric
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
@@ -117,7 +118,7 @@ class Configuration:
     def require_compiled(self, method: str) -> None:
         """Raises RuntimeError before `compile`."""
         if not self.is_compiled:
-            raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`.")
+            raise RuntimeError(f"Call `compile(optimizer, loss)` before `{method}`. {see('not-compiled')}")
 
 
 def _check_params(rules: UpdateRule | NamedRules | None, options: CompileOptions, params: Any) -> None:

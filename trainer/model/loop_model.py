@@ -19,6 +19,7 @@ from trainer.compile.jit import is_jit_disabled, run_once
 from trainer.compile.program_digest import program_digest
 from trainer.compile.row_mixing import may_mix_rows
 from trainer.core import replica_context
+from trainer.core.errors import see
 from trainer.core.precision import with_matmul_precision
 from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState, initial_opt_state
@@ -45,7 +46,7 @@ def check_scope(strategy: Strategy) -> None:
     """Raises ValueError in the scope of another strategy than a model's."""
     if has_strategy() and get_strategy() is not strategy:
         raise ValueError(f"The model was made under {strategy!r}, but {get_strategy()!r} is in scope. "
-                         "Make, compile and fit a model under one strategy.")
+                         f"Make, compile and fit a model under one strategy. {see('other-strategy')}")
 
 
 def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -217,7 +217,7 @@ def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: C
             raise ValueError(
                 f"The {kind} {name!r} expects probabilities, but the model's outputs (shape {values.shape}) go from "
                 f"{values.min():.3g} to {values.max():.3g}: they look like logits. Use the {kind}'s class with "
-                "from_logits=True, or end the model with a softmax or sigmoid.")
+                f"from_logits=True, or end the model with a softmax or sigmoid. {errors.see('logits')}")
 
 
 def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any, in_parts: bool) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from trainer.compile.jit import run_once
 from trainer.core import replica_context
+from trainer.core.errors import see
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.rng import equal_draws_key
 from trainer.core.train_state import TrainState
@@ -202,7 +203,7 @@ def check_module(
             "replicas (or microbatches) each sees its own rows, and has other outputs than one device. Let the module "
             "see those of all: with `context = trainer.distribute.get_replica_context()`, it can use "
             "`context.all_gather(value)` or `context.all_reduce(\"mean\", value)`. Or use "
-            "`trainer.distribute.OneDeviceStrategy`. Flax's BatchNorm needs none of this.")
+            f"`trainer.distribute.OneDeviceStrategy`. Flax's BatchNorm needs none of this. {see('other-rows')}")
 
 
 def check_padding(

@@ -18,6 +18,7 @@ from trainer.cluster.rendezvous.gloo_addresses import Place, why_not_connected
 from trainer.cluster.rendezvous.messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
 from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
+from trainer.core.errors import see
 
 GRACE_SECS = 1.0  # from the first difference to the error, so that processes that come at the same time get it too
 STATUS_SECS = 1.0  # from one sign of life to the next
@@ -272,7 +273,7 @@ class _Gathering:
             parts.append(f"{self._strangers} connections of others, or of another version of trainer, were ignored.")
         parts.append("Likely cause: it was not started, has ended (see its own output), has another address for "
                      f"{self._cluster.name(0)} in its {self._cluster.source}, or cannot reach "
-                     f"{self._cluster.coordinator_address} (firewall, other network).")
+                     f"{self._cluster.coordinator_address} (firewall, other network). {see('processes-missing')}")
         return " ".join(parts)
 
     def _refusal(self) -> str:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core.errors import MAX_ITEMS, describe
+from trainer.core.errors import MAX_ITEMS, describe, see
 from trainer.core.tree_paths import argument_names
 
 _ALIGNMENT = 64  # bytes, of buffers that XLA takes over
@@ -178,7 +178,7 @@ def check_rows(tree: Any) -> int:
             f", ... ({len(pairs)} arrays in all). A list of arrays is as many inputs; if each is a row, pass "
             "`np.stack(rows)`")
         raise DataError("All arrays must have the same number of rows (the first dimension). "
-                        f"Received: {shapes}{more}.")
+                        f"Received: {shapes}{more}. {see('unequal-rows')}")
     if rows == 0:
         raise DataError(f"Expected at least one row. Received: `{leaf_names(tree)[0]}` of shape {leaves[0].shape}, "
                         "which is empty.")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from trainer.core.errors import see
 from trainer.core.tracebacks import is_out_of_memory
 from trainer.distribute.placement.devices import memory_bytes
 
@@ -118,4 +119,9 @@ def retried(call: Callable[..., T], *arguments: Any) -> T:
             error.add_note(_STATE_IS_LOST)
             raise
     let_go_of_unused()  # outside of the block, whose error holds what the call has made
-    return call(*arguments)
+    try:
+        return call(*arguments)
+    except jax.errors.JaxRuntimeError as error:
+        if is_out_of_memory(error):
+            error.add_note(f"What a step needs, and what makes it less: {see('out-of-memory')}")
+        raise

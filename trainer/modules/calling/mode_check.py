@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from trainer.core.errors import see
 from trainer.modules.calling.call_arguments import FLAGS, parameters_of
 
 _DROPS = "drop"  # begins the names of random streams that are dropout's
@@ -84,4 +85,4 @@ class ModeCheck:
             f"{does}: nothing tells the module whether it is being trained. Expected: a flag among the parameters of "
             f"its call ({', '.join(FLAGS)}). If another argument says so, make the model by `trainer.Model(module, "
             f"train_kwargs=..., eval_kwargs=...)`, with {given}; if an attribute of the module does, by "
-            f"`trainer.Model(module, eval_module=...)`. If it is meant, {meant}.")
+            f"`trainer.Model(module, eval_module=...)`. If it is meant, {meant}. {see('phase')}")

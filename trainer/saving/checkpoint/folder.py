@@ -13,6 +13,7 @@ import warnings
 
 import jax
 
+from trainer.core.errors import see
 from trainer.saving.checkpoint import disk, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, NewerFormatError, check_manifest, is_checkpoint
 from trainer.saving.checkpoint.run_lock import RunLock
@@ -163,7 +164,7 @@ class CheckpointFolder:
             return path
         if found:
             raise CheckpointError("\n".join([f"No checkpoint in {self.path!r} is whole. To start over, move the folder "
-                                             "away or delete it.", *damages]))
+                                             f"away or delete it. {see('no-whole-checkpoint')}", *damages]))
         return None
 
     def _put_aside(self, step: int) -> str:

@@ -14,6 +14,7 @@ import socket
 import time
 
 from trainer.core import file_locks
+from trainer.core.errors import see
 from trainer.saving.checkpoint.manifest import CheckpointError
 
 FILE_NAME = ".in_use"
@@ -48,7 +49,7 @@ class RunLock:
             if time.monotonic() > deadline:
                 raise CheckpointError(
                     f"Another run saves to {folder!r}: {_holder(self._path)}. Wait until it has ended, or give each "
-                    "run a folder of its own.")
+                    f"run a folder of its own. {see('folder-in-use')}")
             time.sleep(_POLL_SECS)
         self._file: int | None = held
         about = {"pid": os.getpid(), "host": socket.gethostname(),

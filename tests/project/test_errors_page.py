@@ -1,0 +1,59 @@
+"""docs/errors.md and the messages fit: every entry is named by a message, and every name of a message has an entry."""
+
+import re
+
+import pytest
+
+import trainer
+from tests.support import pages, project_files
+from trainer.core import errors
+
+PAGE = "docs/errors.md"
+MESSAGES = re.search(r"^## Messages\n(.*?)^## ", pages.read(PAGE), re.MULTILINE | re.DOTALL)[1]
+ENTRIES = re.findall(r"^### (.*)$", MESSAGES, re.MULTILINE)
+
+
+def codes_in_the_sources():
+    """Returns the entries that messages name, by `see` or in their text."""
+    found = set()
+    for path in project_files.modules().values():
+        text = path.read_text()
+        found |= set(re.findall(r"""[{.]see\(['"]([\w-]+)['"]\)""", text))
+        if path.name != "errors.py":  # whose examples are none
+            found |= set(re.findall(r"docs/errors\.md#([\w-]+)", text))
+    return found
+
+
+def test_every_entry_is_named_by_a_message_and_every_name_has_an_entry():
+    assert sorted(ENTRIES) == sorted(codes_in_the_sources())
+
+
+def test_an_entry_is_an_anchor_as_it_stands():
+    assert [entry for entry in ENTRIES if not re.fullmatch(r"[a-z]+(-[a-z]+)*", entry)] == []
+    assert len(set(ENTRIES)) == len(ENTRIES)
+
+
+def test_every_entry_says_more_than_the_message():
+    entries = re.split(r"^### .*$", MESSAGES, flags=re.MULTILINE)[1:]
+    assert [text for text in entries if len(text.split()) < 20] == []
+
+
+def test_a_message_ends_with_its_entry():
+    assert errors.see("monitor") == "See docs/errors.md#monitor."
+    from flax import linen as nn
+
+    with pytest.raises(RuntimeError, match=r"before `fit`. See docs/errors.md#not-compiled.$"):
+        trainer.Model(nn.Dense(1)).fit([[1.0]], [[1.0]])
+
+
+def test_exit_codes_are_those_of_the_code():
+    from trainer.__main__ import DOES_NOT_FIT
+    from trainer.callbacks.backup_and_restore import PREEMPTED_EXIT_CODE
+    from trainer.cluster import PEER_LOST
+    from trainer.cluster.membership import REFUSED_EXIT_CODE
+    from trainer.launch.supervisor import PREEMPTED, TIMED_OUT
+
+    table = pages.read(PAGE).split("## Exit codes")[1]
+    codes = set(re.findall(r"^\| (\d+) \|", table, re.MULTILINE))
+    expected = (DOES_NOT_FIT, PREEMPTED_EXIT_CODE, PEER_LOST, REFUSED_EXIT_CODE, PREEMPTED, TIMED_OUT)
+    assert {str(code) for code in expected} <= codes
