@@ -24,20 +24,22 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def without_windows():
+@pytest.fixture(scope="module")
+def pyplot():
+    """matplotlib, drawing without windows. Some libraries of the pages set environment variables when imported."""
+    pytest.importorskip("sklearn.datasets")
     pyplot = pytest.importorskip("matplotlib.pyplot")
     backend = pyplot.get_backend()
     pyplot.switch_backend("Agg")
-    yield
-    pyplot.close("all")
+    yield pyplot
     pyplot.switch_backend(backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_the_blocks_of_a_page_run_one_after_another(page, without_windows):
+def test_the_blocks_of_a_page_run_one_after_another(page, pyplot):
     assert pages.run(page)
+    pyplot.close("all")
 
 
 def blocks(page):
