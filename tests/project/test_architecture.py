@@ -29,7 +29,8 @@ ROOMS = ("core", "utils", "compile", "modules/calling", "modules", "losses", "me
          "step", "step/planning", "step/on_workers", "saving/arrays", "saving/checkpoint", "saving",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",
-         "loop", "model", "estimator/feature_columns/values", "estimator/feature_columns", "estimator/training",
+         "loop", "model/views", "model",
+         "estimator/feature_columns/values", "estimator/feature_columns", "estimator/training",
          "estimator/heads", "estimator/canned", "estimator", "launch", "testing")
 FACADE = "trainer"  # re-exports from every room, each name when it is first used
 # What a room may import of the trainer, where that is less than all rooms before it.

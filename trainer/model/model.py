@@ -24,6 +24,7 @@ from trainer.model.loop_model import LoopModel, check_scope
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.stateful_model import StatefulModel
 from trainer.model.types import Auto, Callbacks, Layer, Losses, LossWeights, Metrics, Optimizers, Precision
+from trainer.modules import EmptyStack, as_functional
 from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
 
@@ -443,18 +444,49 @@ class Sequential(Model):
     """A model of layers applied one after another.
 
     Args:
-      layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`.
+      layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`; None for none yet.
       seed, name: as in `Model`.
 
     Attributes:
-      layers: the layers as they were given.
+      module: the layers as they were given.
 
     Raises:
       TypeError: if a layer is neither a Flax module nor a function.
     """
 
-    def __init__(self, layers: Sequence[Layer], *, seed: int = 0, name: str | None = None):
-        if not isinstance(layers, (list, tuple)):
+    def __init__(self, layers: Sequence[Layer] | None = None, *, seed: int = 0, name: str | None = None):
+        if layers is not None and not isinstance(layers, (list, tuple)):
             raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
-        super().__init__(list(layers), seed=seed, name=name or "sequential")
-        self.layers = list(layers)
+        super().__init__(_stacked(layers or []), seed=seed, name=name or "sequential")
+        self.module: list[Layer] = list(layers or [])
+
+    def add(self, layer: Layer) -> None:
+        """Appends a layer, before the model is built.
+
+        Raises:
+          RuntimeError: if the model is built.
+          TypeError: as the class does.
+        """
+        self._take_over([*self.module, layer])
+
+    def pop(self) -> Layer:
+        """Removes the last layer, before the model is built, and returns it.
+
+        Raises:
+          RuntimeError: if the model is built.
+          IndexError: if there are no layers.
+        """
+        if not self.module:
+            raise IndexError("The model has no layers to remove.")
+        *layers, last = self.module
+        self._take_over(layers)
+        return last
+
+    def _take_over(self, layers: list[Layer]) -> None:
+        functional = as_functional(_stacked(layers))
+        self._state_holder.exchange_module(functional)
+        self._functional, self.module = functional, layers
+
+
+def _stacked(layers: Sequence[Layer]) -> Any:
+    return list(layers) or EmptyStack()

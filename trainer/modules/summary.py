@@ -36,6 +36,18 @@ class LayerRow(NamedTuple):
     trainable: int
 
 
+class ModuleLayer(NamedTuple):
+    """A layer of a module.
+
+    Attributes:
+      path: the names that lead to the layer, joined by "/"; empty for the module itself.
+      module: the user's object or function, or a module of the same class with the same arguments.
+    """
+
+    path: str
+    module: Any
+
+
 class CallRecorder:
     """Collects the layers that are called, in the order in which their calls begin.
 
@@ -47,6 +59,11 @@ class CallRecorder:
         leaves = jax.tree.leaves(inputs)
         self._rows = leaves[0].shape[0] if leaves and leaves[0].ndim else None
         self._layers: dict[Path, tuple[str, str]] = {}
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of the layers."""
+        return list(self._layers)
 
     def begin(self, path: Path, type_name: str) -> None:
         """Notes that a layer is being called."""
