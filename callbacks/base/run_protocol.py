@@ -138,6 +138,13 @@ class RunDetails(Protocol):
         """Whether more ("max") or less ("min") is better, by log name without "val_"."""
 
     @property
+    def validation_sets(self) -> Sequence[str]:
+        """The names of the sets that `fit` validates on, with which their logs begin, such as "val_clean_loss".
+
+        Empty where data to validate on have no name. A run may lack this property.
+        """
+
+    @property
     def keeps_averages(self) -> bool:
         """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
 

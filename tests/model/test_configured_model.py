@@ -1,6 +1,5 @@
 """What `compile` was given, as it is read and set: beside Keras where there are numbers."""
 
-import keras
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -9,6 +8,13 @@ import trainer
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 Y = (X @ np.ones((3, 1)) > 0).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def keras():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", "jax")
+        return pytest.importorskip("keras")
 
 
 def compiled(**arguments):
@@ -39,13 +45,13 @@ def test_the_loss_and_the_metrics_are_what_compile_was_given():
     assert model.loss is loss
 
 
-def test_names_and_results_of_metrics_are_those_of_keras():
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_names_and_results_of_metrics_are_those_of_keras(keras):
     theirs = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")])
     model = compiled()
     model.build(X)
     kernel, bias = theirs.get_weights()
     model.set_weights([bias, kernel])
-    theirs.compile("sgd", "binary_crossentropy", ["accuracy"])
     theirs.compile(keras.optimizers.Adam(0.1), "binary_crossentropy", metrics=["accuracy"])
     for call in ("fit", "evaluate"):
         for each in (theirs, model):

@@ -276,7 +276,7 @@ def test_bad_layers_are_refused_and_change_nothing():
     with pytest.raises(IndexError, match="no layers to remove"):
         model.pop()
     model.add(nn.Dense(1))
-    with pytest.raises(TypeError, match="Layer 1 must be an instance. Received: the class Dense"):
+    with pytest.raises(TypeError, match=r"Layer 1 must be an instance\. Received: the class Dense"):
         model.add(nn.Dense)
     with pytest.raises(TypeError, match="Received: both"):
         model.add(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))

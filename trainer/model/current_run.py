@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.distribute import Strategy
@@ -40,7 +42,14 @@ class CurrentRun:
     @property
     def metric_directions(self) -> dict[str, str]:
         """For each log whose better direction is known, "max" or "min"."""
-        return {"loss": "min", **self._configuration.metrics.directions}
+        directions = {"loss": "min", **self._configuration.metrics.directions}
+        return directions | {f"{name}_{log}": direction for name in self._context.sets if name
+                             for log, direction in directions.items()}
+
+    @property
+    def validation_sets(self) -> Sequence[str]:
+        """The names of the sets that a `fit` which is running validates on; empty where they have none."""
+        return [name for name in self._context.sets if name]
 
     @property
     def keeps_averages(self) -> bool:

@@ -213,7 +213,9 @@ class Model(StatefulModel):
           verbose: 0 is silent, 1 a progress bar (a line per epoch outside of a terminal), 2 a line per epoch, "auto" 1.
           callbacks: callbacks, or a list of them.
           validation_split: the fraction of the arrays, taken from their end before shuffling, to validate on.
-          validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on.
+          validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on; or a dict of
+            several such sets, `{"clean": (x, y), "noisy": dataset}`, whose logs are `val_clean_loss` and so on. A dict
+            of arrays is one set: inputs by name, without targets.
           shuffle: whether arrays are read in another order in each epoch, a function of the seed and the epoch. A loop
             over `fit` that means other epochs says so: `fit(..., initial_epoch=epoch, epochs=epoch + 1)`.
           class_weight: weights of rows by their label.
@@ -338,7 +340,7 @@ class Model(StatefulModel):
         rows, for any `batch_size`. Keras, and the training logs of `fit`, have the mean over batches by their rows.
 
         Args:
-          x: inputs, as in `fit`.
+          x: inputs, as in `fit`; or a dict of sets by name, as `validation_data` of `fit`, one after another.
           y: targets, if `x` is arrays.
           batch_size: rows of a batch, if `x` is arrays; 32 by default.
           verbose: as in `fit`.
@@ -349,10 +351,9 @@ class Model(StatefulModel):
         """
         self._configuration.require_compiled("evaluate")
         model = LoopModel(self)
-        with (inputs.single_reader(model, "evaluate", x, y, sample_weight, batch_size=batch_size,
-                                   steps=steps) as reader,
-              inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches) as called):
-            logs = loop.evaluate(model, reader, called)
+        with (inputs.evaluation_readers(model, x, y, sample_weight, batch_size, steps) as readers,
+              inputs.callback_list(self, callbacks, verbose, epochs=1, steps=inputs.common_steps(readers)) as called):
+            logs = loop.evaluate(model, readers, called)
         return logs if return_dict else inputs.as_list(logs)
 
     def predict(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import jax
 import numpy as np
 
 from trainer.compile.entry_points import with_entry_points
@@ -74,9 +75,9 @@ class ConfiguredModel:
         return [metric.name for metric in self.metrics]
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the results of `metrics` by the names of their logs: of the last `fit` or `evaluate`, or of a step.
+        """Returns the results of `metrics` by the names of their logs: of the last validation or epoch, or of a step.
 
-        In a step of your own, they are what the step returns as logs.
+        In a step of your own, they are what the step returns as logs. Losses of single outputs are in the logs alone.
         """
         results: dict[str, Any] = {}
         for metric in self.metrics:
@@ -153,4 +154,5 @@ def _is_compiled(name: str) -> AttributeError:
 
 
 def _as_number(result: Any) -> Any:
-    return float(result) if isinstance(result, (np.ndarray, np.generic)) and np.ndim(result) == 0 else result
+    is_value = isinstance(result, (jax.Array, np.generic)) and not isinstance(result, jax.core.Tracer)
+    return float(result) if is_value and np.ndim(result) == 0 else result

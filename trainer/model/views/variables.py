@@ -104,6 +104,8 @@ class ModelVariable:
         self.assign(self.numpy() - np.asarray(value))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(f"The weight {self.path!r} is read as a copy: the next train step reuses its memory.")
         return np.asarray(self.numpy(), dtype=dtype)
 
     def __jax_array__(self) -> jax.Array:
