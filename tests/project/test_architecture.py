@@ -27,7 +27,7 @@ ROOMS = ("core", "utils", "compile", "modules/calling", "modules", "losses", "me
          "distribute/parameter_server/processes", "distribute/parameter_server/rows", "distribute/parameter_server",
          "distribute",
          "step", "step/planning", "step/on_workers", "saving/arrays", "saving/checkpoint", "saving",
-         "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",
+         "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks/checkpoints", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",
          "loop", "model/views", "model",
          "estimator/feature_columns/values", "estimator/feature_columns", "estimator/training",

@@ -16,7 +16,8 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
     """Brings a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
 
     Args:
-      filepath: the file or the folder.
+      filepath: the file or the folder; of a folder with numbered checkpoints, as `OrbaxCheckpoint` writes them, the
+        one with the largest number.
       model: a model of the same module, compiled in the same way. Its strategy may be another one. It need not be
         built.
 
