@@ -19,6 +19,7 @@ from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batch
 from trainer.data.sources.sources import DatasetSource
 from trainer.loop import loop
 from trainer.model.loop_model import LoopModel
+from trainer.step.compiled_metrics import CompileMetrics
 from trainer.step.compiled_phase import MAX_FUSED_STEPS
 
 PHASES = ("train", "test", "predict")
@@ -208,9 +209,20 @@ def rows_of(x: Any) -> int:
     return max(len(first), 1) if np.ndim(first) else 1
 
 
-def as_list(logs: dict[str, Any]) -> Any:
-    """Returns logs as Keras's list, or the only value that there is."""
-    values = list(logs.values())
+def as_list(model: Any, logs: dict[str, Any]) -> Any:
+    """Returns the logs of a user's model as Keras's list, or the only value that there is.
+
+    The order is that of the model's metrics: the loss, the metrics of `compile`, the losses of several outputs, other
+    metrics. What has the name of none comes last, sorted: metrics of several outputs, and other logs of a step.
+    """
+    names: list[str] = []
+    compiled = model._configuration.tracked_metrics()
+    for metric in model.metrics:
+        names += metric.names if isinstance(metric, CompileMetrics) else [metric.name]
+        if compiled and metric is compiled[-1]:
+            names += [f"{entry.name}_loss" for entry in model._configuration.loss.per_output]
+    known = [name for name in dict.fromkeys(names) if name in logs]
+    values = [logs[name] for name in [*known, *sorted(logs.keys() - set(known))]]
     return values[0] if len(values) == 1 else values
 
 

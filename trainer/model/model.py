@@ -354,7 +354,9 @@ class Model(StatefulModel):
         with (inputs.evaluation_readers(model, x, y, sample_weight, batch_size, steps) as readers,
               inputs.callback_list(self, callbacks, verbose, epochs=1, steps=inputs.common_steps(readers)) as called):
             logs = loop.evaluate(model, readers, called)
-        return logs if return_dict else inputs.as_list(logs)
+        if return_dict:
+            return logs
+        return inputs.as_list(self, logs) if "" in readers else list(logs.values())
 
     def predict(
         self,
@@ -408,7 +410,7 @@ class Model(StatefulModel):
         model = LoopModel(self)
         with inputs.batch_reader(model, x, y, sample_weight, class_weight) as reader:
             logs = loop.run_on_batch(model, "train", reader)
-        return logs if return_dict else inputs.as_list(logs)
+        return logs if return_dict else inputs.as_list(self, logs)
 
     @overload
     def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
@@ -423,7 +425,7 @@ class Model(StatefulModel):
         model = LoopModel(self)
         with inputs.batch_reader(model, x, y, sample_weight) as reader:
             logs = loop.run_on_batch(model, "test", reader)
-        return logs if return_dict else inputs.as_list(logs)
+        return logs if return_dict else inputs.as_list(self, logs)
 
     def predict_on_batch(self, x: ArrayTree) -> Any:
         """Returns the outputs for one batch as numpy arrays."""
