@@ -4,18 +4,19 @@ Owns the hooks (`Callback`), the calling of many together (`CallbackList`), and 
 model they are given. Imports nothing of the trainer: `Run` says what a callback may use of a model.
 """
 
-from trainer.callbacks.backup_and_restore import BackupAndRestore
 from trainer.callbacks.base.callback import Callback, adds_logs
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.base.run_protocol import Run, RunDetails, SavePoint
 from trainer.callbacks.callback_list import CallbackList
+from trainer.callbacks.checkpoints.backup_and_restore import BackupAndRestore
+from trainer.callbacks.checkpoints.model_checkpoint import ModelCheckpoint
+from trainer.callbacks.checkpoints.orbax_checkpoint import OrbaxCheckpoint
 from trainer.callbacks.csv_logger import CSVLogger
 from trainer.callbacks.early_stopping import EarlyStopping
 from trainer.callbacks.history import History
 from trainer.callbacks.lambda_callback import LambdaCallback
 from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
-from trainer.callbacks.model_checkpoint import ModelCheckpoint
 from trainer.callbacks.profile import Profile
 from trainer.callbacks.progress.progress_bar import ProgressBar
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
@@ -41,6 +42,7 @@ __all__ = [
     "LearningRateScheduler",
     "ModelCheckpoint",
     "MonitorCallback",
+    "OrbaxCheckpoint",
     "Profile",
     "ProgbarLogger",
     "ProgressBar",

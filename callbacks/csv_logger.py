@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.interactive_logging import print_message
+from trainer.callbacks.base.run_protocol import run_of
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
 
@@ -103,7 +104,9 @@ class CSVLogger(Callback):
         if self.keys is None:
             self.keys = sorted(logs)
             if not any(key.startswith("val_") for key in self.keys):
-                self.keys += [f"val_{key}" for key in self.keys]
+                sets = getattr(run_of(getattr(self, "model", None)), "validation_sets", ())
+                prefixes = [f"val_{name}_" for name in sets] or ["val_"]
+                self.keys += [f"{prefix}{key}" for prefix in prefixes for key in self.keys]
         if self.writer is None:
             self.writer = csv.DictWriter(self.csv_file, fieldnames=["epoch", *self.keys], delimiter=self.sep)
             if self._size() == 0:

@@ -122,6 +122,8 @@ _HOMES = {name: file for file, names in _FILES.items() for name in names}
 
 
 def __getattr__(name: str) -> _typing.Any:
+    if name == "load_model":
+        raise AttributeError("Models are loaded by `trainer.load_model(path, model=...)`.")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(_importlib.import_module(f"trainer.models.{_HOMES[name]}"), name)

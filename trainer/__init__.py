@@ -10,7 +10,7 @@ if _typing.TYPE_CHECKING:
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
     from trainer.losses import regularizers
-    from trainer.model.load import load
+    from trainer.model.load import load, load_model
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
@@ -31,6 +31,7 @@ __all__ = [
     "estimator",
     "load",
     "load_exported",
+    "load_model",
     "losses",
     "metrics",
     "models",
@@ -52,6 +53,7 @@ _HOMES = {
     "enable_compilation_cache": "compile.persistent_cache",
     "load": "model.load",
     "load_exported": "saving.export",
+    "load_model": "model.load",
     "pack_x_y_sample_weight": "data",
     "regularizers": "losses",
     "unpack_x_y_sample_weight": "data",

@@ -138,6 +138,13 @@ class RunDetails(Protocol):
         """Whether more ("max") or less ("min") is better, by log name without "val_"."""
 
     @property
+    def validation_sets(self) -> Sequence[str]:
+        """The names of the sets that `fit` validates on, with which their logs begin, such as "val_clean_loss".
+
+        Empty where data to validate on have no name. A run may lack this property.
+        """
+
+    @property
     def keeps_averages(self) -> bool:
         """Whether moving averages of the weights are kept, with which `evaluate` and `predict` compute."""
 
@@ -150,6 +157,18 @@ class RunDetails(Protocol):
 
     def adopt_averages(self) -> None:
         """Makes the moving averages the weights."""
+
+    def begin_save(self, filepath: Any) -> None:
+        """Begins to write what `save` writes to a folder, as it is now; training may go on.
+
+        Waits for the save before, and raises what went wrong in it. A run may lack this method and the next.
+
+        Raises:
+          OSError: if it, or the last that was begun, cannot be written.
+        """
+
+    def wait_for_save(self) -> None:
+        """Returns once what was begun is written; raises what `begin_save` does."""
 
     def train_step_flops(self) -> float | None:
         """Returns how many floating-point operations a train step has over all devices, as XLA counts them.

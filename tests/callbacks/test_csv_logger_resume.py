@@ -12,7 +12,7 @@ import trainer
 from tests.support import project_files
 from tests.support.networks import LinenMLP, classification, logits_loss
 from trainer.callbacks import Callback, CallbackList, CSVLogger
-from trainer.callbacks.backup_and_restore import BackupAndRestore
+from trainer.callbacks.checkpoints.backup_and_restore import BackupAndRestore
 
 EPOCHS = [{"loss": 0.1 * epoch, "accuracy": epoch, **({} if epoch % 2 else {"val_loss": 0.5})} for epoch in range(5)]
 BEFORE = {"no file": None, "empty": b"", "rows": b"epoch,loss\r\n0,0.5\r\n", "longer": b"0,0.5\r\n" * 99}

@@ -14,7 +14,7 @@ import pytest
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss
 from trainer.callbacks import Callback, CallbackList, EarlyStopping, LazyLogs, ModelCheckpoint
-from trainer.callbacks.backup_and_restore import BackupAndRestore
+from trainer.callbacks.checkpoints.backup_and_restore import BackupAndRestore
 
 
 class Model:

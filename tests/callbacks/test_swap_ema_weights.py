@@ -10,7 +10,7 @@ import pytest
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
 from trainer.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, SwapEMAWeights
-from trainer.callbacks.backup_and_restore import BackupAndRestore
+from trainer.callbacks.checkpoints.backup_and_restore import BackupAndRestore
 
 X, Y, _ = classification(24)
 

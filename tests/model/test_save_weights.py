@@ -174,7 +174,7 @@ def test_one_array_of_the_file_is_in_memory_at_a_time(path):
     model = built()
     model.save_weights(path)
     alive, most = [], []
-    cast = weights_io._cast
+    cast = weights_io.cast_to
 
     def watched(name, values, dtype):
         gc.collect()
@@ -182,7 +182,7 @@ def test_one_array_of_the_file_is_in_memory_at_a_time(path):
         alive.append(weakref.ref(values))
         return cast(name, values, dtype).copy()  # or the model's arrays would be in the memory of the file's
 
-    with mock.patch.object(weights_io, "_cast", watched):
+    with mock.patch.object(weights_io, "cast_to", watched):
         model.load_weights(path)
     assert len(most) == 8 and max(most) <= 1  # the one that the loop still holds
 
@@ -303,13 +303,13 @@ def test_a_file_cut_short_while_it_is_read_changes_nothing(path):
     model, other = filled(), built()
     model.save_weights(path)
     before = other.get_weights()
-    read = weights_io._cast
+    read = weights_io.cast_to
 
     def cutting(name, values, dtype):
         os.truncate(path, os.path.getsize(path) - 4 * 6)
         return read(name, values, dtype)
 
-    with mock.patch.object(weights_io, "_cast", cutting), pytest.raises(ValueError, match=r"cut short"):
+    with mock.patch.object(weights_io, "cast_to", cutting), pytest.raises(ValueError, match=r"cut short"):
         other.load_weights(path)
     assert_same_bits(other.get_weights(), before)
 

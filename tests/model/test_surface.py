@@ -11,11 +11,14 @@ import trainer
 PUBLIC = {
     "apply", "build", "built", "compile", "compile_ahead", "compute_loss", "compute_metrics", "compute_penalties",
     "count_params",
-    "current_run", "evaluate", "export", "fit", "get_weights", "history", "load_weights", "make_rng", "metrics",
-    "module", "name", "optimizer", "predict", "predict_iter", "predict_on_batch", "predict_step", "reset_metrics",
+    "current_run", "evaluate", "export", "fit", "get_layer", "get_metrics_result", "get_weights", "history",
+    "jit_compile", "layers", "load_weights", "loss", "make_rng", "metrics", "metrics_names", "module", "name",
+    "non_trainable_variables", "non_trainable_weights", "optimizer", "predict", "predict_iter", "predict_on_batch",
+    "predict_step", "reset_metrics",
     "run_eagerly", "sample_inputs", "save", "save_weights", "set_weights", "skip_non_finite", "state", "state_shapes",
     "stop_evaluating", "stop_predicting", "stop_training", "strategy", "summary", "test_on_batch", "test_step",
-    "train_on_batch", "train_step", "trainable", "validate",
+    "train_on_batch", "train_step", "trainable", "trainable_variables", "trainable_weights", "validate", "variables",
+    "weights",
 }
 
 

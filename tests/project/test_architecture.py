@@ -27,9 +27,9 @@ ROOMS = ("core", "compile", "modules/calling", "modules", "losses", "metrics", "
          "distribute/parameter_server/processes", "distribute/parameter_server/rows", "distribute/parameter_server",
          "distribute",
          "step", "step/planning", "step/on_workers", "saving/arrays", "saving/checkpoint", "saving",
-         "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks",
+         "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks/checkpoints", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",
-         "loop", "model", "utils/files", "utils/datasets", "utils",
+         "loop", "model/views", "model", "utils/files", "utils/datasets", "utils",
          "estimator/feature_columns/values", "estimator/feature_columns", "estimator/training",
          "estimator/heads", "estimator/canned", "estimator", "launch", "testing")
 FACADE = "trainer"  # re-exports from every room, each name when it is first used

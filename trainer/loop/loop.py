@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from trainer.data.sources.batches import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.phase_input import PhaseInput, start_phase
 from trainer.loop.resumable_run import TrainingRun
-from trainer.loop.run_fingerprint import describe_data, describe_run
+from trainer.loop.run_fingerprint import describe_data, describe_run, describe_sets
 from trainer.loop.run_limits import RunLimits
 from trainer.loop.trainable_model import TrainableModel
 
@@ -33,6 +33,8 @@ from trainer.loop.trainable_model import TrainableModel
 MAX_IN_FLIGHT = 2
 MAX_WHOLE_GROUPS_IN_FLIGHT = 1  # they hold many batches each, and take much longer than a dispatch
 MAX_SINGLE_STEPS_IN_FLIGHT = 8  # of a group; they are cheap, and the batches of all take no more memory than the group
+
+_NO_SETS: Mapping[str, Reader] = {}
 
 Running = Any  # the running logs of a phase
 Reached = Callable[[int, Running, ResumeToken | None], None]  # called with how far an epoch is, after each execution
@@ -44,7 +46,7 @@ def fit(
     callbacks: CallbackList,
     epochs: int,
     initial_epoch: int = 0,
-    validation: Reader | None = None,
+    validation: Mapping[str, Reader] = _NO_SETS,
     validation_freq: Any = 1,
     timing: Timing | None = None,
     limits: RunLimits | None = None,
@@ -57,31 +59,34 @@ def fit(
       callbacks: called as in Keras; whatever is recorded of the run, they record.
       epochs: the number after that of the last epoch.
       initial_epoch: the number of the first epoch.
-      validation: batches to evaluate at the end of an epoch.
+      validation: sets of batches to evaluate one after another at the end of an epoch, by their names, which their
+        logs begin with; a single set may have the name "".
       validation_freq: evaluate every so many epochs, or in the epochs listed (counted from 1).
       timing: the clock to use.
       limits: what ends the run before.
     """
     limits = limits or RunLimits()
     validations = sum(_is_due(epoch, validation_freq) for epoch in range(initial_epoch, epochs))
-    if validation is not None and validation.is_single_pass and validations > 1:
-        raise ValueError(f"`validation_data` is a generator, which yields its batches once, but {validations} "
-                         "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
-                         "validation then takes the next batches.")
+    for name, each in validation.items():
+        if each.is_single_pass and validations > 1:
+            argument = f"`validation_data[{name!r}]`" if name else "`validation_data`"
+            raise ValueError(f"{argument} is a generator, which yields its batches once, but {validations} "
+                             "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
+                             "validation then takes the next batches.")
     model.set_stops("train", False)
     with model.run.timed(timing) as timing:
         # All epochs count, not those that are left: a resumed run decides the same.
         train = start_phase(model, "train", reader, passes=epochs, data_on_device=True)
-        test = None if validation is None else start_phase(model, "test", validation, passes=validations)
-        validation_names = test.phase.log_names if test else ()
+        tests = [start_phase(model, "test", each, passes=validations, name=name) for name, each in validation.items()]
+        validation_names = _distinct([f"val_{name}" for test in tests for name in test.log_names])
         _assert_consistent(model, "training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
-        callbacks.check_monitors([*train.phase.log_names, *(f"val_{name}" for name in validation_names)])
+        callbacks.check_monitors([*train.log_names, *validation_names])
         run = TrainingRun(
             model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
-        validator = None if test is None else functools.partial(_evaluate, test, callbacks)
-        with run, model.run.validating(validator):
+        validator = functools.partial(_evaluate, tests, callbacks) if tests else None
+        with run, model.run.validating(validator, list(validation)):
             with timing.measure("callbacks"):
                 callbacks.on_train_begin()
             run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
@@ -99,34 +104,48 @@ def fit(
                 if not run.is_epoch_over:
                     if epoch + 1 < epochs:
                         reader.prepare(epoch + 1)
-                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch, test)
+                    _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch,
+                               next(iter(tests), None))
                     if epoch + 1 < epochs and not model.stops("train"):
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running)
                 run.epoch_trained()
-                if test is not None and _is_due(epoch, validation_freq):
-                    for name, value in _evaluate(test, callbacks, run.validated).items():
+                if tests and _is_due(epoch, validation_freq):
+                    for name, value in _evaluate(tests, callbacks, run.validated).items():
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
                 _stops(model, "train", model.strategy.spans_processes)
                 trained = run.running
                 run.epoch_ended(logs)
-            if test is None and trained is not None:
-                train.phase.store_metrics(trained)
+            if not tests and trained is not None:
+                _store_metrics(train, trained, logs)
             with timing.measure("callbacks"):
                 callbacks.on_train_end(logs)
 
 
-def evaluate(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> dict[str, Any]:
-    """Returns the logs over the first epoch of `reader`; of a one-shot source, over its next batches."""
+def evaluate(model: TrainableModel, readers: Mapping[str, Reader], callbacks: CallbackList) -> dict[str, Any]:
+    """Returns the logs over the first epoch of each reader; of a one-shot source, over its next batches.
+
+    Args:
+      model: the model.
+      readers: the batches; of several sets by the names that their logs begin with.
+      callbacks: called as in Keras, for each set.
+    """
     with model.run.timed():
-        inputs = start_phase(model, "test", reader, passes=1)
-        _assert_consistent(model, "data for `evaluate`", lambda: describe_data(reader))
-        return _evaluate(inputs, callbacks)
+        tests = [start_phase(model, "test", reader, passes=1, name=name) for name, reader in readers.items()]
+        _distinct([name for test in tests for name in test.log_names])
+        _assert_consistent(model, "data for `evaluate`", lambda: describe_sets(readers))
+        return _evaluate(tests, callbacks)
 
 
-def _evaluate(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | None = None) -> dict[str, Any]:
+def _evaluate(
+    tests: Sequence[PhaseInput], callbacks: CallbackList, reached: Reached | None = None
+) -> dict[str, Any]:
+    return {name: value for inputs in tests for name, value in _evaluate_set(inputs, callbacks, reached).items()}
+
+
+def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
     inputs.model.set_stops("test", False)
     with inputs.timing.measure("callbacks"):
         callbacks.on_test_begin()
@@ -134,10 +153,25 @@ def _evaluate(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | No
         inputs.reader.peek()  # a generator may have nothing left
     running = _run_epoch(inputs, callbacks, epoch=0, reached=reached)
     logs = inputs.lazy_logs(running)
-    inputs.phase.store_metrics(running)
+    _store_metrics(inputs, running, logs)
     with inputs.timing.measure("callbacks"):
         callbacks.on_test_end(logs)
         return dict(logs)
+
+
+def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]) -> None:
+    """Gives metric objects what an epoch has accumulated, as Keras's have it after a run."""
+    inputs.phase.store_metrics(running)
+    if (loss := inputs.log_name("loss")) in logs:
+        inputs.model.note_loss(logs[loss])
+
+
+def _distinct(names: Sequence[str]) -> Sequence[str]:
+    """Returns the names of logs, after checking that sets of data give no two logs one name."""
+    twice = [name for name, count in collections.Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"Two sets of data would have the log {twice[0]!r}. Give one of them another name.")
+    return names
 
 
 def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:

@@ -44,6 +44,7 @@ class PhaseInput:
       labels_are_checked: whether no label of the arrays on the devices is outside of the model's classes.
       guard: watches the compilations of the run.
       timing: the clock of the run.
+      name: that of the data, if they are one of several sets to validate on; it goes before the names of logs.
       interrupts: holds off Ctrl-C.
       in_flight: an array of each execution that may not have ended, the oldest first.
       begun: by epoch, its first group on the devices, and the others; see `look_ahead`.
@@ -58,6 +59,7 @@ class PhaseInput:
     labels_are_checked: bool
     guard: CompileGuard
     timing: Timing
+    name: str = ""
     interrupts: Interrupts = dataclasses.field(default_factory=Interrupts)
     in_flight: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
     begun: dict[int, tuple[PlacedGroup, Iterator[Group]]] = dataclasses.field(default_factory=dict)
@@ -111,10 +113,19 @@ class PhaseInput:
         is_single = batches is not None and batches <= self.reader.group_size
         return self.arrays is None and not is_single and not self.model.strategy.is_on_cpu
 
+    @property
+    def log_names(self) -> list[str]:
+        """The names of the logs."""
+        return list(map(self.log_name, self.phase.log_names))
+
+    def log_name(self, name: str) -> str:
+        """Returns the name of what the step calls so."""
+        return f"{self.name}_{name}" if self.name else name
+
     def lazy_logs(self, running: Any) -> LazyLogs:
         """Returns logs that are fetched when they are read."""
         results = _Results(self, running)
-        return LazyLogs(self.phase.log_names, results.fetch, results.begin)
+        return LazyLogs(self.log_names, results.fetch, results.begin)
 
 
 class _Results:
@@ -129,7 +140,8 @@ class _Results:
 
     def begin(self) -> dict[str, jax.Array]:
         if self._begun is None:
-            self._begun = self._inputs.phase.begin_results(self._running)
+            begun = self._inputs.phase.begin_results(self._running)
+            self._begun = {self._inputs.log_name(name): value for name, value in begun.items()}
         return self._begun
 
     def fetch(self) -> dict[str, Any]:
@@ -138,7 +150,7 @@ class _Results:
 
 
 def start_phase(
-    model: TrainableModel, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False
+    model: TrainableModel, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False, name: str = ""
 ) -> PhaseInput:
     """Returns what a phase runs on, after checking the first batch and tracing the step on it.
 
@@ -148,6 +160,7 @@ def start_phase(
       reader: yields the batches.
       passes: how often they will be read.
       data_on_device: whether `data_on_device=True` is meant for them.
+      name: see `PhaseInput`.
     """
     timing = model.run.timing
     with timing.measure("data"):
@@ -167,7 +180,8 @@ def start_phase(
         at_once = reader.group_size if not is_checked else _batches_at_once(
             kind, reader.group_size, jax.tree.leaves(batch))
     return PhaseInput(
-        model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing)
+        model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing,
+        name)
 
 
 def _batches_at_once(kind: Phase, steps_per_execution: int, batch: list[np.ndarray]) -> int:

@@ -81,7 +81,7 @@ class TrainingRun:
     Args:
       model: what is trained.
       reader: the training batches.
-      validation: the validation's batches, or None.
+      validation: the validation's batches, by the names of the sets; one that has no name is "".
       callbacks: all callbacks of the run.
       empty_logs: the running logs at the beginning of an epoch.
       epochs: the first epoch, and the number after that of the last epoch.
@@ -100,7 +100,7 @@ class TrainingRun:
     changed as it was before.
     """
 
-    def __init__(self, model: TrainableModel, reader: Reader, validation: Reader | None, callbacks: CallbackList,
+    def __init__(self, model: TrainableModel, reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList,
                  empty_logs: Any, epochs: tuple[int, int], timing: Timing, limits: RunLimits):
         self.kind = "start"
         self.epoch = epochs[0]
@@ -308,7 +308,8 @@ class TrainingRun:
         return self._state
 
     def _snapshot(self) -> dict[str, Any]:
-        validation = self._validation
+        positions = {name: {"consumed": reader.consumed, **reader.position(0, reader.consumed)}
+                     for name, reader in self._validation.items()}
         return {
             "kind": _KIND,
             "epoch": self.epoch,
@@ -320,8 +321,8 @@ class TrainingRun:
             "settings": self._settings(),
             "stop_training": self._model.stops("train"),
             "data": self._reader.position(self.epoch, self.batch, self._resume_token),
-            "validation": None if validation is None else {
-                "consumed": validation.consumed, **validation.position(0, validation.consumed)},
+            "validation": positions.pop("", None),
+            "validation_sets": positions,
             "fingerprint": self._fingerprint,
             "callbacks": self._callbacks.state_dict(),
         }
@@ -382,15 +383,18 @@ class TrainingRun:
                                   f"in another folder. {error}") from None
 
     def _described_data(self) -> dict[str, Any]:
-        return {"training data": self._reader.fingerprint(),
-                "validation data": None if self._validation is None else self._validation.fingerprint()}
+        return {"training data": self._reader.fingerprint(), _described_set(""): None,
+                **{_described_set(name): reader.fingerprint() for name, reader in self._validation.items()}}
 
     def _has_same_data(self, path: Any, saved: dict[str, Any]) -> bool:
         """Returns whether the data are those of the run; raises where it cannot go on with others."""
         is_same = True
-        for name, reader in (("training data", self._reader), ("validation data", self._validation)):
+        readers = {"training data": self._reader,
+                   **{_described_set(name): reader for name, reader in self._validation.items()}}
+        for name in {**(self._fingerprint or {}), **saved}:
+            reader = readers.get(name)
             now: dict[str, Any] | None = (self._fingerprint or {}).get(name)
-            then: dict[str, Any] | None = saved[name]
+            then: dict[str, Any] | None = saved.get(name)
             if now is not None and then is not None:  # an older version saved less of it
                 now = {key: value for key, value in now.items() if key in then}
             if now == then:
@@ -414,11 +418,17 @@ class TrainingRun:
             return ""
         begin = time.perf_counter()
         skipped = self._reader.resume(self.epoch, self.batch, document["data"])
-        if self._validation is not None and (consumed := document["validation"]["consumed"]):
-            skipped += self._validation.resume(0, consumed, document["validation"])
+        for name, reader in self._validation.items():
+            position = document["validation_sets"][name] if name else document["validation"]
+            if consumed := position["consumed"]:
+                skipped += reader.resume(0, consumed, position)
         if not skipped:
             return ""
         return f" {skipped} batches were read and dropped to get there, in {time.perf_counter() - begin:.1f} s."
+
+
+def _described_set(name: str) -> str:
+    return f"validation data {name!r}" if name else "validation data"
 
 
 def _shown(value: Any) -> str:

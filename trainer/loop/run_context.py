@@ -6,7 +6,7 @@ Owns how a run inside of another one, such as an `evaluate` that a callback call
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trainer.cluster import watchdog
@@ -18,6 +18,7 @@ class RunContext:
 
     Attributes:
       timing: the clock of the run.
+      sets: the names of the sets that it evaluates on; one that has no name is "".
       validator: while a `fit` with validation data runs, the function that evaluates on them; else None.
     """
 
@@ -25,6 +26,7 @@ class RunContext:
         self.timing = Timing()
         self.timing.end()
         self.validator: Callable[[], dict[str, Any]] | None = None
+        self.sets: Sequence[str] = ()
 
     def check_is_idle(self, fix: str) -> None:
         """Raises RuntimeError while a run lasts; `fix` says what to do later."""
@@ -52,10 +54,10 @@ class RunContext:
                 self.timing = outer
 
     @contextlib.contextmanager
-    def validating(self, validator: Callable[[], dict[str, Any]] | None) -> Iterator[None]:
+    def validating(self, validator: Callable[[], dict[str, Any]] | None, sets: Sequence[str]) -> Iterator[None]:
         """Lets callbacks validate while a block lasts."""
-        outer, self.validator = self.validator, validator
+        outer, self.validator, self.sets = (self.validator, self.sets), validator, sets
         try:
             yield
         finally:
-            self.validator = outer
+            self.validator, self.sets = outer

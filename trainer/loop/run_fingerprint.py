@@ -78,14 +78,22 @@ def describe_data(reader: Reader) -> dict[str, str]:
     return {"batches of an epoch": str(reader.num_batches), **rows}
 
 
+def describe_sets(readers: Mapping[str, Reader], what: str = "") -> dict[str, str]:
+    """Returns what there is to compare of sets of data, by name; `what` they are for goes behind each entry."""
+    described: dict[str, str] = {}
+    for name, reader in readers.items():
+        kind = " ".join(filter(None, (what, repr(name) if name else "")))
+        described |= {f"{entry} ({kind})" if kind else entry: value for entry, value in describe_data(reader).items()}
+    return described
+
+
 def describe_run(
-    reader: Reader, validation: Reader | None, callbacks: CallbackList, **arguments: Any
+    reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList, **arguments: Any
 ) -> dict[str, str]:
     """Returns what there is to compare of a run: its data, its callbacks and other arguments."""
     in_all = [type(callback).__name__ for callback in callbacks.callbacks if callback.runs_on == "all"]
     each_batch = [kind for kind in ("train", "test", "predict") if callbacks.wants_batch_hooks(kind)]
-    validated = {} if validation is None else describe_data(validation)
-    return {**describe_data(reader), **{f"{name} (validation)": value for name, value in validated.items()},
+    return {**describe_data(reader), **describe_sets(validation, "validation"),
             'callbacks that run on "all"': ", ".join(in_all) or "none",
             "phases of which a callback sees each batch": ", ".join(each_batch) or "none",
             **{name: str(value) for name, value in arguments.items()}}

@@ -76,5 +76,8 @@ class TrainableModel(Protocol):
           batch: the first batch, of which the shapes and the dtypes count.
         """
 
+    def note_loss(self, value: Any) -> None:
+        """Gives the metric of the loss its result over an epoch, as Keras's has it after a run."""
+
     def check_labels(self, batch: Batch) -> None:
         """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""

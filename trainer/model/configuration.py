@@ -15,7 +15,7 @@ from trainer.core.errors import see
 from trainer.metrics import Mean, Metric
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
-from trainer.step.compile_options import CompileOptions
+from trainer.step.compile_options import CompileOptions, check_eager
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics, CompileMetrics
 from trainer.step.compiled_phase import CompiledPhase
@@ -97,11 +97,28 @@ class Configuration:
         self.trainable = value
         self.forget_phases()
 
+    def set_eager(self, value: bool) -> None:
+        """Sets that option, for steps that run from now on.
+
+        Raises:
+          ValueError: if it contradicts another option.
+        """
+        check_eager(value, self.options.deterministic)
+        self.options = dataclasses.replace(self.options, eager=value)
+        self._note_given(run_eagerly=value, jit_compile="auto")
+        self.forget_phases()
+
     def set_skip_non_finite(self, value: bool) -> None:
         """Sets that option, for steps that are traced from now on."""
         self.options = dataclasses.replace(self.options, skip_non_finite=value)
+        self._note_given(skip_non_finite=value)
         self.rules = with_options(self.rules, self.options)
         self.forget_phases()
+
+    def _note_given(self, **changes: Any) -> None:
+        """Notes what `compile` is to be called with where it is called again for another optimizer."""
+        if self.given:
+            self.given = {**self.given, **changes}
 
     def check_weights(self, params: Any, model_state: Any) -> None:
         """Raises ValueError unless there are the names that optimizers, `freeze` and other patterns are given for."""

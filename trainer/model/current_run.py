@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.distribute import Strategy
 from trainer.loop.run_context import RunContext
+from trainer.model import saved_model
 from trainer.model.configuration import Configuration
 from trainer.model.state_holder import StateHolder
+from trainer.saving.arrays.file_kinds import checked_path
+from trainer.saving.checkpoint import CheckpointWriter
 
 
 class CurrentRun:
@@ -21,6 +27,7 @@ class CurrentRun:
         self._configuration = configuration
         self._strategy = strategy
         self._context = context
+        self._writer: CheckpointWriter | None = None
 
     @property
     def timing(self) -> Timing:
@@ -40,7 +47,14 @@ class CurrentRun:
     @property
     def metric_directions(self) -> dict[str, str]:
         """For each log whose better direction is known, "max" or "min"."""
-        return {"loss": "min", **self._configuration.metrics.directions}
+        directions = {"loss": "min", **self._configuration.metrics.directions}
+        return directions | {f"{name}_{log}": direction for name in self._context.sets if name
+                             for log, direction in directions.items()}
+
+    @property
+    def validation_sets(self) -> Sequence[str]:
+        """The names of the sets that a `fit` which is running validates on; empty where they have none."""
+        return [name for name in self._context.sets if name]
 
     @property
     def keeps_averages(self) -> bool:
@@ -59,6 +73,20 @@ class CurrentRun:
     def adopt_averages(self) -> None:
         """Makes the averages that `ema_decay` or an averaging optimizer keeps the weights."""
         self._state.adopt_averages()
+
+    def begin_save(self, filepath: Any) -> None:
+        """Begins to write what `Model.save` writes to a folder; see `trainer.callbacks.RunDetails`."""
+        with self.timing.measure("checkpoint"):
+            if self._writer is None:
+                self._writer = CheckpointWriter()
+            saved_model.begin_save(self._writer, checked_path("filepath", filepath), self._state.current,
+                                   self._state.inputs)
+
+    def wait_for_save(self) -> None:
+        """Returns once what was begun is written."""
+        if self._writer is not None:
+            with self.timing.measure("checkpoint"):
+                self._writer.wait()
 
     def train_step_flops(self) -> float | None:
         """Returns how many floating-point operations a train step has over all devices.

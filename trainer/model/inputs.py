@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batch
 from trainer.data.sources.sources import DatasetSource
 from trainer.loop import loop
 from trainer.model.loop_model import LoopModel
+from trainer.step.compiled_metrics import CompileMetrics
 from trainer.step.compiled_phase import MAX_FUSED_STEPS
 
 PHASES = ("train", "test", "predict")
@@ -29,8 +30,8 @@ def training_readers(
     model: LoopModel, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, shuffle: Any, class_weight: Any,
     steps_per_epoch: int | None, initial_epoch: int, validation_split: float, validation_data: Any,
     validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None, may_be_endless: bool,
-) -> Iterator[tuple[Reader, Reader | None]]:
-    """Gives the readers of `fit`: of the data to train on, and of those to validate on."""
+) -> Iterator[tuple[Reader, dict[str, Reader]]]:
+    """Gives the readers of `fit`: of the data to train on, and of each set to validate on, which may be named ""."""
     for name, count, minimum in (("initial_epoch", initial_epoch, 0), ("steps_per_epoch", steps_per_epoch, 1),
                                  ("validation_steps", validation_steps, 1),
                                  ("validation_batch_size", validation_batch_size, 1),
@@ -40,20 +41,87 @@ def training_readers(
         if validation_data is not None:
             raise ValueError("`validation_split` and `validation_data` cannot be used together.")
         x, validation_data = split_validation((x, y, sample_weight), validation_split)
+    sets = {} if validation_data is None else sets_of("validation_data", validation_data)
+    if isinstance(x, Mapping) and "" not in sets and sets.keys() == x.keys():
+        raise ValueError(f"`validation_data` has the names of the inputs `x`, {', '.join(map(repr, sets))}. Of sets to "
+                         "validate on, each needs a name of its own; one set of such inputs is `(inputs, targets)`, or "
+                         "`(inputs,)` without targets.")
     x = model.strategy.training_data(x)
-    loop.agree_on_data(model, "fit", x=x, validation_data=validation_data)
+    loop.agree_on_data(model, "fit", x=x, **_by_argument("validation_data", sets or {"": None}))
     processes = model.strategy.processes
     with contextlib.ExitStack() as readers:
         reader = readers.enter_context(Reader(
             adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=model.seed,
                   class_weight=class_weight, steps=steps_per_epoch, processes=processes),
             steps_per_epoch, first_epoch=initial_epoch, limit_batches=limit_batches, may_be_endless=may_be_endless))
-        validation = None
-        if validation_data is not None:
-            source = _adapt_validation(
-                validation_data, validation_batch_size or batch_size, validation_steps, processes)
-            validation = readers.enter_context(Reader(source, validation_steps, limit_batches=limit_batches))
-        yield reader, validation
+        yield reader, {
+            name: readers.enter_context(Reader(
+                _adapt_set(argument, data, validation_batch_size or batch_size, validation_steps, processes),
+                validation_steps, limit_batches=limit_batches))
+            for (name, data), argument in zip(sets.items(), _by_argument("validation_data", sets), strict=True)}
+
+
+@contextlib.contextmanager
+def evaluation_readers(
+    model: LoopModel, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None,
+) -> Iterator[dict[str, Reader]]:
+    """Gives the readers of `evaluate`: of its data, by the name "", or of each of several sets."""
+    sets = sets_of("x", x) if y is None and sample_weight is None else {"": x}
+    with contextlib.ExitStack() as readers:
+        if "" in sets:
+            yield {"": readers.enter_context(single_reader(
+                model, "evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps))}
+            return
+        arguments.check_count("steps", steps, 1, optional=True)
+        loop.agree_on_data(model, "evaluate", **_by_argument("x", sets))
+        yield {name: readers.enter_context(Reader(
+            _adapt_set(argument, data, batch_size, steps, model.strategy.processes), steps))
+            for (name, data), argument in zip(sets.items(), _by_argument("x", sets), strict=True)}
+
+
+def sets_of(argument: str, data: Any) -> dict[str, Any]:
+    """Returns sets of data by name, for a dict of them; other data by the name "".
+
+    A dict of arrays, of lists of them and of dicts of them is one set of inputs by name, as everywhere. The values of a
+    dict of sets are tuples, such as `(x, y)`, lists of batches, or other data that yield batches.
+
+    Args:
+      argument: what the data were given for, for error messages.
+      data: the data.
+
+    Raises:
+      ValueError: for a dict that has both kinds of values, or an empty name.
+      TypeError: for a name that is no string.
+
+    >>> x, y = np.zeros((4, 2)), np.zeros(4)
+    >>> list(sets_of("validation_data", {"clean": (x, y), "noisy": [(x, y), (x, y)]}))
+    ['clean', 'noisy']
+    >>> list(sets_of("validation_data", {"image": x, "mask": y}))
+    ['']
+    """
+    if not isinstance(data, Mapping) or not data:
+        return {"": data}
+    are_sets = [isinstance(value, tuple) or is_list_of_batches(value) or not is_array_tree(value)
+                for value in data.values()]
+    if not any(are_sets):
+        return {"": data}
+    if not all(are_sets):
+        names = [name for name, is_set in zip(data, are_sets, strict=True) if not is_set]
+        raise ValueError(f"`{argument}` is a dict of sets of data, such as `(x, y)`, and of other values: "
+                         f"{', '.join(map(repr, names))}. A set without targets is a tuple `(x,)`; inputs by name "
+                         "with targets are a tuple `({name: array}, y)`.")
+    for name in data:
+        if not isinstance(name, str):
+            raise errors.wrong_type(argument, name, "a dict of sets of data whose keys are strings")
+        if not name:
+            raise ValueError(f"`{argument}` has a set with an empty name. The names of its logs begin with it.")
+    return dict(data)
+
+
+def common_steps(readers: Mapping[str, Reader]) -> int | None:
+    """Returns how many batches each of several sets has; None if they have different numbers."""
+    counts = {reader.num_batches for reader in readers.values()}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def single_reader(
@@ -141,19 +209,34 @@ def rows_of(x: Any) -> int:
     return max(len(first), 1) if np.ndim(first) else 1
 
 
-def as_list(logs: dict[str, Any]) -> Any:
-    """Returns logs as Keras's list, or the only value that there is."""
-    values = list(logs.values())
+def as_list(model: Any, logs: dict[str, Any]) -> Any:
+    """Returns the logs of a user's model as Keras's list, or the only value that there is.
+
+    The order is that of the model's metrics: the loss, the metrics of `compile`, the losses of several outputs, other
+    metrics. What has the name of none comes last, sorted: metrics of several outputs, and other logs of a step.
+    """
+    names: list[str] = []
+    compiled = model._configuration.tracked_metrics()
+    for metric in model.metrics:
+        names += metric.names if isinstance(metric, CompileMetrics) else [metric.name]
+        if compiled and metric is compiled[-1]:
+            names += [f"{entry.name}_loss" for entry in model._configuration.loss.per_output]
+    known = [name for name in dict.fromkeys(names) if name in logs]
+    values = [logs[name] for name in [*known, *sorted(logs.keys() - set(known))]]
     return values[0] if len(values) == 1 else values
 
 
-def _adapt_validation(data: Any, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
+def _by_argument(argument: str, sets: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{argument}[{name!r}]" if name else argument: data for name, data in sets.items()}
+
+
+def _adapt_set(argument: str, data: Any, batch_size: int | None, steps: int | None, processes: Processes) -> Source:
     try:
         parts = (data,) if isinstance(data, HostArrays) else _array_parts(data)
         return (adapt(data, processes=processes) if parts is None
                 else adapt(*parts, batch_size=batch_size, steps=steps, processes=processes))
     except ValueError as error:
-        raise ValueError(f"`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
+        raise ValueError(f"`{argument}` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
                          f"{error}") from error
 
 

@@ -1,4 +1,4 @@
-"""`trainer.load`."""
+"""`trainer.load`, and `trainer.load_model`, by which users of Keras look for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
     """Brings a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
 
     Args:
-      filepath: the file or the folder.
+      filepath: the file or the folder; of a folder with numbered checkpoints, as `OrbaxCheckpoint` writes them, the
+        one with the largest number.
       model: a model of the same module, compiled in the same way. Its strategy may be another one. It need not be
         built.
 
@@ -39,3 +40,37 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
                         f"value of type {type(model).__name__}.")
     saved_model.restore(path, model._state_holder)
     return model
+
+
+def load_model(filepath: str | os.PathLike[str], model: M | None = None) -> M:
+    """Brings a model to the training state that `Model.save` wrote, as `load` does.
+
+    Keras's function of this name makes the model too, by code and classes that a file names. Files of this trainer hold
+    arrays and no code, so loading one runs nothing: your code makes the model.
+
+    Args:
+      filepath: the file or the folder.
+      model: a model of the same module, compiled in the same way; see `load`.
+
+    Returns:
+      `model`.
+
+    Raises:
+      TypeError: without a model; and as `load`.
+      ValueError: for a file of Keras; and as `load`.
+      FileNotFoundError: as `load`.
+
+    Example:
+      >>> model = trainer.load_model("digits", model=new_model())  # doctest: +SKIP
+
+    Source: `keras.saving.load_model`.
+    """
+    path = checked_path("filepath", filepath)
+    if path.endswith((".keras", ".h5", ".hdf5")):
+        raise ValueError(f"{path!r} has the name of a file of Keras, whose models hold layers of Keras. Make the model "
+                         "of Flax layers; `trainer.models.load_keras_weights(model, path)` loads its weights.")
+    if model is None:
+        raise TypeError("`load_model` needs a model: a file holds its weights, its optimizer's state, the step and the "
+                        "seed, and no code of it. Make and compile it as when it was saved: "
+                        f"`trainer.load_model({path!r}, model=new_model())`.")
+    return load(path, model)

@@ -24,6 +24,7 @@ from trainer.model.loop_model import LoopModel, check_scope
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.stateful_model import StatefulModel
 from trainer.model.types import Auto, Callbacks, Layer, Losses, LossWeights, Metrics, Optimizers, Precision
+from trainer.modules import EmptyStack, as_functional
 from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
 
@@ -213,7 +214,9 @@ class Model(StatefulModel):
           verbose: 0 is silent, 1 a progress bar (a line per epoch outside of a terminal), 2 a line per epoch, "auto" 1.
           callbacks: callbacks, or a list of them.
           validation_split: the fraction of the arrays, taken from their end before shuffling, to validate on.
-          validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on.
+          validation_data: `(x, y)`, `(x, y, sample_weight)`, or an iterable of batches, to validate on; or a dict of
+            several such sets, `{"clean": (x, y), "noisy": dataset}`, whose logs are `val_clean_loss` and so on. A dict
+            of arrays is one set: inputs by name, without targets.
           shuffle: whether arrays are read in another order in each epoch, a function of the seed and the epoch. A loop
             over `fit` that means other epochs says so: `fit(..., initial_epoch=epoch, epochs=epoch + 1)`.
           class_weight: weights of rows by their label.
@@ -338,7 +341,7 @@ class Model(StatefulModel):
         rows, for any `batch_size`. Keras, and the training logs of `fit`, have the mean over batches by their rows.
 
         Args:
-          x: inputs, as in `fit`.
+          x: inputs, as in `fit`; or a dict of sets by name, as `validation_data` of `fit`, one after another.
           y: targets, if `x` is arrays.
           batch_size: rows of a batch, if `x` is arrays; 32 by default.
           verbose: as in `fit`.
@@ -349,11 +352,12 @@ class Model(StatefulModel):
         """
         self._configuration.require_compiled("evaluate")
         model = LoopModel(self)
-        with (inputs.single_reader(model, "evaluate", x, y, sample_weight, batch_size=batch_size,
-                                   steps=steps) as reader,
-              inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches) as called):
-            logs = loop.evaluate(model, reader, called)
-        return logs if return_dict else inputs.as_list(logs)
+        with (inputs.evaluation_readers(model, x, y, sample_weight, batch_size, steps) as readers,
+              inputs.callback_list(self, callbacks, verbose, epochs=1, steps=inputs.common_steps(readers)) as called):
+            logs = loop.evaluate(model, readers, called)
+        if return_dict:
+            return logs
+        return inputs.as_list(self, logs) if "" in readers else list(logs.values())
 
     def predict(
         self,
@@ -407,7 +411,7 @@ class Model(StatefulModel):
         model = LoopModel(self)
         with inputs.batch_reader(model, x, y, sample_weight, class_weight) as reader:
             logs = loop.run_on_batch(model, "train", reader)
-        return logs if return_dict else inputs.as_list(logs)
+        return logs if return_dict else inputs.as_list(self, logs)
 
     @overload
     def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = ..., sample_weight: ArrayTree | None = ...,
@@ -422,7 +426,7 @@ class Model(StatefulModel):
         model = LoopModel(self)
         with inputs.batch_reader(model, x, y, sample_weight) as reader:
             logs = loop.run_on_batch(model, "test", reader)
-        return logs if return_dict else inputs.as_list(logs)
+        return logs if return_dict else inputs.as_list(self, logs)
 
     def predict_on_batch(self, x: ArrayTree) -> Any:
         """Returns the outputs for one batch as numpy arrays."""
@@ -444,18 +448,49 @@ class Sequential(Model):
     """A model of layers applied one after another.
 
     Args:
-      layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`.
+      layers: Flax layers and functions, such as `[nn.Dense(16), nn.relu, nn.Dense(10)]`; None for none yet.
       seed, name: as in `Model`.
 
     Attributes:
-      layers: the layers as they were given.
+      module: the layers as they were given.
 
     Raises:
       TypeError: if a layer is neither a Flax module nor a function.
     """
 
-    def __init__(self, layers: Sequence[Layer], *, seed: int | None = None, name: str | None = None):
-        if not isinstance(layers, (list, tuple)):
+    def __init__(self, layers: Sequence[Layer] | None = None, *, seed: int | None = None, name: str | None = None):
+        if layers is not None and not isinstance(layers, (list, tuple)):
             raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
-        super().__init__(list(layers), seed=seed, name=name or "sequential")
-        self.layers = list(layers)
+        super().__init__(_stacked(layers or []), seed=seed, name=name or "sequential")
+        self.module: list[Layer] = list(layers or [])
+
+    def add(self, layer: Layer) -> None:
+        """Appends a layer, before the model is built.
+
+        Raises:
+          RuntimeError: if the model is built.
+          TypeError: as the class does.
+        """
+        self._take_over([*self.module, layer])
+
+    def pop(self) -> Layer:
+        """Removes the last layer, before the model is built, and returns it.
+
+        Raises:
+          RuntimeError: if the model is built.
+          IndexError: if there are no layers.
+        """
+        if not self.module:
+            raise IndexError("The model has no layers to remove.")
+        *layers, last = self.module
+        self._take_over(layers)
+        return last
+
+    def _take_over(self, layers: list[Layer]) -> None:
+        functional = as_functional(_stacked(layers))
+        self._state_holder.exchange_module(functional)
+        self._functional, self.module = functional, layers
+
+
+def _stacked(layers: Sequence[Layer]) -> Any:
+    return list(layers) or EmptyStack()

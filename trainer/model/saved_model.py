@@ -47,16 +47,25 @@ def save(path: str, state: TrainState, inputs: Any) -> None:
       state: the state.
       inputs: the shapes of what the module was initialised on, a tree of `jax.ShapeDtypeStruct`s.
     """
-    arrays = tree_paths.named_leaves(state)
-    # Arrays without rows: they say what inputs are like, and no more.
-    no_rows = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)
-    document = {"kind": _KIND, "format_version": FORMAT_VERSION, "inputs": no_rows,
-                "optimizer": optimizer_kinds(state.optimizer)}
     if os.path.splitext(path)[1]:
-        _save_file(path, arrays, document)
+        _save_file(path, *_contents(state, inputs))
         return
     with CheckpointWriter() as writer:
-        writer.save(path, arrays, document, replace=True)
+        begin_save(writer, path, state, inputs)
+
+
+def begin_save(writer: CheckpointWriter, path: str, state: TrainState, inputs: Any) -> None:
+    """Begins to write a training state to a checkpoint folder; see `save`, and `CheckpointWriter.save`."""
+    writer.save(path, *_contents(state, inputs), replace=True)
+
+
+def _contents(state: TrainState, inputs: Any) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """Returns the arrays and the document that are saved."""
+    # Arrays without rows: they say what inputs are like, and no more.
+    no_rows = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), inputs)
+    return tree_paths.named_leaves(state), {
+        "kind": _KIND, "format_version": FORMAT_VERSION, "inputs": no_rows,
+        "optimizer": optimizer_kinds(state.optimizer)}
 
 
 def restore(path: str, holder: StateHolder) -> None:
@@ -88,7 +97,10 @@ def _open_folder(path: str) -> tuple[Any, Restore]:
         raise ValueError(f"{path!r} has the checkpoints of a run of `fit`. Give it to `BackupAndRestore`; what "
                          "`Model.save` writes is loaded here.")
     if not is_checkpoint(path):
-        raise ValueError(f"{path!r} is a folder, but no checkpoint as `Model.save` writes it.")
+        names = [name for name in os.listdir(path) if name.isdecimal() and is_checkpoint(os.path.join(path, name))]
+        if not names:
+            raise ValueError(f"{path!r} is a folder, but no checkpoint as `Model.save` writes it.")
+        path = os.path.join(path, max(names, key=int))
     checkpoint = open_checkpoint(path)
     return checkpoint.document, checkpoint.restore
 

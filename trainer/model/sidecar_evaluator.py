@@ -23,6 +23,7 @@ from trainer.data import Reader, Source, adapt
 from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
 from trainer.loop import loop
 from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_state
+from trainer.model.inputs import sets_of
 from trainer.model.loop_model import LoopModel
 from trainer.model.model import Model
 from trainer.saving.checkpoint import (
@@ -63,7 +64,8 @@ class SidecarEvaluator:
       model: a model that is made and compiled as in the training. Its strategy may be another one. Its training
         state becomes that of the last checkpoint.
       data: what to evaluate on, each time from the start: `(x, y)` or `(x, y, sample_weight)` of arrays, a batched
-        `trainer.data.Dataset`, or another iterable of batches that can be read more than once.
+        `trainer.data.Dataset`, or another iterable of batches that can be read more than once; or a dict of such sets
+        by name, as `validation_data` of `fit`.
       checkpoint_dir: the folder that the training's `BackupAndRestore` has. It need not exist yet.
       steps: the most batches to evaluate; by default all.
       max_evaluations: after how many evaluations to end; None for no limit. TensorFlow counts checkpoints instead,
@@ -143,7 +145,7 @@ class SidecarEvaluator:
         self.verbose = arguments.check_verbose(verbose)
         self.history: list[dict[str, Any]] = []
         self.has_evaluated_end = False
-        self._source_of_data()
+        self._sources_of_data()
 
     def start(self) -> list[dict[str, Any]]:
         """Evaluates checkpoints until the training has ended. Compiles while there is none yet.
@@ -160,8 +162,9 @@ class SidecarEvaluator:
         """
         self.history, self.has_evaluated_end = [], False
         folder = _FollowedFolder(self.checkpoint_dir)
-        with Reader(self._source_of_data(), self.steps) as reader:  # the model is built on it, too
-            loop.compile_ahead(LoopModel(self.model), "test", reader, passes=1, is_sample=False)
+        for source in self._sources_of_data():
+            with Reader(source, self.steps) as reader:  # the model is built on it, too
+                loop.compile_ahead(LoopModel(self.model), "test", reader, passes=1, is_sample=False)
         waits_since = time.monotonic()
         while self.max_evaluations is None or len(self.history) < self.max_evaluations:
             found = folder.read_newest(self.model._state_holder.current)
@@ -191,7 +194,7 @@ class SidecarEvaluator:
             raise ValueError("The model computes with another precision than that of the run. Received: "
                              f"{here}, in the checkpoint: {there}. Compile it with the same `precision`.")
         self.model._state_holder.load(state)
-        x, y, sample_weight = self._parts_of_data()
+        x, y, sample_weight = self._parts_of(self.data)
         logs = self.model.evaluate(x, y, sample_weight=sample_weight, steps=self.steps, verbose=0,
                                    callbacks=self.callbacks)
         place = {"step": document["batches"], "epoch": document["epoch"]}
@@ -199,24 +202,25 @@ class SidecarEvaluator:
         self._print(f"step {place['step']}, {place['epoch']} of {document['epochs']} epochs - "
                     + " - ".join(log_texts(logs)))
 
-    def _parts_of_data(self) -> tuple[Any, Any, Any]:
-        is_parts = isinstance(self.data, (tuple, list)) and not is_list_of_batches(self.data)
-        if not is_parts or not self.data or not is_array_tree(self.data[0]):
-            return self.data, None, None
-        if len(self.data) > 3:
+    @staticmethod
+    def _parts_of(data: Any) -> tuple[Any, Any, Any]:
+        is_parts = isinstance(data, (tuple, list)) and not is_list_of_batches(data)
+        if not is_parts or not data or not is_array_tree(data[0]):
+            return data, None, None
+        if len(data) > 3:
             raise ValueError("`data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. Received: "
-                             f"{errors.describe(self.data)}.")
-        x, y, sample_weight = (*self.data, None, None)[:3]
+                             f"{errors.describe(data)}.")
+        x, y, sample_weight = (*data, None, None)[:3]
         return x, y, sample_weight
 
-    def _source_of_data(self) -> Source:
-        x, y, sample_weight = self._parts_of_data()
-        source = adapt(x, y, sample_weight, steps=self.steps, processes=self.model.strategy.processes)
-        if source.is_one_shot:
+    def _sources_of_data(self) -> list[Source]:
+        sources = [adapt(*self._parts_of(data), steps=self.steps, processes=self.model.strategy.processes)
+                   for data in sets_of("data", self.data).values()]
+        if any(source.is_one_shot for source in sources):
             raise ValueError("`data` must be data that can be read again for each checkpoint. Received: a generator or "
                              "another iterator. Pass arrays, a `trainer.data.Dataset`, or an object whose `__iter__` "
                              "starts again.")
-        return source
+        return sources
 
     def _last_text(self) -> str:
         if not self.history:

@@ -71,6 +71,18 @@ class StateHolder:
         """Whether there are weights, or some are being made."""
         return self._making is not None or self._made is not None
 
+    def exchange_module(self, module: FunctionalModule) -> None:
+        """Makes the weights to come those of another module.
+
+        Raises:
+          RuntimeError: if there are weights.
+        """
+        if self.is_built:
+            raise RuntimeError("The model is built: layers cannot be added or removed. Make another model, such as "
+                               "`Sequential([*(layer.module for layer in model.layers), nn.Dense(10)])`, and give its "
+                               "layers the weights: `other.layers[0].set_weights(model.layers[0].get_weights())`.")
+        self._module = module
+
     # --- making ----------------------------------------------------------------------------------------------------
 
     def build(self, inputs: Any) -> None:

@@ -1,6 +1,6 @@
-"""The state and the weights of a model, and what `compile` configured, as users read, replace, save and load them.
+"""The state, the weights and the layers of a model, as users read, replace, save and load them.
 
-Owns that part of the public surface alone; `state_holder.py`, `weights.py` and `saved_model.py` do the work.
+Owns that part of the public surface alone; `state_holder.py`, `weights_io.py` and `saved_model.py` do the work.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
 from trainer.loop.run_context import RunContext
-from trainer.metrics import Metric
 from trainer.model import forward, saved_model, weights_io
 from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.model.types import ModuleLike
+from trainer.model.views.configured_model import ConfiguredModel
+from trainer.model.views.layers import ModelLayer, find
+from trainer.model.views.variables import ModelVariable
 from trainer.modules import CallKwargs, as_functional, render_summary, without_frozen
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
@@ -65,7 +67,7 @@ def trained_names(model: StatefulModel) -> set[str]:
 
 
 @with_entry_points
-class StatefulModel(OverridableSteps):
+class StatefulModel(ConfiguredModel, OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 
     def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
@@ -125,57 +127,6 @@ class StatefulModel(OverridableSteps):
                      for name in ("apply", "make_rng"))
         return forward.outputs_of(
             self.apply, self._configuration, state, x, training, may_compile=is_own and not is_traced)
-
-    # --- what `compile` configured ---------------------------------------------------------------------------------
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer with its learning rate, which can be read and set; a dict of them for named modules."""
-        return self._state_holder.attached_optimizer()
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """All metrics, as in Keras: the loss's, that of all metrics of `compile`, and those that are attributes.
-
-        A step of your own may update them and return `{metric.name: metric.result() for metric in self.metrics}`.
-        """
-        return [*self._configuration.tracked_metrics(),
-                *(value for value in vars(self).values() if isinstance(value, Metric))]
-
-    def reset_metrics(self) -> None:
-        """Resets the state of all `metrics`. Those that steps update begin again with each epoch by themselves."""
-        for metric in self.metrics:
-            metric.reset_state()
-
-    @property
-    def run_eagerly(self) -> bool:
-        """Whether steps run uncompiled."""
-        return self._configuration.options.eager
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles again."""
-        return self._configuration.trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        self._run_context.check_is_idle("Set `trainable`")
-        self._configuration.set_trainable(bool(value))
-
-    @property
-    def skip_non_finite(self) -> bool:
-        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step again.
-
-        The optimizer's state stays. The next `compile` sets it again.
-        """
-        return self._configuration.options.skip_non_finite
-
-    @skip_non_finite.setter
-    def skip_non_finite(self, value: bool) -> None:
-        if value != self.skip_non_finite:
-            self._run_context.check_is_idle("Set `skip_non_finite`")
-            self._configuration.set_skip_non_finite(bool(value))
-            self._state_holder.take_over_rules()
 
     # --- the state -------------------------------------------------------------------------------------------------
 
@@ -259,6 +210,62 @@ class StatefulModel(OverridableSteps):
     def count_params(self) -> int:
         """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
         return sum(leaf.size for leaf in weights_io.weights_of(self._state_holder.current))
+
+    @property
+    def weights(self) -> list[ModelVariable]:
+        """All weights, in the order of `get_weights`: the parameters, then the model state.
+
+        Those of the optimizer are in `model.optimizer.variables`.
+
+        Raises:
+          RuntimeError: if the model is not built.
+
+        Example:
+          >>> for weight in model.trainable_weights:  # doctest: +SKIP
+          ...     print(weight.path, weight.shape)
+        """
+        return [variable for _, variable in weights_io.variables_of(
+            self._state_holder, self._configuration, self._functional)]
+
+    @property
+    def trainable_weights(self) -> list[ModelVariable]:
+        """The parameters that the default train step trains: none that `freeze` names, or if not `trainable`."""
+        return [weight for weight in self.weights if weight.trainable]
+
+    @property
+    def non_trainable_weights(self) -> list[ModelVariable]:
+        """The parameters that stay as they are, and the model state, such as BatchNorm's running averages."""
+        return [weight for weight in self.weights if not weight.trainable]
+
+    variables, trainable_variables, non_trainable_variables = weights, trainable_weights, non_trainable_weights
+
+    @property
+    def layers(self) -> list[ModelLayer]:
+        """The layers that the module holds itself, in the order in which they are called; of named modules, these.
+
+        Each has `layers` in its turn. The layers of a stack are also known before the model is built; those of a Linen
+        module are made when it is called.
+
+        Raises:
+          RuntimeError: if the module is Linen's, no stack and not built.
+        """
+        return weights_io.layers_of(self._state_holder, self._configuration, self._functional)
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> ModelLayer:
+        """Returns a layer.
+
+        Args:
+          name: its path, such as "encoder" or "encoder/Dense_0"; `summary` shows them.
+          index: instead, its number in `layers`.
+
+        Raises:
+          ValueError: if there is none, or not just one of `name` and `index` is given.
+          RuntimeError: as `layers`.
+
+        Example:
+          >>> model.get_layer("encoder").set_weights(weights)  # doctest: +SKIP
+        """
+        return find(self.layers, name, index)
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: the parameters, then the model state."""

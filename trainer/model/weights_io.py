@@ -1,24 +1,28 @@
-"""A model's weights as a list and as a safetensors file.
+"""A model's weights as a list, as variables, by layer, and as a safetensors file.
 
 Owns the names of weights in files, and what replacing weights means for the rest of the state.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors, tree_paths
+from trainer.core import errors, replica_context, tree_paths
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
 from trainer.model import saved_model
+from trainer.model.configuration import Configuration
 from trainer.model.state_holder import StateHolder
+from trainer.model.views.layers import ModelLayer, outermost
+from trainer.model.views.variables import ModelVariable, cast_to
+from trainer.modules import FunctionalModule
 from trainer.optimizers.evaluation_params import map_averages
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path, open_arrays
@@ -40,17 +44,61 @@ def get_weights(holder: StateHolder) -> list[np.ndarray]:
 
 def set_weights(holder: StateHolder, weights: Sequence[Any]) -> None:
     """Replaces all weights; see `Model.set_weights`."""
-    leaves = weights_of(holder.current)
+    _set_some(holder, list(range(len(weights_of(holder.current)))), weights, "the model")
+
+
+def variables_of(
+    holder: StateHolder, configuration: Configuration, module: FunctionalModule
+) -> list[tuple[str, ModelVariable]]:
+    """Returns each weight, in the order of `get_weights`, with its path as its layer has it."""
+    state = holder.state_or_shapes
+    params, model_state = tree_paths.named_leaves(state.params), tree_paths.named_leaves(state.model_state)
+
+    def variable(number: int, path: str, is_trained: bool) -> ModelVariable:
+        return ModelVariable(path, number, is_trained, functools.partial(_read, holder, number),
+                             lambda value: _replace(holder, [(number, value)]))
+
+    trained = {path: configuration.trainable and not configuration.options.is_frozen(path) for path in params}
+    variables = [variable(number, *each) for number, each in enumerate(
+        [*trained.items(), *((path, False) for path in model_state)])]
+    return list(zip([*params, *map(module.layer_path, model_state)], variables, strict=True))
+
+
+def layers_of(holder: StateHolder, configuration: Configuration, module: FunctionalModule) -> list[ModelLayer]:
+    """Returns the layers that a module holds itself; see `Model.layers`."""
+    if holder.is_built:
+        with replica_context.enter(replica_context.context_outside(holder.inputs)):
+            found = module.layers(holder.inputs)
+    else:
+        found = module.layers()
+
+    def variables() -> list[tuple[str, ModelVariable]]:
+        return variables_of(holder, configuration, module) if holder.is_built else []
+
+    def write(written: Sequence[ModelVariable], weights: Any) -> None:
+        _set_some(holder, [variable.number for variable in written], weights, "the layer")
+
+    inside = [layer for layer in found if layer.path]
+    return outermost(inside or found, variables, write)
+
+
+def _read(holder: StateHolder, number: int) -> jax.Array:
+    return weights_of(holder.shown)[number]
+
+
+def _set_some(holder: StateHolder, numbers: Sequence[int], weights: Any, owner: str) -> None:
+    """Replaces the weights of some numbers in `get_weights`; what is not to be replaced is checked before."""
+    leaves = [weights_of(holder.current)[number] for number in numbers]
     if not isinstance(weights, (list, tuple)):
         raise errors.wrong_type("weights", weights, "a list of arrays, as `get_weights` returns it")
     if len(weights) != len(leaves):
-        raise ValueError(f"`weights` has {len(weights)} arrays, but the model has {len(leaves)}.")
+        raise ValueError(f"`weights` has {len(weights)} arrays, but {owner} has {len(leaves)}.")
     for index, (leaf, weight) in enumerate(zip(leaves, weights, strict=True)):
         if np.shape(weight) != leaf.shape:
-            raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but the model's has {leaf.shape}.")
+            raise ValueError(f"`weights[{index}]` has shape {np.shape(weight)}, but {owner}'s has {leaf.shape}.")
     # Copies: JAX would use the memory of the user's arrays on CPU.
-    _replace(holder, ((index, _cast(f"weights[{index}]", np.array(weight), leaf.dtype))
-                      for index, (weight, leaf) in enumerate(zip(weights, leaves, strict=True))))
+    _replace(holder, ((number, cast_to(f"weights[{index}]", np.array(weight), leaf.dtype)) for index, (
+        number, weight, leaf) in enumerate(zip(numbers, weights, leaves, strict=True))))
 
 
 def save_weights(holder: StateHolder, filepath: str | os.PathLike[str], overwrite: bool) -> None:
@@ -80,7 +128,7 @@ def load_weights(holder: StateHolder, filepath: str | os.PathLike[str], patterns
                               patterns)
         report.raise_unless_complete(partial)
         numbers = {name: index for index, name in enumerate(weights)}
-        _replace(holder, ((numbers[name], _cast(name, file[name], weights[name].dtype)) for name in report.matched))
+        _replace(holder, ((numbers[name], cast_to(name, file[name], weights[name].dtype)) for name in report.matched))
     return report
 
 
@@ -133,23 +181,6 @@ def _check_holds_weights(path: str, metadata: Mapping[str, str]) -> None:
     if metadata.get("package") == export.PACKAGE and metadata.get(_VERSION_KEY) != str(FORMAT_VERSION):
         raise ValueError(f"{path!r} has version {metadata.get(_VERSION_KEY)} of the format of weights. This trainer "
                          f"knows version {FORMAT_VERSION}. Install the version that wrote the file.")
-
-
-def _cast(name: str, values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns values in another dtype; raises ValueError for what that cannot hold."""
-    if values.dtype == dtype:
-        return values
-    if np.iscomplexobj(values) and not jnp.issubdtype(dtype, np.complexfloating):
-        raise ValueError(f"The array {name!r} has complex numbers, whose imaginary parts the model's {np.dtype(dtype)} "
-                         "cannot hold. Give real numbers.")
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = values.astype(dtype)
-        is_float = jnp.issubdtype(dtype, np.inexact)
-        kept = np.isfinite(cast) | ~np.isfinite(values) if is_float else cast.astype(values.dtype) == values
-    if not kept.all():
-        raise ValueError(f"The array {name!r} has numbers that are too large for the model's {np.dtype(dtype)}; they "
-                         f"are {values.dtype}. Compile the model with a wider `precision`.")
-    return cast
 
 
 def _placed_like(leaf: jax.Array, values: np.ndarray) -> jax.Array:

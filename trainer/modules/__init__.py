@@ -7,7 +7,8 @@ from trainer.modules.base import FunctionalModule
 from trainer.modules.calling.call_arguments import CallKwargs, MakeKey
 from trainer.modules.conversion import as_functional
 from trainer.modules.named import NamedFunctional
+from trainer.modules.sequential import EmptyStack
 from trainer.modules.summary import CallObserver, LayerRow, render_summary, shapes_text, without_frozen
 
-__all__ = ["CallKwargs", "CallObserver", "FunctionalModule", "LayerRow", "MakeKey", "NamedFunctional", "as_functional",
-           "render_summary", "shapes_text", "without_frozen"]
+__all__ = ["CallKwargs", "CallObserver", "EmptyStack", "FunctionalModule", "LayerRow", "MakeKey", "NamedFunctional",
+           "as_functional", "render_summary", "shapes_text", "without_frozen"]

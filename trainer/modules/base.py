@@ -14,7 +14,7 @@ import jax
 
 from trainer.core.types import Layout, PyTree
 from trainer.modules.calling.call_arguments import MakeKey
-from trainer.modules.summary import CallObserver, CallRecorder, LayerRow
+from trainer.modules.summary import CallObserver, CallRecorder, LayerRow, ModuleLayer
 
 IsFrozen = Callable[[str], bool]
 """Tells by its path, such as "encoder/Dense_0/kernel", whether a parameter stays as it is."""
@@ -125,6 +125,24 @@ class FunctionalModule(abc.ABC):
         """
         recorder = CallRecorder(inputs)
         return recorder.rows(*self.observe_calls(inputs, recorder))
+
+    @abc.abstractmethod
+    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+        """Returns the module itself and all layers in it, outer layers before the layers in them, as they are called.
+
+        Args:
+          inputs: as in `summary_rows`. None for what is known without a call: of a Linen module the layers of a stack.
+        """
+
+    def layer_path(self, path: str) -> str:
+        """Returns the path of a leaf of the state as its layer has it: without a collection, as parameters are named.
+
+        >>> from flax import linen as nn
+        >>> from trainer.modules import as_functional
+        >>> as_functional(nn.BatchNorm()).layer_path("batch_stats/BatchNorm_0/mean")
+        'BatchNorm_0/mean'
+        """
+        return path
 
     @abc.abstractmethod
     def absorb(self, params: dict, model_state: dict) -> None:

@@ -58,6 +58,8 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
     if eval_module is not None:
         return TwoPhaseFunctional(as_functional(module, CallKwargs(train=call_kwargs.train)),
                                   as_functional(eval_module, CallKwargs(eval=call_kwargs.eval)))
+    if isinstance(module, FunctionalModule):
+        return module
     if isinstance(module, nn.Module):
         return LinenFunctional(module, call_kwargs)
     if is_nnx_module(module):

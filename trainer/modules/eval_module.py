@@ -15,7 +15,7 @@ from trainer.core.tree_paths import named_leaves
 from trainer.core.types import Layout, PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen
 from trainer.modules.calling.call_arguments import MakeKey
-from trainer.modules.summary import CallObserver
+from trainer.modules.summary import CallObserver, ModuleLayer
 
 
 class TwoPhaseFunctional(FunctionalModule):
@@ -94,6 +94,14 @@ class TwoPhaseFunctional(FunctionalModule):
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
         """See the base class."""
         return self._trained.observe_calls(inputs, observer)
+
+    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+        """See the base class."""
+        return self._trained.layers(inputs)
+
+    def layer_path(self, path: str) -> str:
+        """See the base class."""
+        return self._trained.layer_path(path)
 
 
 def _differing(these: PyTree, others: PyTree) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 
 import jax
@@ -26,7 +27,8 @@ from trainer.modules.calling.call_arguments import CallKwargs, MakeKey, call_arg
 from trainer.modules.calling.mode_check import ModeCheck
 from trainer.modules.linen_calls import LinenCalls, StreamWanted, holds_configured_batch_norm
 from trainer.modules.remat import Rematerialisation
-from trainer.modules.summary import CallObserver
+from trainer.modules.sequential import LinenStack
+from trainer.modules.summary import CallObserver, ModuleLayer
 
 _NO_KWARGS = CallKwargs()
 
@@ -149,6 +151,35 @@ class LinenFunctional(FunctionalModule):
             params, collections, _ = observer.trace(lambda batch: self._create(jax.random.key(0), batch), inputs)
         return params, list(collections.values())
 
+    @on_mesh_of_strategy()
+    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+        """See the base class. What has no weights is there too, and so are the functions of a stack."""
+        module, found = self._module, {"": self._module}
+        if isinstance(module, LinenStack):
+            # The names by which Flax keeps them; one that is there twice has one name.
+            owners = {id(layer): name for name, layer in reversed(list(zip(module.names, module.layers, strict=True)))}
+            found |= {owners[id(layer)]: layer for layer in module.layers}
+        elif inputs is None:
+            raise RuntimeError(f"The layers of {self.name!r} are made when it is called, and it is not built. Call "
+                               "`build(sample)` with some rows of inputs, or `fit`.")
+        if inputs is None:
+            return list(starmap(ModuleLayer, found.items()))
+
+        def record(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+            layer, path = context.module, context.module.path
+            for end in range(1, len(path) + 1):  # a layer whose `__call__` is not called may hold others that are
+                if (name := SEPARATOR.join(path[:end])) not in found:
+                    found[name] = _ancestor(layer, len(path) - end).unbind()[0]
+            return next_call(*args, **kwargs)
+
+        with nn.intercept_methods(record):
+            jax.eval_shape(lambda batch: self._create(jax.random.key(0), batch), inputs)
+        return list(starmap(ModuleLayer, found.items()))
+
+    def layer_path(self, path: str) -> str:
+        """See the base class."""
+        return path.partition(SEPARATOR)[2]
+
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:
         make_key = functools.partial(key_for, key)
         create = nn.init_with_output(self._call(inputs, False, make_key), self._module, mutable=DenyList(INTERMEDIATES))
@@ -169,6 +200,13 @@ class LinenFunctional(FunctionalModule):
     def _call(self, inputs: PyTree, training: bool, make_key: MakeKey) -> Callable[[nn.Module], Any]:
         args, kwargs = call_arguments(self._module, inputs, training, make_key, self._call_kwargs.of(training))
         return lambda module: module(*args, **kwargs)
+
+
+def _ancestor(layer: Any, levels: int) -> nn.Module:
+    """Returns the module that a bound layer is in, so many levels up."""
+    for _ in range(levels):
+        layer = layer.parent
+    return layer
 
 
 def _with_streams(streams: list[str], call: Callable[[list[str]], Any]) -> Any:

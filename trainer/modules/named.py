@@ -15,7 +15,7 @@ from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree
 from trainer.modules.base import FunctionalModule, IsFrozen, key_for
 from trainer.modules.calling.call_arguments import MakeKey
-from trainer.modules.summary import CallObserver, LayerRow, Path
+from trainer.modules.summary import CallObserver, LayerRow, ModuleLayer, Path
 
 
 class NamedFunctional(FunctionalModule):
@@ -148,6 +148,16 @@ class NamedFunctional(FunctionalModule):
         self._check_names(inputs)
         return [row._replace(path="/".join(filter(None, (name, row.path))))
                 for name, part in self.parts.items() for row in part.summary_rows(inputs[name])]
+
+    def layers(self, inputs: Mapping[str, Any] | None = None) -> list[ModuleLayer]:
+        """Returns each module, and the layers in it; there is no module around them."""
+        return [layer._replace(path=SEPARATOR.join(filter(None, (name, layer.path))))
+                for name, part in self.parts.items() for layer in part.layers(None if inputs is None else inputs[name])]
+
+    def layer_path(self, path: str) -> str:
+        """See the base class."""
+        name, _, rest = path.partition(SEPARATOR)
+        return f"{name}{SEPARATOR}{self.parts[name].layer_path(rest)}"
 
     def _check_names(self, inputs: PyTree) -> None:
         if not isinstance(inputs, Mapping):

@@ -36,8 +36,9 @@ from trainer.modules.calling.mode_check import ModeCheck
 from trainer.modules.linen_calls import LinenCalls
 from trainer.modules.nnx_batch_norm import params_of_nnx_batch_norms, replace_nnx_batch_norms, set_nnx_policy
 from trainer.modules.nnx_compute_dtype import set_nnx_compute_dtype
+from trainer.modules.nnx_sequential import NNXStack
 from trainer.modules.remat import Rematerialisation, call_layer, rematerialise, take_out
-from trainer.modules.summary import CallObserver
+from trainer.modules.summary import CallObserver, CallRecorder, ModuleLayer
 
 Path = tuple[Any, ...]
 
@@ -282,6 +283,25 @@ class NNXFunctional(FunctionalModule):
         """See the base class; random streams are no state, so sharing them splits nothing."""
         return (id(node) for _, node in nnx.iter_graph(self.module)
                 if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
+
+    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+        """See the base class. Lists and dicts of layers are none, and what is not called comes last."""
+        held: dict[str, Any] = {_joined(path): layer for path, layer in nnx.iter_modules(self.module)
+                                if not isinstance(layer, (nnx.List, nnx.Dict))}
+        if isinstance(self.module, NNXStack):  # whose functions are layers, too
+            held |= {f"layers/{index}": layer for index, layer in enumerate(self.module.layers)
+                     if id(layer) not in map(id, held.values())}
+            first = sorted((path for path in held if path.count(SEPARATOR) == 1), key=lambda path: int(path[7:]))
+        else:
+            first = []
+        called = []
+        if inputs is not None:
+            recorder = CallRecorder(inputs)
+            self.observe_calls(inputs, recorder)
+            called = recorder.paths
+        outer_first = [_joined(path[:end]) for path in called for end in range(len(path) + 1)]
+        return [ModuleLayer(path, held[path]) for path in dict.fromkeys(["", *first, *outer_first, *sorted(held)])
+                if path in held]
 
     @on_mesh_of_strategy()
     def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:

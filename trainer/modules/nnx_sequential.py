@@ -17,10 +17,12 @@ from trainer.modules.sequential import call_in_turn
 
 def nnx_stack(layers: Sequence[Callable[..., Any]]) -> nnx.Module:
     """Returns an NNX module that holds `layers` and applies them one after another."""
-    return _NNXStack(layers)
+    return NNXStack(layers)
 
 
-class _NNXStack(nnx.Module):
+class NNXStack(nnx.Module):
+    """What `nnx_stack` returns."""
+
     def __init__(self, layers: Sequence[Callable[..., Any]]):
         self.layers = nnx.List(layers)
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from flax import linen as nn
 
 from trainer.core.types import PyTree
+from trainer.modules.base import FunctionalModule
 from trainer.modules.calling.call_arguments import MakeKey, call_arguments
 from trainer.modules.calling.nnx_types import is_nnx_module
 from trainer.modules.remat import call_function
+from trainer.modules.summary import CallObserver, ModuleLayer
 
 
 def call_in_turn(layers: Sequence[Callable[..., Any]], inputs: PyTree, training: bool, make_key: MakeKey) -> Any:
@@ -46,10 +48,12 @@ def linen_stack(layers: Sequence[Callable[..., Any]]) -> nn.Module:
 
     Its parameters are named as in `nn.Sequential` ("layers_0"), or by a layer's own name, if any.
     """
-    return _LinenStack(tuple(layers))
+    return LinenStack(tuple(layers))
 
 
-class _LinenStack(nn.Module):
+class LinenStack(nn.Module):
+    """What `linen_stack` returns."""
+
     layers: tuple[Callable[..., Any], ...]
 
     # Read by Flax: a layer keeps the name it was given.
@@ -58,3 +62,34 @@ class _LinenStack(nn.Module):
     @nn.compact
     def __call__(self, inputs: PyTree, training: bool) -> Any:
         return call_in_turn(self.layers, inputs, training, self.make_rng)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each layer."""
+        return [(isinstance(layer, nn.Module) and layer.name) or f"layers_{index}"
+                for index, layer in enumerate(self.layers)]
+
+
+class EmptyStack(FunctionalModule):
+    """A stack that has no layers yet: it can be asked for them, and nothing else."""
+
+    name = "sequential"
+
+    def init(self, key: jax.Array, inputs: PyTree, initial_values: PyTree = None) -> NoReturn:
+        """Raises ValueError."""
+        raise ValueError("The model has no layers. Call `add(layer)`, or give them to `Sequential([...])`.")
+
+    def apply(self, params: dict, model_state: dict, inputs: PyTree, **options: Any) -> NoReturn:
+        """Raises ValueError."""
+        self.init(jax.random.key(0), inputs)
+
+    def observe_calls(self, inputs: PyTree, observer: CallObserver) -> tuple[dict, list[dict]]:
+        """See the base class."""
+        return {}, []
+
+    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+        """See the base class."""
+        return []
+
+    def absorb(self, params: dict, model_state: dict) -> None:
+        """Does nothing: there are no values."""

@@ -49,6 +49,18 @@ class CallObserver(Protocol):
         """Notes what the call returned, the last one begun that has not ended; returns what stands in its place."""
 
 
+class ModuleLayer(NamedTuple):
+    """A layer of a module.
+
+    Attributes:
+      path: the names that lead to the layer, joined by "/"; empty for the module itself.
+      module: the user's object or function, or a module of the same class with the same arguments.
+    """
+
+    path: str
+    module: Any
+
+
 class CallRecorder:
     """Collects the layers that are called, in the order in which their calls begin.
 
@@ -60,6 +72,11 @@ class CallRecorder:
         leaves = jax.tree.leaves(inputs)
         self._rows = leaves[0].shape[0] if leaves and leaves[0].ndim else None
         self._layers: dict[Path, tuple[str, str]] = {}
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of the layers."""
+        return list(self._layers)
 
     def trace(self, function: Callable[..., Any], *args: Any) -> Any:
         """See `CallObserver`."""

@@ -63,9 +63,7 @@ class CompileOptions:
         arguments.check_count("microbatches", microbatches, 1)
         arguments.require_bool(remat=remat, skip_non_finite=skip_non_finite, deterministic=deterministic)
         is_eager = bool(run_eagerly) or jit_compile is False
-        if deterministic and is_eager:
-            raise ValueError("`deterministic=True` is about how steps are compiled, and `run_eagerly=True` does not "
-                             "compile them. Give one of them.")
+        check_eager(is_eager, deterministic)
         if not isinstance(data_on_device, bool) and data_on_device != "auto":
             raise ValueError(f"`data_on_device` must be True, False or 'auto'. Received: {data_on_device!r}.")
         return cls(
@@ -132,6 +130,13 @@ class CompileOptions:
         for given, (is_given, fix) in fixes.items():
             if is_given:
                 raise ValueError(f"`compile({given})` cannot be used under ParameterServerStrategy: {fix}.")
+
+
+def check_eager(eager: bool, deterministic: bool) -> None:
+    """Raises ValueError for steps that are to run uncompiled, and to be compiled in a certain way."""
+    if deterministic and eager:
+        raise ValueError("`deterministic=True` is about how steps are compiled, and `run_eagerly=True` does not "
+                         "compile them. Give one of them.")
 
 
 def _checked_decay(ema_decay: Any) -> float | None:

@@ -174,6 +174,11 @@ class CompileMetrics(Metric, is_composite=True):
         self._compiled = compiled
 
     @property
+    def names(self) -> list[str]:
+        """The names of the metrics, without those of their outputs; empty until the first batch."""
+        return [metric.name for metric in self._compiled.metrics]
+
+    @property
     def variables(self) -> list[Variable]:
         return [variable for metric in self._compiled.metrics for variable in metric.variables]
 

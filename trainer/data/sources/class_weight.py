@@ -43,8 +43,9 @@ class ClassWeights:
         """Returns the weight of each row; float32, shape `(rows,)`.
 
         Args:
-          y: labels of shape `(rows,)` or `(rows, 1)`; or of shape `(rows, classes)`, each row one-hot or another
-            distribution, such as a smoothed label, of which the likeliest class counts. A numpy array.
+          y: labels of shape `(rows,)` or `(rows, 1)`, which are rounded; or of shape `(rows, classes)`, each row
+            one-hot or another distribution, such as a smoothed label, of which the likeliest class counts. A NumPy
+            array.
 
         Raises:
           DataError: `y` is not one array of such a shape, or a row with several numbers is no distribution.
@@ -55,6 +56,8 @@ class ClassWeights:
             raise DataError("`class_weight` needs `y` of shape (rows,), (rows, 1) or (rows, classes). "
                             f"Received: {describe(y)}. Pass `sample_weight` instead.")
         labels = _likeliest_classes(y) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1)
+        if labels.dtype.kind == "f":  # a smoothed label counts as the class that it is nearest to, as in Keras
+            labels = np.round(labels)
         slots = np.searchsorted(self._labels, labels).clip(max=len(self._labels) - 1)
         return np.where(self._labels[slots] == labels, self._weights[slots], np.float32(1.0))
 

@@ -9,7 +9,6 @@ import collections
 import contextlib
 import math
 import os
-import shutil
 import string
 import warnings
 from collections.abc import Iterable, Mapping
@@ -18,15 +17,15 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from trainer.callbacks.base.callback import Logs, adds_logs
-from trainer.callbacks.base.interactive_logging import print_message
-from trainer.callbacks.base.monitor_callback import Mode, MonitorCallback
+from trainer.callbacks.base.callback import Logs
+from trainer.callbacks.base.monitor_callback import Mode
+from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves, delete
 from trainer.core import arguments
 from trainer.core.file_suffixes import check_suffix
-from trainer.core.types import Phase, Verbose
+from trainer.core.types import Verbose
 
 
-class ModelCheckpoint(MonitorCallback):
+class ModelCheckpoint(PeriodicSaves):
     """Saves the model, or its weights, after epochs or every so many batches.
 
     Of several processes all call the model's methods; the first makes folders and deletes files. What is written is
@@ -75,11 +74,7 @@ class ModelCheckpoint(MonitorCallback):
     Source: Keras 3's callback of this name, without `max_to_keep`.
     """
 
-    state_attributes = (
-        "best", "_current_epoch", "_last_batch_seen", "_batches_seen_since_last_saving", "_kept", "_number")
-
-    saves = True
-    stops_consistently = True
+    state_attributes = (*PeriodicSaves.counters, "_kept", "_number")
 
     def __init__(
         self,
@@ -96,7 +91,7 @@ class ModelCheckpoint(MonitorCallback):
     ):
         if initial_value_threshold is not None:  # by this name, and not the base's
             arguments.require_number(initial_value_threshold=initial_value_threshold)
-        super().__init__("" if monitor is None else monitor, mode, initial_value_threshold)
+        super().__init__("" if monitor is None else monitor, mode, initial_value_threshold, save_freq, verbose)
         if save_best_only and monitor is None:
             raise ValueError("`save_best_only=True` needs a `monitor`, the name of the log that says which is best.")
         arguments.require_bool(save_best_only=save_best_only, save_weights_only=save_weights_only)
@@ -104,16 +99,11 @@ class ModelCheckpoint(MonitorCallback):
         self.filepath = arguments.as_path("filepath", filepath)
         check_suffix("filepath", self.filepath, ".safetensors", or_folder=not save_weights_only)
         _check_format(self.filepath)
-        self.verbose = arguments.check_verbose(verbose)
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
-        self.save_freq: str | int = arguments.as_count_or_word("save_freq", save_freq, ["epoch"])
         self.max_to_keep = max_to_keep
         self._needs_value = save_best_only or (monitor is not None and max_to_keep is not None)
         self._monitor_comes = False  # whether some epoch's logs will have the monitor
-        self._current_epoch: int | None = None
-        self._last_batch_seen = -1
-        self._batches_seen_since_last_saving = 0
         self._kept: list[list[Any]] = []  # [path, number, monitored value or None] of each file that is there
         self._number = 0  # of files that were written
 
@@ -149,32 +139,6 @@ class ModelCheckpoint(MonitorCallback):
         for name in _fields(self.filepath):
             if name not in known:
                 raise self._format_error(name)
-
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        self._current_epoch = None
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        if epoch != self._current_epoch:  # else a resumed run goes on with an epoch that it had begun
-            self._current_epoch, self._last_batch_seen = epoch, -1
-
-    def next_sync_step(self, phase: Phase, batch: int) -> int | None:
-        if phase != "train" or not isinstance(self.save_freq, int):
-            return None
-        return batch + self.save_freq - self._batches_seen_since_last_saving - 1
-
-    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
-        if phase != "train" or not isinstance(self.save_freq, int):
-            return
-        self._batches_seen_since_last_saving += batch - self._last_batch_seen
-        self._last_batch_seen = batch
-        if self._batches_seen_since_last_saving >= self.save_freq:
-            self._batches_seen_since_last_saving = 0
-            self._save_if_due(self._current_epoch or 0, batch, {} if logs is None else logs)
-
-    @adds_logs()
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        if self.save_freq == "epoch":
-            self._save_if_due(epoch, None, {} if logs is None else logs)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)
@@ -226,10 +190,6 @@ class ModelCheckpoint(MonitorCallback):
             raise IsADirectoryError("Please specify a non-directory filepath for ModelCheckpoint. Filepath used is an "
                                     f"existing directory: {path}") from error
 
-    def _say(self, epoch: int, text: str) -> None:
-        if self.verbose > 0:
-            print_message(f"\nEpoch {epoch + 1}: {text}")
-
     # --- names -----------------------------------------------------------------------------------------------------
 
     def _path(self, epoch: int, batch: int | None, logs: Any) -> str:
@@ -263,7 +223,7 @@ class ModelCheckpoint(MonitorCallback):
             worst = min(self._kept[:-1], key=self._rank)
             self._kept.remove(worst)
             if jax.process_index() == 0:
-                _delete(worst[0])
+                delete(worst[0], "ModelCheckpoint")
 
     def _rank(self, entry: list[Any]) -> tuple[float, ...]:
         """Returns what is less for a file that is to go sooner: without a value, and then the older."""
@@ -294,15 +254,3 @@ def _fields(filepath: str) -> set[str]:
     """Returns the names in a format string, without attributes and indices of them."""
     fields = [field for _, field, _, _ in string.Formatter().parse(filepath) if field is not None]
     return {field.partition(".")[0].partition("[")[0] for field in fields}
-
-
-def _delete(path: str) -> None:
-    try:
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        else:
-            os.remove(path)
-    except FileNotFoundError:
-        pass  # deleted already, such as by the run that was resumed
-    except OSError as error:
-        warnings.warn(f"`ModelCheckpoint` cannot delete {path!r}: {error}", UserWarning, stacklevel=2)
