@@ -66,6 +66,7 @@ INPUTS = {
     "counts": lambda r, n: (r.integers(0, 5, (n, 3)), abs(moderate(r, n, 3))),
     "signs": lambda r, n: (r.choice([-1, 1], (n, 3)), numbers(r, n, 3)),
     "bits and numbers": lambda r, n: (bits(r, n, 3), numbers(r, n, 3)),
+    "bits and moderate numbers": lambda r, n: (bits(r, n, 3), moderate(r, n, 3)),
     "bits": lambda r, n: (bits(r, n, 3), shares(r, n, 3)),
     "bit column": lambda r, n: (bits(r, n), shares(r, n, 1)),
     "bit per row": lambda r, n: (bits(r, n), shares(r, n)),
