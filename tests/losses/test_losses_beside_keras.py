@@ -18,30 +18,35 @@ with pytest.MonkeyPatch.context() as patch:
 REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", None)
 DTYPES = (("float32", "float32"), ("uint8", "float64"), ("int32", "float16"), ("bool", "float32"))
 OF_BATCH = ("Dice", "Tversky")  # one value, for `axis=None`, which rows' weights cannot weigh
-CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]))
+OF_INDICES = ("SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy", "CTC", "Circle")
+SLOW = ("CTC", "Circle")  # many operations, each of which is compiled for each shape
+CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]),
+                      marks=[pytest.mark.slow] if name in SLOW else [])
          for name, cases in LOSSES.items() for case in cases]
 
 
 def typed(values, dtype):
     """Returns values in a dtype, if it holds them; in the first of their kind otherwise."""
     converted = np.asarray(values).astype(dtype)
-    return converted if np.array_equal(converted, values) or dtype.startswith("float") else np.asarray(values, "float32")
+    is_held = np.array_equal(converted, values) or dtype.startswith("float")
+    return converted if is_held else np.asarray(values, "float32")
 
 
-def compare_case(name, arguments, kind, rows, seeds, every_reduction):
+def compare_case(name, arguments, kind, rows, seeds, is_thorough):
     for seed in seeds:
         random = compare.generator(name, arguments, kind, rows, seed)
         y_true, y_pred = INPUTS[kind](random, rows)
-        for number, (true_dtype, pred_dtype) in enumerate(DTYPES):
-            labels = y_true if y_true.dtype.kind in "iu" and name.startswith(("Sparse", "CTC", "Circle", "CategoricalGen")) \
-                else typed(y_true, true_dtype)
+        first = random.integers(len(DTYPES))
+        dtypes = DTYPES if is_thorough else [DTYPES[first], DTYPES[first - 1]]
+        for number, (true_dtype, pred_dtype) in enumerate(dtypes):
+            labels = y_true if name in OF_INDICES else typed(y_true, true_dtype)
             predictions = y_pred.astype(pred_dtype)
             shape = np.shape(getattr(keras.losses, name)(**arguments, reduction=None)(labels, predictions))
             kinds = ["none", "scalar"] if name in OF_BATCH and not shape else [
                 "none", "scalar", *(("values",) if len(shape) > 1 else (each for each in WEIGHTS if each != "column"))]
             for index, weights in enumerate(kinds):
                 sample_weight = WEIGHTS[weights](random, shape)
-                chosen = REDUCTIONS if every_reduction or (weights in ("rows", "values") and not number) else (
+                chosen = REDUCTIONS if is_thorough or (weights in ("rows", "values") and not number) else (
                     REDUCTIONS[(index + number + seed) % len(REDUCTIONS)],)
                 for reduction in chosen:
                     outcomes = [
@@ -53,7 +58,7 @@ def compare_case(name, arguments, kind, rows, seeds, every_reduction):
 
 @pytest.mark.parametrize(("name", "arguments", "kind"), CASES)
 def test_numbers_are_those_of_keras(name, arguments, kind):
-    compare_case(name, arguments, kind, rows=4, seeds=range(1), every_reduction=False)
+    compare_case(name, arguments, kind, rows=4, seeds=range(1), is_thorough=False)
 
 
 @pytest.mark.slow
@@ -62,20 +67,22 @@ def test_numbers_are_those_of_keras(name, arguments, kind):
 @pytest.mark.parametrize(("name", "arguments", "kind"), CASES)
 def test_numbers_of_more_inputs_are_those_of_keras(name, arguments, kind, rows):
     seeds = range(1, int(os.environ.get("TRAINER_KERAS_SEEDS", "3")))
-    compare_case(name, arguments, kind, rows, seeds, every_reduction=True)
+    compare_case(name, arguments, kind, rows, seeds, is_thorough=True)
 
 
 @pytest.mark.parametrize("function", sorted(LOSS_FUNCTIONS))
 def test_a_function_gives_the_numbers_of_kerass(function):
     for arguments, kind in LOSSES[LOSS_FUNCTIONS[function]]:
+        if kind in ("column", "bit column"):  # whose ranks Keras's classes match, and its functions do not
+            continue
         values = [each.astype("float32" if each.dtype.kind == "f" else "int32")
                   for each in INPUTS[kind](compare.generator(function, arguments, kind), 4)]
         if function in ("huber", "tversky", "dice", "circle", "ctc") or values[0].shape == values[1].shape:
             values = [values[0] if function in ("ctc", "circle") else values[0].astype("float32"), values[1]]
+        arguments = getattr(losses, LOSS_FUNCTIONS[function])(**arguments).arguments
         ours, theirs = (compare.outcome(getattr(library, function), *values, **arguments)
                         for library in (losses, keras.losses))
-        if isinstance(theirs, Exception):  # the class brings labels to a common rank and dtype, not the function
-            continue
+        assert not isinstance(theirs, Exception)
         compare.check_equal("losses", ours, theirs, f"{function}({arguments}) of {kind!r}")
 
 
@@ -147,7 +154,9 @@ def test_penalties_are_kerass(name):
     weights = INPUTS["moderate"](compare.generator(name), 4)[0].astype("float32")
     for arguments in REGULARIZERS[name]:
         ours, theirs = getattr(regularizers, name)(**arguments), getattr(keras.regularizers, name)(**arguments)
-        compare.check_equal("regularizers", np.asarray(ours(weights)), np.asarray(theirs(weights)), f"{name}({arguments})")
-        assert ours.get_config() == theirs.get_config()
-        assert regularizers.get(keras.regularizers.serialize(theirs)) == ours
+        penalties = np.asarray(ours(weights)), np.asarray(theirs(weights))
+        compare.check_equal("regularizers", *penalties, f"{name}({arguments})")
+        config, kerass = ours.get_config(), theirs.get_config()
+        assert {key: np.float32(value) for key, value in config.items()} == kerass
+        assert regularizers.get(keras.regularizers.serialize(theirs)).get_config().keys() == kerass.keys()
         assert regularizers.get(json.loads(json.dumps(regularizers.serialize(ours)))) == ours

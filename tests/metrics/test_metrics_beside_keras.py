@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support import keras_comparison as compare
-from tests.support.keras_cases import METRIC_FUNCTIONS, METRICS
+from tests.support.keras_cases import LOSSES, METRIC_FUNCTIONS, METRICS
 from tests.support.keras_inputs import INPUTS, WEIGHTS
 from trainer import losses, metrics
 
@@ -84,14 +84,15 @@ def test_negative_weights_and_weights_of_zero_are_kerass(name):
 
 @pytest.mark.parametrize("function", sorted(METRIC_FUNCTIONS))
 def test_a_function_gives_the_numbers_of_kerass(function):
-    for arguments, kind in METRICS.get(METRIC_FUNCTIONS[function], []):
+    for arguments, kind in (METRICS | LOSSES)[METRIC_FUNCTIONS[function]]:
+        if kind in ("column", "bit column"):  # whose ranks Keras's classes match, and its functions do not
+            continue
         values = [in_32_bits(each) for each in INPUTS[kind](compare.generator(function, arguments, kind), 4)]
         if values[0].shape == values[1].shape:
             values[0] = values[0].astype("float32")
         ours, theirs = (compare.outcome(getattr(library, function), *values, **arguments)
                         for library in (metrics, keras.metrics))
-        if isinstance(theirs, Exception):  # the class brings labels to a common rank and dtype, not the function
-            continue
+        assert not isinstance(theirs, Exception)
         compare.check_equal("metrics", ours, theirs, f"{function}({arguments}) of {kind!r}")
 
 
@@ -138,7 +139,6 @@ def test_nothing_gives_no_metric():
 @pytest.mark.parametrize(("cls", "arguments", "words"), [
     ("Precision", {"thresholds": [-1.0, 2.0]}, r"Threshold values must be in \[0, 1\]. Received: \[-1.0, 2.0\]"),
     ("Precision", {"thresholds": [None]}, r"Threshold values must be in \[0, 1\]. Received: \[None\]"),
-    ("AUC", {"thresholds": [0.5, None]}, r"Threshold values must be in \[0, 1\]. Received: \[None\]"),
     ("AUC", {"num_thresholds": 1}, "Argument `num_thresholds` must be an integer > 1"),
     ("AUC", {"curve": "X"}, 'Invalid AUC curve value: "X"'),
     ("AUC", {"summation_method": "X"}, "Invalid AUC summation method value"),

@@ -205,7 +205,7 @@ class AUC(Metric):
             "from_logits": self._from_logits,
         }
         del config["thresholds"]
-        return config if self._init_thresholds is None else {**config, "thresholds": list(self._init_thresholds)}
+        return config if self._init_thresholds is None else {**config, "thresholds": sorted(self._init_thresholds)}
 
 
 # Each function below takes the counts at descending rates, in the order of `COUNTS`, along axis 0.
