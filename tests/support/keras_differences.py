@@ -85,7 +85,7 @@ DIFFERENCES: tuple[Difference, ...] = (
             np.array([[1.0], [0.0]], "float32"), np.array([[0.0], [1.0]], "float32"))),
     Difference(
         "losses", "`BinaryCrossentropy`, `Huber` and others",
-        "Values such as `label_smoothing=2.0` or `delta=-1.0` pass.", "ValueError, which says what the argument may be.",
+        "Values such as `label_smoothing=2.0` or `delta=-1.0` pass.", "ValueError, which says what it may be.",
         "Mistakes are to be seen before anything is trained.",
         lambda library: library.losses.Huber(delta=-1.0)(_reals(2, 1), _reals(2, 1)) * 0),
     Difference(

@@ -23,6 +23,7 @@ from trainer.metrics.base import Metric, MetricValue, snake_case
 _LABELS = ("labels", "targets", "y_true")
 _PREDICTIONS = ("logits", "predictions", "y_pred")
 _WEIGHTS = ("sample_weights", "sample_weight", "weights")
+_VARIES = object()
 # Whose larger results are better.
 _BETTER_IF_LARGER = ("Accuracy", "AUCPR", "AUCROC", "FBetaScore", "Precision", "Recall")
 
@@ -91,17 +92,15 @@ def logged_value(value: Any) -> Any:
         return {name: logged_value(getattr(value, name)) for name in _annotations(value)}
     if not _is_merged(value):
         return value
-    leaves, structure = jax.tree.flatten(value)
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
-    metric = _metric_of_values(structure, tuple((leaf.shape, leaf.dtype.name) for leaf in leaves))
-    return MetricValue([*leaves, jnp.ones((), jnp.int32)], metric)
+    one, both = (tuple(jax.tree.leaves(_specs(each))) for each in (value, value.merge(value)))
+    metric = _metric_of_values(jax.tree.structure(value), one, both)
+    return MetricValue(metric.values_of(value), metric)
 
 
 @functools.lru_cache(maxsize=256)  # the same object for each trace of a step: compiled programs compare it
-def _metric_of_values(structure: Any, specs: tuple[tuple[tuple[int, ...], str], ...]) -> MergedMetric:
-    example = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*spec) for spec in specs])
-    metric = MergedMetric(type(example))
-    metric.hold(example)
+def _metric_of_values(structure: Any, one: tuple[Any, ...], both: tuple[Any, ...]) -> MergedMetric:
+    metric = MergedMetric(type(jax.tree.unflatten(structure, one)))
+    metric.hold(structure, one, both)
     return metric
 
 
@@ -180,6 +179,8 @@ class MergedMetric(AdaptedMetric):
         super().__init__(cls, name)
         self._class: Any = cls
         self._structure: Any = None
+        # What of an object is the same in all of them, such as a number of thresholds; `_VARIES` for all else.
+        self._constants: list[Any] = []
 
     def build(self, y_true: jax.Array, y_pred: jax.Array) -> None:
         """Makes the variables.
@@ -189,22 +190,43 @@ class MergedMetric(AdaptedMetric):
         """
         if self._structure is not None:
             return
-        example, longer = (
-            jax.eval_shape(self._of_rows, *(_with_rows(each, more) for each in (y_true, y_pred))) for more in (0, 1))
-        if [leaf.shape for leaf in jax.tree.leaves(example)] != [leaf.shape for leaf in jax.tree.leaves(longer)]:
+        def look(more: int, merges: bool) -> Any:
+            def make(y_true: jax.Array, y_pred: jax.Array) -> None:
+                made = self._of_rows(y_true, y_pred)
+                found.append(_specs(made.merge(made) if merges else made))
+
+            found: list[Any] = []
+            jax.eval_shape(make, *(_with_rows(each, more) for each in (y_true, y_pred)))
+            return found[0]
+
+        one, longer = look(0, False), look(1, False)
+        if [jnp.shape(leaf) for leaf in jax.tree.leaves(one)] != [jnp.shape(leaf) for leaf in jax.tree.leaves(longer)]:
             raise ValueError(f"The metric {self.name!r} keeps all rows, which a compiled step cannot. Compute it from "
                              "`model.predict(x)` and the labels.")
-        self.hold(example)
+        leaves = [tuple(jax.tree.leaves(each)) for each in (one, look(0, True), longer)]
+        self.hold(jax.tree.structure(one), *leaves)
 
-    def hold(self, example: Any) -> None:
-        """Makes the variables for objects with the shapes and dtypes of `example`."""
-        merged = jax.eval_shape(lambda one: one.merge(one), example)
-        self._structure = jax.tree.structure(example)
-        for number, (one, both) in enumerate(zip(jax.tree.leaves(example), jax.tree.leaves(merged), strict=True)):
-            dtype = jnp.promote_types(jnp.promote_types(one.dtype, both.dtype), jnp.int32)
-            self.add_variable(one.shape, dtype=dtype, name=f"part_{number}")
+    def hold(
+        self, structure: Any, one: tuple[Any, ...], both: tuple[Any, ...], longer: tuple[Any, ...] | None = None
+    ) -> None:
+        """Makes the variables for objects such as one.
+
+        Args:
+          structure: its tree structure.
+          one: its leaves, or their shapes and dtypes.
+          both: those of two such objects, merged.
+          longer: those of an object of more rows; `one` where None.
+        """
+        self._structure = structure
+        self._constants = [
+            part if _is_plain(part) and part == merged == more else _VARIES
+            for part, merged, more in zip(one, both, longer or one, strict=True)]
+        for number, (part, merged) in enumerate(zip(one, both, strict=True)):
+            if self._constants[number] is _VARIES:
+                dtype = functools.reduce(jnp.promote_types, map(jnp.result_type, (part, merged)), jnp.dtype("int32"))
+                self.add_variable(jnp.shape(part), dtype=dtype, name=f"part_{number}")
         # What no update has made is not merged: an empty object may have other shapes.
-        self.updates = self.add_variable((), dtype=jnp.int32, name="updates")
+        self.is_filled = self.add_variable((), dtype=jnp.int32, name="is_filled")
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
         """Merges a batch.
@@ -218,10 +240,18 @@ class MergedMetric(AdaptedMetric):
           ValueError: see `build`.
         """
         self.build(jnp.asarray(y_true), jnp.asarray(y_pred))
-        batch = [*jax.tree.leaves(self._of_rows(y_true, y_pred, sample_weight)), jnp.ones((), jnp.int32)]
+        batch = self.values_of(self._of_rows(y_true, y_pred, sample_weight))
         before = [variable.value for variable in self.variables]
         for variable, value in zip(self.variables, self.merge_variables(before, batch), strict=True):
             variable.assign(value)
+
+    def values_of(self, made: Any) -> list[Any]:
+        """Returns the values of the variables for an object."""
+        return [*self._varying(made), jnp.ones((), jnp.int32)]
+
+    def _varying(self, made: Any) -> list[jax.Array]:
+        return [jnp.asarray(leaf) for leaf, constant in zip(jax.tree.leaves(made), self._constants, strict=True)
+                if constant is _VARIES]
 
     def _of_rows(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         make = self._class.from_model_output
@@ -238,18 +268,19 @@ class MergedMetric(AdaptedMetric):
         return self._merged(first, second, "_reduce_merge" if hasattr(self._class, "_reduce_merge") else "merge")
 
     def _merged(self, first: Sequence[Any], second: Sequence[Any], rule: str) -> list[Any]:
-        merged = jax.tree.leaves(getattr(self._object(first), rule)(self._object(second)))
-        (*ones, one_updates), (*others, other_updates) = first, second
+        merged = self._varying(getattr(self._object(first), rule)(self._object(second)))
+        (*ones, one_is_filled), (*others, other_is_filled) = first, second
         dtypes = [variable.dtype for variable in self.variables]
         return [*(
-            jnp.where(one_updates == 0, other, jnp.where(other_updates == 0, one, both)).astype(dtype)
+            jnp.where(one_is_filled == 0, other, jnp.where(other_is_filled == 0, one, both)).astype(dtype)
             for one, other, both, dtype in zip(ones, others, merged, dtypes[:-1], strict=True)
-        ), one_updates + other_updates]
+        ), jnp.maximum(one_is_filled, other_is_filled)]
 
     def _object(self, values: Sequence[Any]) -> Any:
-        leaves = [jnp.asarray(value, variable.dtype)
-                  for value, variable in zip(values[:-1], self.variables[:-1], strict=True)]
-        return jax.tree.unflatten(self._structure, leaves)
+        varying = iter([jnp.asarray(value, variable.dtype)
+                        for value, variable in zip(values[:-1], self.variables[:-1], strict=True)])
+        return jax.tree.unflatten(
+            self._structure, [next(varying) if constant is _VARIES else constant for constant in self._constants])
 
 
 class UpdatedMetric(AdaptedMetric):
@@ -344,6 +375,16 @@ def _class_of(value: Any) -> type:
 
 def _annotations(collection: Any) -> dict[str, Any]:
     return dict(_class_of(collection).__annotations__)
+
+
+def _specs(made: Any) -> Any:
+    """Returns an object with shapes and dtypes in place of arrays."""
+    return jax.tree.map(lambda leaf: leaf if _is_plain(leaf) else jax.ShapeDtypeStruct(
+        jnp.shape(leaf), jnp.result_type(leaf)), made)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return type(leaf) in (bool, int, float, str)
 
 
 def _with_rows(value: Any, more: int) -> jax.ShapeDtypeStruct:
