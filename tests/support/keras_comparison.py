@@ -35,8 +35,9 @@ def are_equal(ours: Any, theirs: Any, rtol: float = 3e-5, atol: float = 2e-6) ->
 
 
 def check_equal(room: str, ours: Any, theirs: Any, what: str, **tolerances: float) -> None:
-    """Raises AssertionError unless two outcomes are equal; counts the comparison."""
+    """Raises AssertionError unless two outcomes are numbers, and equal; counts the comparison."""
     COUNTS[room] += 1
+    assert not isinstance(theirs, Exception), f"{what}: no number to compare with, but {shown(theirs)}"
     assert are_equal(ours, theirs, **tolerances), f"{what}: {shown(ours)} is not Keras's {shown(theirs)}"
 
 

@@ -168,6 +168,10 @@ DIFFERENCES: tuple[Difference, ...] = (
         lambda library: _metric(library.metrics.BinaryCrossentropy(), np.array([0.0, 1.0], "float32"),
                                 np.array([[0.2], [0.7]], "float32"))),
     Difference(
+        "metrics", "`PearsonCorrelation`, `ConcordanceCorrelation`", "Constant labels or predictions give NaN.",
+        "They give 0.", "One such row would make the result of an epoch NaN.",
+        lambda library: _metric(library.metrics.PearsonCorrelation(), np.ones((2, 3), "float32"), _reals(2, 3))),
+    Difference(
         "metrics", "`R2Score`", "Weights that are all 0 give NaN.", "They give 0.", "As all other metrics do.",
         lambda library: _metric(library.metrics.R2Score(), _reals(4, 1), _reals(4, 1) ** 2,
                                 sample_weight=np.zeros(4, "float32"))),

@@ -62,6 +62,7 @@ INPUTS = {
     "moderate": lambda r, n: (moderate(r, n, 3), moderate(r, n, 3)),
     "column": lambda r, n: (numbers(r, n), numbers(r, n, 1)),
     "sequences of numbers": lambda r, n: (numbers(r, n, STEPS, 3), numbers(r, n, STEPS, 3)),
+    "moderate sequences": lambda r, n: (moderate(r, n, 4, 3), moderate(r, n, 4, 3)),
     "positive numbers": lambda r, n: (abs(moderate(r, n, 3)), abs(moderate(r, n, 3))),
     "counts": lambda r, n: (r.integers(0, 5, (n, 3)), abs(moderate(r, n, 3))),
     "signs": lambda r, n: (r.choice([-1, 1], (n, 3)), numbers(r, n, 3)),
