@@ -98,7 +98,7 @@ def serialize(loss: Loss | Callable[[Any, Any], Any]) -> dict[str, Any]:
     >>> serialize(Huber(delta=2.0))["config"]
     {'name': 'huber_loss', 'reduction': 'sum_over_batch_size', 'delta': 2.0}
     """
-    config: dict[str, Any] = configs.to_config(loss, "trainer.losses")
+    config: dict[str, Any] = configs.to_config(loss, "losses")
     return config
 
 

@@ -98,7 +98,7 @@ def serialize(regularizer: Penalty) -> dict[str, Any]:
     >>> serialize(L2(0.5))["config"]
     {'l2': 0.5}
     """
-    config: dict[str, Any] = configs.to_config(regularizer, "trainer.regularizers")
+    config: dict[str, Any] = configs.to_config(regularizer, "regularizers")
     return config
 
 

@@ -100,7 +100,7 @@ def sparse_top_k_categorical_accuracy(
         # A score of NaN ranks last, and not, as comparisons would have it, first.
         score = jnp.where(jnp.isnan(score), -jnp.inf, score)
         matches = jnp.sum(y_pred > score, axis=-1) < k
-    return matches.astype(jnp.float32).reshape(jnp.shape(y_true))
+    return matches.astype(jnp.float32).reshape(jnp.asarray(y_true).shape)
 
 
 class Accuracy(MeanMetricWrapper):

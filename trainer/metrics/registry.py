@@ -191,7 +191,7 @@ def serialize(metric: Metric | Callable[[Any, Any], Any]) -> dict[str, Any]:
     >>> serialize(BinaryAccuracy(threshold=0.3))["config"]
     {'name': 'binary_accuracy', 'dtype': 'float32', 'threshold': 0.3}
     """
-    config: dict[str, Any] = configs.to_config(metric, "trainer.metrics")
+    config: dict[str, Any] = configs.to_config(metric, "metrics")
     return config
 
 

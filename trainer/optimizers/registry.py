@@ -97,7 +97,7 @@ def serialize(optimizer: AnyOptimizer) -> dict[str, Any]:
       >>> serialize(SGD(0.5, momentum=0.9))["config"]["momentum"]
       0.9
     """
-    config: dict[str, Any] = configs.to_config(optimizer, "trainer.optimizers")
+    config: dict[str, Any] = configs.to_config(optimizer, "optimizers")
     return config
 
 

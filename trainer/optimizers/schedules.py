@@ -290,7 +290,7 @@ def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
       >>> serialize(CosineDecay(0.5, decay_steps=10))["config"]["decay_steps"]
       10
     """
-    config: dict[str, Any] = configs.to_config(learning_rate_schedule, "trainer.optimizers.schedules")
+    config: dict[str, Any] = configs.to_config(learning_rate_schedule, "optimizers.schedules")
     return config
 
 

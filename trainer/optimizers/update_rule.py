@@ -63,7 +63,7 @@ class LossScaleOptimizer(ComparesByConfiguration):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make an equal one, as plain data."""
-        return {"name": self.name, "inner_optimizer": configs.to_config(self.inner_optimizer, "trainer.optimizers"),
+        return {"name": self.name, "inner_optimizer": configs.to_config(self.inner_optimizer, "optimizers"),
                 "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
 
 

@@ -20,16 +20,16 @@ def to_config(value: Any, module: str) -> Any:
 
     Args:
       value: an object with `get_config`, or a function with a name.
-      module: where its class is public, such as "trainer.losses".
+      module: where its class is public in this package, such as "losses".
 
     Raises:
       TypeError: for anything else.
 
-    >>> to_config(max, "builtins")["config"]
+    >>> to_config(max, "losses")["config"]
     'max'
     """
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return {"module": module, "class_name": type(value).__name__, "config": value.get_config(),
+        return {"module": f"trainer.{module}", "class_name": type(value).__name__, "config": value.get_config(),
                 "registered_name": None}
     if callable(value) and hasattr(value, "__name__") and not isinstance(value, type):
         return {"module": "builtins", "class_name": "function", "config": value.__name__,
