@@ -3,6 +3,10 @@
 Stand-ins have clu's protocol, so that these tests run where it is not installed.
 """
 
+import copy
+import pickle
+
+import cloudpickle
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -190,6 +194,16 @@ def test_they_can_be_updated_by_hand_and_leave_the_objects_that_were_given_alone
     for labels in ([0, 1], [1, 1]):
         last.update_state(np.array(labels), np.array([[2.0, 1.0], [1.0, 2.0]], "float32"))
     assert float(last.result()) == 0.5
+
+
+def test_they_can_be_sent_to_other_processes_and_copied():
+    labels, logits = np.array([0, 1]), np.array([[2.0, 1.0], [2.0, 1.0]], "float32")
+    for given in (Hits, nnx.metrics.Accuracy()):
+        metric = adapted(given)
+        metric.build(labels, logits)
+        for again in (pickle.loads(cloudpickle.dumps(metric)), copy.deepcopy(metric)):
+            again.update_state(labels, logits)
+            assert float(again.result()) == 0.5
 
 
 def test_what_has_their_methods_is_recognized():

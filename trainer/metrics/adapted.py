@@ -7,6 +7,7 @@ and predictions they are given; and how parts of the data are merged, which is b
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,14 @@ from trainer.metrics.base import Metric, MetricValue, snake_case
 _LABELS = ("labels", "targets", "y_true")
 _PREDICTIONS = ("logits", "predictions", "y_pred")
 _WEIGHTS = ("sample_weights", "sample_weight", "weights")
-_VARIES = object()
+
+
+class _Varies(enum.Enum):
+    VALUE = enum.auto()
+
+
+# The same object in every process.
+_VARIES = _Varies.VALUE
 # Whose larger results are better.
 _BETTER_IF_LARGER = ("Accuracy", "AUCPR", "AUCROC", "FBetaScore", "Precision", "Recall")
 
@@ -61,7 +69,7 @@ def adapted(value: Any, name: str | None = None) -> Metric:
 
     Args:
       value: a class, or an object of it, with clu's `from_model_output`, `merge` and `compute`, as metrax's have them;
-        or an object with the `update`, `compute` and `reset` of `nnx.metrics`, which is left as it is.
+        or an object of `nnx.metrics`, which is left as it is.
       name: the metric's name in logs; its class's in snake case where None.
 
     Raises:
@@ -178,7 +186,8 @@ class MergedMetric(AdaptedMetric):
     def __init__(self, cls: type, name: str | None = None):
         super().__init__(cls, name)
         self._class: Any = cls
-        self._structure: Any = None
+        # With shapes and dtypes for arrays, and no tree structure, which cannot be sent to other processes.
+        self._example: Any = None
         # What of an object is the same in all of them, such as a number of thresholds; `_VARIES` for all else.
         self._constants: list[Any] = []
 
@@ -188,7 +197,7 @@ class MergedMetric(AdaptedMetric):
         Raises:
           ValueError: for a metric that keeps all rows, and what `given` raises.
         """
-        if self._structure is not None:
+        if self._example is not None:
             return
         def look(more: int, merges: bool) -> Any:
             def make(y_true: jax.Array, y_pred: jax.Array) -> None:
@@ -217,7 +226,7 @@ class MergedMetric(AdaptedMetric):
           both: those of two such objects, merged.
           longer: those of an object of more rows; `one` where None.
         """
-        self._structure = structure
+        self._example = jax.tree.unflatten(structure, one)
         self._constants = [
             part if _is_plain(part) and part == merged == more else _VARIES
             for part, merged, more in zip(one, both, longer or one, strict=True)]
@@ -280,7 +289,8 @@ class MergedMetric(AdaptedMetric):
         varying = iter([jnp.asarray(value, variable.dtype)
                         for value, variable in zip(values[:-1], self.variables[:-1], strict=True)])
         return jax.tree.unflatten(
-            self._structure, [next(varying) if constant is _VARIES else constant for constant in self._constants])
+            jax.tree.structure(self._example),
+            [next(varying) if constant is _VARIES else constant for constant in self._constants])
 
 
 class UpdatedMetric(AdaptedMetric):
@@ -296,8 +306,8 @@ class UpdatedMetric(AdaptedMetric):
 
     def __init__(self, metric: Any, name: str | None = None):
         super().__init__(type(metric), name)
-        self._graphdef, state = nnx.split(metric)
-        leaves, self._structure = jax.tree.flatten(state)
+        self._metric = nnx.clone(metric)
+        leaves = jax.tree.leaves(nnx.state(self._metric))
         self._argument = getattr(metric, "argname", None) if not isinstance(metric, nnx.metrics.Accuracy) else None
         fresh = self._object(leaves)
         fresh.reset()
@@ -329,7 +339,9 @@ class UpdatedMetric(AdaptedMetric):
         return _as_logs(self.name, self._object([variable.value for variable in self.variables]).compute())
 
     def _object(self, values: Sequence[Any]) -> Any:
-        return nnx.merge(self._graphdef, jax.tree.unflatten(self._structure, [jnp.asarray(value) for value in values]))
+        graphdef, state = nnx.split(self._metric)
+        structure = jax.tree.structure(state)
+        return nnx.merge(graphdef, jax.tree.unflatten(structure, [jnp.asarray(value) for value in values]))
 
 
 class WelfordMetric(UpdatedMetric):
@@ -362,7 +374,7 @@ def _is_collection(value: Any) -> bool:
 
 
 def _is_updated(value: Any) -> bool:
-    return not isinstance(value, type) and _has(value, "update", "compute", "reset")
+    return isinstance(value, nnx.metrics.Metric)
 
 
 def _has(value: Any, *methods: str) -> bool:
