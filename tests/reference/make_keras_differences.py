@@ -14,7 +14,7 @@ INTRODUCTION = """\
 
 Losses, metrics, optimizers and schedules have Keras 3's names, arguments, defaults, numbers and configurations: tests
 compare every public class and function with Keras itself, on generated data. What differs on purpose is here, and
-nothing else. Tests check that each of these still differs.
+tests check that each of these still differs.
 
 This page is written by `python -m tests.reference.make_keras_differences`.
 """
