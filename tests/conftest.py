@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -31,6 +32,12 @@ os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTEN
 import jax  # noqa: E402
 
 THREAD_GRACE_SECS = 2.0
+
+
+def pytest_terminal_summary(terminalreporter):
+    comparison = sys.modules.get("tests.support.keras_comparison")
+    if comparison is not None and comparison.COUNTS:
+        terminalreporter.write_line(f"Compared with Keras: {dict(comparison.COUNTS)}.")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 import trainer
 from tests.support.networks import classification, logits_loss
-from trainer.core.interrupts import Interrupts
+from trainer.loop.interrupts import Interrupts
 from trainer.model.state_holder import StateHolder
 
 

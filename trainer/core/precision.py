@@ -269,16 +269,16 @@ class LossScale(NamedTuple):
     good_steps: jax.Array
 
 
-def initial_loss_scale() -> LossScale:
-    """Returns the loss scale before the first step: 2**15, Keras's.
+def initial_loss_scale(scale: float = INITIAL_SCALE) -> LossScale:
+    """Returns the loss scale before the first step: 2**15, Keras's, unless another is given.
 
     >>> float(initial_loss_scale().scale)
     32768.0
     """
-    return LossScale(jnp.asarray(INITIAL_SCALE, jnp.float32), jnp.zeros((), jnp.int32))
+    return LossScale(jnp.asarray(scale, jnp.float32), jnp.zeros((), jnp.int32))
 
 
-def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array) -> LossScale:
+def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array, growth_steps: int = GROWTH_STEPS) -> LossScale:
     """Returns the loss scale after a step: halved if gradients were not finite, doubled after 2000 steps that were.
 
     This is the schedule of Keras's `LossScaleOptimizer`, within bounds that Keras lacks. Below 2**-15 nothing is left
@@ -289,13 +289,14 @@ def next_loss_scale(loss_scale: LossScale, is_finite: jax.Array) -> LossScale:
       loss_scale: the loss scale of the step.
       is_finite: whether all gradients of the step were finite, a boolean scalar that is equal on all replicas, as
         `all_finite` of reduced gradients is.
+      growth_steps: after how many such steps the scale is doubled.
 
     >>> float(next_loss_scale(initial_loss_scale(), jnp.array(False)).scale)
     16384.0
     """
     scale, good_steps = loss_scale
     good_steps = jnp.where(is_finite, good_steps + 1, 0)
-    grows = good_steps >= GROWTH_STEPS
+    grows = good_steps >= growth_steps
     grown = jnp.where(grows, jnp.minimum(scale * 2, MAX_SCALE), scale)
     return LossScale(
         scale=jnp.where(is_finite, grown, jnp.maximum(scale / 2, MIN_SCALE)),

@@ -17,12 +17,12 @@ import numpy as np
 
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.compile.recompilation_guard import CompileGuard
-from trainer.core.interrupts import Interrupts
 from trainer.core.timing import Timing
 from trainer.core.types import Phase
 from trainer.data import Demand, Group, Reader, prefetch
 from trainer.data.prefetch import is_abandoned
 from trainer.distribute.placement.placement import PlacedGroup
+from trainer.loop.interrupts import Interrupts
 from trainer.loop.trainable_model import TrainableModel
 from trainer.step.compiled_phase import CompiledPhase, on_host
 

@@ -34,7 +34,7 @@ from trainer.losses.probabilistic import (
     poisson,
     sparse_categorical_crossentropy,
 )
-from trainer.losses.registry import as_loss, get
+from trainer.losses.registry import as_loss, deserialize, get, serialize
 from trainer.losses.regression import (
     CosineSimilarity,
     Huber,
@@ -98,6 +98,7 @@ __all__ = [
     "circle",
     "cosine_similarity",
     "ctc",
+    "deserialize",
     "dice",
     "get",
     "hinge",
@@ -109,6 +110,7 @@ __all__ = [
     "mean_squared_error",
     "mean_squared_logarithmic_error",
     "poisson",
+    "serialize",
     "sparse_categorical_crossentropy",
     "squared_hinge",
     "tversky",

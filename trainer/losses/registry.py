@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.core import configs
 from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
 from trainer.losses.focal import (
@@ -68,7 +69,8 @@ def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
 
     Args:
       identifier: a function's name ("mse", "mean_squared_error"), which gives the function; a class's name or a
-        class, which gives a loss with default arguments; a `Loss` or a function, which is returned; or None.
+        class, which gives a loss with default arguments; a configuration, as `serialize` returns it; a `Loss` or a
+        function, which is returned; or None.
 
     Raises:
       ValueError: for an unknown name.
@@ -77,6 +79,8 @@ def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
     >>> get("mse").__name__
     'mean_squared_error'
     """
+    if configs.is_config(identifier):
+        return deserialize(identifier)
     if isinstance(identifier, str):
         if identifier not in _BY_NAME:
             raise unknown_name("loss", identifier, _BY_NAME)
@@ -86,6 +90,45 @@ def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
     if identifier is None or (callable(identifier) and not isinstance(identifier, type)):
         return identifier
     raise _not_a_loss(identifier)
+
+
+def serialize(loss: Loss | Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """Returns a loss or a function as plain data, in Keras's form.
+
+    >>> serialize(Huber(delta=2.0))["config"]
+    {'name': 'huber_loss', 'reduction': 'sum_over_batch_size', 'delta': 2.0}
+    """
+    config: dict[str, Any] = configs.to_config(loss, "losses")
+    return config
+
+
+def deserialize(
+    name: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> Loss | Callable[[Any, Any], Any]:
+    """Returns the loss or the function that `serialize`, or that of Keras, has made plain data of.
+
+    Args:
+      name: the configuration, or a name as `get` takes it.
+      custom_objects: classes and functions of your own, by name.
+
+    Raises:
+      ValueError: for an unknown name.
+      TypeError: for what is no configuration.
+
+    >>> deserialize(serialize(Huber(delta=2.0))).delta
+    2.0
+    """
+    loss: Loss | Callable[[Any, Any], Any] = configs.from_config("loss", name, _BY_NAME, custom_objects)
+    return loss() if isinstance(loss, type) else loss
+
+
+def is_builtin(function: Any) -> bool:
+    """Returns whether a function is one of this package's losses.
+
+    >>> is_builtin(max)
+    False
+    """
+    return any(cls.function is function for cls in CLASSES)
 
 
 def as_loss(identifier: Any) -> Loss:

@@ -4,6 +4,24 @@ A new metric is one class in the module it fits (see `Metric`, `MeanMetricWrappe
 `registry.CLASSES` and here.
 """
 
+from trainer.losses import (
+    binary_crossentropy,
+    binary_focal_crossentropy,
+    categorical_crossentropy,
+    categorical_focal_crossentropy,
+    categorical_hinge,
+    hinge,
+    huber,
+    kl_divergence,
+    log_cosh,
+    mean_absolute_error,
+    mean_absolute_percentage_error,
+    mean_squared_error,
+    mean_squared_logarithmic_error,
+    poisson,
+    sparse_categorical_crossentropy,
+    squared_hinge,
+)
 from trainer.metrics.accuracy import (
     Accuracy,
     BinaryAccuracy,
@@ -20,6 +38,16 @@ from trainer.metrics.accuracy import (
 )
 from trainer.metrics.auc import AUC, AUCCurve, AUCSummationMethod
 from trainer.metrics.base import Metric
+from trainer.metrics.classification import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    CategoricalHinge,
+    Hinge,
+    KLDivergence,
+    Poisson,
+    SparseCategoricalCrossentropy,
+    SquaredHinge,
+)
 from trainer.metrics.confusion import (
     FalseNegatives,
     FalsePositives,
@@ -35,7 +63,6 @@ from trainer.metrics.correlation import (
     pearson_correlation,
 )
 from trainer.metrics.f_score import F1Score, FBetaScore
-from trainer.metrics.hinge import CategoricalHinge, Hinge, SquaredHinge
 from trainer.metrics.iou import BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU
 from trainer.metrics.operating_point import (
     PrecisionAtRecall,
@@ -43,16 +70,9 @@ from trainer.metrics.operating_point import (
     SensitivityAtSpecificity,
     SpecificityAtSensitivity,
 )
-from trainer.metrics.probabilistic import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    KLDivergence,
-    Poisson,
-    SparseCategoricalCrossentropy,
-)
 from trainer.metrics.r2 import R2Score
 from trainer.metrics.reduction import LossMetric, Mean, MeanMetricWrapper, Sum
-from trainer.metrics.registry import get, resolve
+from trainer.metrics.registry import deserialize, get, resolve, serialize
 from trainer.metrics.regression import (
     CosineSimilarity,
     LogCoshError,
@@ -117,12 +137,30 @@ __all__ = [
     "Variable",
     "accuracy",
     "binary_accuracy",
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
     "categorical_accuracy",
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "categorical_hinge",
     "concordance_correlation",
+    "deserialize",
     "get",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "log_cosh",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
     "pearson_correlation",
+    "poisson",
     "resolve",
+    "serialize",
     "sparse_categorical_accuracy",
+    "sparse_categorical_crossentropy",
     "sparse_top_k_categorical_accuracy",
+    "squared_hinge",
     "top_k_categorical_accuracy",
 ]

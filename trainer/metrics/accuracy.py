@@ -60,7 +60,9 @@ def sparse_categorical_accuracy(y_true: Any, y_pred: Any) -> jax.Array:
     [1.0, 0.0]
     """
     y_pred = jnp.asarray(y_pred)
-    return jnp.equal(class_indices(y_true, y_pred, axis=-1), jnp.argmax(y_pred, axis=-1)).astype(jnp.float32)
+    matches = jnp.equal(class_indices(y_true, y_pred, axis=-1), jnp.argmax(y_pred, axis=-1)).astype(jnp.float32)
+    # As in Keras, a single step per row is no axis of its own.
+    return matches.squeeze(-1) if matches.ndim > 1 and matches.shape[-1] == 1 else matches
 
 
 def top_k_categorical_accuracy(y_true: Any, y_pred: Any, k: int = 5) -> jax.Array:
@@ -98,7 +100,7 @@ def sparse_top_k_categorical_accuracy(
         # A score of NaN ranks last, and not, as comparisons would have it, first.
         score = jnp.where(jnp.isnan(score), -jnp.inf, score)
         matches = jnp.sum(y_pred > score, axis=-1) < k
-    return matches.astype(jnp.float32)
+    return matches.astype(jnp.float32).reshape(jnp.asarray(y_true).shape)
 
 
 class Accuracy(MeanMetricWrapper):

@@ -198,13 +198,14 @@ class AUC(Metric):
         return divide_no_nan(jnp.sum(areas * label_weights), jnp.sum(label_weights))
 
     def get_config(self) -> dict[str, Any]:
-        return {
+        config = {
             **super().get_config(),
             "curve": self.curve.value,
             "summation_method": self.summation_method.value,
-            "thresholds": self._init_thresholds,
             "from_logits": self._from_logits,
         }
+        del config["thresholds"]
+        return config if self._init_thresholds is None else {**config, "thresholds": sorted(self._init_thresholds)}
 
 
 # Each function below takes the counts at descending rates, in the order of `COUNTS`, along axis 0.
@@ -230,7 +231,8 @@ def _interpolated_precision(tp: jax.Array, fp: jax.Array, tn: jax.Array, fn: jax
     # is the integral of tp / p over recall: slope * (rise of tp + intercept * log(ratio of p)) / all true labels.
     p = tp + fp
     rise = tp[:-1] - tp[1:]
-    slope = divide_no_nan(rise, p[:-1] - p[1:])
+    # Negative weights, which make such a difference or sum negative, count there as nothing, as in Keras.
+    slope = divide_no_nan(rise, jnp.maximum(p[:-1] - p[1:], 0.0))
     intercept = tp[1:] - slope * p[1:]
     ratio = jnp.where((p[:-1] > 0) & (p[1:] > 0), divide_no_nan(p[:-1], p[1:]), 1.0)
-    return divide_no_nan(slope * (rise + intercept * jnp.log(ratio)), tp[1:] + fn[1:])
+    return divide_no_nan(slope * (rise + intercept * jnp.log(ratio)), jnp.maximum(tp[1:] + fn[1:], 0.0))

@@ -111,6 +111,8 @@ class Metric:
     direction: Direction | None = None
     #: Whether `merge_variables` adds: then accumulators of replicas, or of parts of the data, may be summed.
     additive: ClassVar[bool] = True
+    #: Whether it wraps a metric of another library.
+    is_adapted: ClassVar[bool] = False
 
     def __init_subclass__(cls, is_composite: bool = False, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -241,6 +243,13 @@ class Metric:
         """
         return [one + other for one, other in zip(first, second, strict=True)]
 
+    def merge_parts(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        """Returns the accumulators of two parts of one batch as those of both; as `merge_variables`, by default.
+
+        A metric of the last batch, say, keeps the second of two batches, but means of both parts of one.
+        """
+        return self.merge_variables(first, second)
+
     def _check_count(self, metric_variables: Sequence[Any]) -> None:
         if len(metric_variables) != len(self.variables):
             raise ValueError(f"Argument `metric_variables` must be a list of arrays corresponding 1:1 to "
@@ -261,6 +270,11 @@ class Metric:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"
+
+
+def is_builtin(metric: Metric) -> bool:
+    """Returns whether what a metric does is this package's own code."""
+    return type(metric).__module__.startswith(__name__.rpartition(".")[0]) and not metric.is_adapted
 
 
 @jax.tree_util.register_dataclass

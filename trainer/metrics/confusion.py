@@ -43,8 +43,8 @@ def as_thresholds(thresholds: float | Sequence[float]) -> list[float]:
       ValueError: if a threshold is not in [0, 1].
     """
     several: list[Any] = [thresholds] if np.ndim(thresholds) == 0 else list(thresholds)  # type: ignore[arg-type]
-    outside = [threshold for threshold in several
-               if not 0 <= arguments.as_number("thresholds", threshold, "a number or several, each in [0, 1]") <= 1]
+    outside = [threshold for threshold in several if threshold is None
+               or not 0 <= arguments.as_number("thresholds", threshold, "a number or several, each in [0, 1]") <= 1]
     if outside:
         raise ValueError(f"Threshold values must be in [0, 1]. Received: {outside}")
     return several

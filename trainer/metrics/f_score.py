@@ -49,9 +49,12 @@ class FBetaScore(Metric):
         if average not in AVERAGES:
             raise ValueError(f"Invalid `average` argument value. Expected one of: {AVERAGES}. "
                              f"Received: average={average!r}.")
+        if arguments.as_number("beta", beta, "a number above 0") <= 0:
+            raise ValueError(f"Invalid `beta` argument value. It should be > 0. Received: beta={beta}.")
         arguments.require_positive(beta=beta)
-        if threshold is not None:
-            arguments.require({"threshold": threshold}, "a number in (0, 1]", lambda share: 0 < share <= 1)
+        if threshold is not None and not 0 < arguments.as_number("threshold", threshold, "a number in (0, 1]") <= 1:
+            raise ValueError(f"Invalid `threshold` argument value. It should verify 0 < threshold <= 1. Received: "
+                             f"threshold={threshold}.")
         super().__init__(dtype, name)
         self.average = average
         self.beta = beta

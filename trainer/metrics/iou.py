@@ -15,6 +15,8 @@ from trainer.core.types import ArrayLike
 from trainer.metrics.arrays import divide_no_nan, full_weights, sums_by_bucket
 from trainer.metrics.base import Metric
 
+SMALLEST_UNION = 1e-9
+
 
 class IoU(Metric):
     """The mean, over classes, of `true_positives / (true_positives + false_positives + false_negatives)`.
@@ -116,7 +118,10 @@ class IoU(Metric):
         targets = jnp.asarray(self.target_class_ids)
         intersection = jnp.diag(matrix)[targets]
         union = (matrix.sum(axis=0) + matrix.sum(axis=1))[targets] - intersection
-        return divide_no_nan(jnp.sum(divide_no_nan(intersection, union)), jnp.count_nonzero(union)).astype(self.dtype)
+        # As in Keras, also where negative weights make a union smaller than nothing.
+        is_seen = union > SMALLEST_UNION
+        shares = jnp.where(is_seen, divide_no_nan(intersection, union), 0.0)
+        return divide_no_nan(jnp.sum(shares), jnp.count_nonzero(is_seen)).astype(self.dtype)
 
 
 class BinaryIoU(IoU):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from trainer import losses
+from trainer.core import configs
 from trainer.core.types import ArrayLike
 from trainer.losses import Loss
-from trainer.losses.base import values_per_row
+from trainer.losses.base import BuiltinLoss, values_per_row
 from trainer.losses.shapes import as_arguments, as_arrays, as_float
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -156,7 +158,16 @@ class MeanMetricWrapper(WeightedMean):
 
     def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), **self.fn_kwargs}
-        return {**config, "fn": self._function} if "fn" in config else config
+        if "fn" not in config:
+            return config
+        is_known = losses.registry.is_builtin(self._function)
+        return {**config, "fn": losses.serialize(self._function) if is_known else self._function}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        if configs.is_config(config.get("fn")):
+            config = {**config, "fn": losses.deserialize(config["fn"])}
+        return cls(**config)
 
 
 def _call_matched(function: Callable[..., Any], y_true: ArrayLike, y_pred: ArrayLike, **arguments: Any) -> Any:
@@ -202,3 +213,15 @@ class LossMetric(WeightedMean):
         if mask is not None:
             sample_weight = full_weights(values, sample_weight) * mask
         self.add_values(values, sample_weight)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        if isinstance(config.get("loss"), BuiltinLoss):
+            config["loss"] = losses.serialize(self.loss)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        if configs.is_config(config.get("loss")):
+            config = {**config, "loss": losses.deserialize(config["loss"])}
+        return cls(**config)

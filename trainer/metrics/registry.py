@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
+from trainer import losses
+from trainer.core import configs
 from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses import Loss, as_loss
 from trainer.losses.base import FunctionLoss
+from trainer.metrics import accuracy, correlation
 from trainer.metrics.accuracy import (
     Accuracy,
     BinaryAccuracy,
@@ -18,8 +22,19 @@ from trainer.metrics.accuracy import (
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
+from trainer.metrics.adapted import adapted, is_of_another_library
 from trainer.metrics.auc import AUC
 from trainer.metrics.base import Metric, snake_case
+from trainer.metrics.classification import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    CategoricalHinge,
+    Hinge,
+    KLDivergence,
+    Poisson,
+    SparseCategoricalCrossentropy,
+    SquaredHinge,
+)
 from trainer.metrics.confusion import (
     FalseNegatives,
     FalsePositives,
@@ -30,20 +45,12 @@ from trainer.metrics.confusion import (
 )
 from trainer.metrics.correlation import ConcordanceCorrelation, PearsonCorrelation
 from trainer.metrics.f_score import F1Score, FBetaScore
-from trainer.metrics.hinge import CategoricalHinge, Hinge, SquaredHinge
 from trainer.metrics.iou import BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU
 from trainer.metrics.operating_point import (
     PrecisionAtRecall,
     RecallAtPrecision,
     SensitivityAtSpecificity,
     SpecificityAtSensitivity,
-)
-from trainer.metrics.probabilistic import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    KLDivergence,
-    Poisson,
-    SparseCategoricalCrossentropy,
 )
 from trainer.metrics.r2 import R2Score
 from trainer.metrics.reduction import LossMetric, Mean, MeanMetricWrapper, Sum
@@ -119,6 +126,13 @@ _BY_NAME: dict[str, type[Metric]] = {
     **{name.upper(): cls for name, cls in _SHORT_NAMES.items()},
 }
 
+# What a wrapper's configuration, and Keras's `serialize` of a function, names.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{cls.function.__name__: cls.function for cls in losses.registry.CLASSES},
+    **{function.__name__: function for module in (accuracy, correlation) for function in vars(module).values()
+       if inspect.isfunction(function) and function.__module__ == module.__name__},
+}
+
 # The names that stand for a binary, a categorical and a sparse metric: the shapes decide which.
 _ACCURACIES = (BinaryAccuracy, CategoricalAccuracy, SparseCategoricalAccuracy)
 _CROSSENTROPIES = (BinaryCrossentropy, CategoricalCrossentropy, SparseCategoricalCrossentropy)
@@ -130,13 +144,14 @@ _BY_SHAPES: dict[str, tuple[type[Metric], type[Metric], type[Metric]]] = {
 }
 
 
-def get(identifier: Any) -> Metric:
+def get(identifier: Any) -> Metric | None:
     """Returns the metric that `identifier` names.
 
     Args:
       identifier: the name of a metric ("mse", "mean_squared_error", "MeanSquaredError"), a `Metric`, which is
         returned as it is, a class of metrics without further arguments, a loss, or a function of `(y_true, y_pred)`,
-        which becomes the mean of its values under the function's name.
+        which becomes the mean of its values under the function's name; a configuration, as `serialize` returns it; a
+        metric of clu, metrax or `nnx.metrics`; or None, for which None is returned.
 
     Raises:
       ValueError: for an unknown name.
@@ -145,11 +160,19 @@ def get(identifier: Any) -> Metric:
     >>> get("mse").name
     'mean_squared_error'
     """
+    return None if identifier is None else _found(identifier)
+
+
+def _found(identifier: Any) -> Metric:
+    if configs.is_config(identifier):
+        identifier = deserialize(identifier)
     if isinstance(identifier, str):
         if identifier not in _BY_NAME:
             raise _unknown(identifier)
         identifier = _BY_NAME[identifier]
     check(identifier)
+    if is_of_another_library(identifier):
+        return adapted(identifier)
     if isinstance(identifier, type):
         return identifier()
     if isinstance(identifier, Metric):
@@ -162,6 +185,39 @@ def get(identifier: Any) -> Metric:
     return LossMetric(loss)
 
 
+def serialize(metric: Metric | Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """Returns a metric or a function as plain data, in Keras's form.
+
+    >>> serialize(BinaryAccuracy(threshold=0.3))["config"]
+    {'name': 'binary_accuracy', 'dtype': 'float32', 'threshold': 0.3}
+    """
+    config: dict[str, Any] = configs.to_config(metric, "metrics")
+    return config
+
+
+def deserialize(
+    config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> Metric | Callable[[Any, Any], Any]:
+    """Returns the metric or the function that `serialize`, or that of Keras, has made plain data of.
+
+    Args:
+      config: the configuration, or the name of a class or a function.
+      custom_objects: classes and functions of your own, by name.
+
+    Raises:
+      ValueError: for an unknown name.
+      TypeError: for what is no configuration.
+
+    >>> deserialize(serialize(BinaryAccuracy(threshold=0.3))).threshold
+    0.3
+    """
+    known = {**_FUNCTIONS, **_BY_NAME, "MeanMetricWrapper": MeanMetricWrapper, "LossMetric": LossMetric}
+    if configs.is_config(config) and config["class_name"] == "function":  # type: ignore[index]
+        known.update(_FUNCTIONS)
+    metric: Metric | Callable[[Any, Any], Any] = configs.from_config("metric", config, known, custom_objects)
+    return metric() if isinstance(metric, type) else metric
+
+
 def check(identifier: Any) -> None:
     """Raises what `resolve` raises for an unknown name, or for anything that is no metric, before shapes are known.
 
@@ -170,6 +226,8 @@ def check(identifier: Any) -> None:
     if isinstance(identifier, str):
         if identifier not in _BY_NAME and identifier.lower() not in _BY_SHAPES:
             raise _unknown(identifier)
+    elif is_of_another_library(identifier) or configs.is_config(identifier):
+        return
     elif isinstance(identifier, type):
         if not issubclass(identifier, Metric):
             raise _not_a_metric(identifier)
@@ -214,7 +272,7 @@ def resolve(
         from_logits = getattr(loss, "from_logits", False)
         metric = chosen(from_logits=from_logits) if chosen in _CROSSENTROPIES else chosen()
     else:
-        metric = get(identifier)
+        metric = _found(identifier)
     _check_takes_labels(metric)
     if isinstance(identifier, str):
         metric.name = identifier

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from trainer import losses
-from trainer.losses.shapes import check_same_shape
+from trainer.core.types import ArrayLike
+from trainer.losses.shapes import as_float_pair, check_same_shape
 from trainer.metrics.reduction import LossMetric, MeanMetricWrapper
 
 
@@ -34,6 +35,21 @@ class RootMeanSquaredError(MeanSquaredError):
 
     def __init__(self, name: str | None = "root_mean_squared_error", dtype: DTypeLike | None = None):
         super().__init__(name, dtype)
+
+    def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
+        """Adds the squared errors.
+
+        Args:
+          y_true: labels, rows first.
+          y_pred: predictions, rows first.
+          sample_weight: a scalar, or one weight per row, or, as only here, per single number.
+
+        Raises:
+          ValueError: where shapes cannot match.
+        """
+        y_true, y_pred = as_float_pair(y_true, y_pred)
+        self.validate(y_true, y_pred)
+        self.add_values(jnp.square(y_pred - y_true), sample_weight)
 
     def result(self) -> jax.Array:
         return jnp.sqrt(super().result())

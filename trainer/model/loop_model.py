@@ -31,7 +31,7 @@ from trainer.model.forward import check_is_outside_of_steps
 from trainer.model.overridable_steps import OverridableSteps, logs_without_update
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
-from trainer.step import output_checks, replica_checks, state_checks
+from trainer.step import output_checks, replica_checks, state_checks, update_rules
 from trainer.step.compiled_phase import CompiledPhase
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class LoopModel:
         is_new, is_trained = kind not in phases, "train" in phases
         if is_new and self._is_asynchronous(kind):
             configuration.options.check_asynchronous()
+            update_rules.check_asynchronous(configuration.rules)
         if is_new:
             output_checks.check_inputs_of_rank_one(
                 self._module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)

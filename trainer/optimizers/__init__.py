@@ -7,7 +7,8 @@ from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.large_models import Adafactor, Muon, ScheduleFreeAdamW
 from trainer.optimizers.learning_rate import LearningRate
 from trainer.optimizers.momentum import SGD, Lion
-from trainer.optimizers.registry import get
+from trainer.optimizers.registry import deserialize, get, serialize
+from trainer.optimizers.update_rule import LossScaleOptimizer
 
 __all__ = [
     "SGD",
@@ -21,12 +22,15 @@ __all__ = [
     "Lamb",
     "LearningRate",
     "Lion",
+    "LossScaleOptimizer",
     "Muon",
     "Nadam",
     "Optimizer",
     "OptimizerState",
     "RMSprop",
     "ScheduleFreeAdamW",
+    "deserialize",
     "get",
     "schedules",
+    "serialize",
 ]

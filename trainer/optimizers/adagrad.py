@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import optax
 
 from trainer.core import arguments
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import with_common_arguments
+from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -25,6 +26,9 @@ class Adagrad(Optimizer):
       clipvalue: the largest absolute value in a gradient; larger values are cut.
       global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
       name: a name to know the optimizer by.
+      **further: Keras's further arguments, of which `gradient_accumulation_steps` has an effect: over so many calls
+        gradients are averaged, and the last of them makes an update. The others are refused, with what to use instead,
+        unless they have their defaults.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -49,12 +53,13 @@ class Adagrad(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_non_negative(initial_accumulator_value=initial_accumulator_value)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             optax.scale_by_rss(initial_accumulator_value, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -72,6 +77,7 @@ class RMSprop(Optimizer):
       clipvalue: see `Adagrad`.
       global_clipnorm: see `Adagrad`.
       name: see `Adagrad`.
+      **further: see `Adagrad`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -93,6 +99,7 @@ class RMSprop(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(rho=rho)
         arguments.require_share(momentum=momentum)
@@ -102,7 +109,7 @@ class RMSprop(Optimizer):
         accumulate = optax.trace(momentum) if momentum else optax.identity()
         transformation = with_common_arguments(
             scale(rho, epsilon), transforms.descend(), accumulate, weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -118,6 +125,7 @@ class Adadelta(Optimizer):
       clipvalue: see `Adagrad`.
       global_clipnorm: see `Adagrad`.
       name: see `Adagrad`.
+      **further: see `Adagrad`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -137,12 +145,13 @@ class Adadelta(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(rho=rho)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             optax.scale_by_adadelta(rho, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -166,6 +175,7 @@ class Ftrl(Optimizer):
       clipvalue: see `Adagrad`.
       global_clipnorm: see `Adagrad`.
       name: see `Adagrad`.
+      **further: see `Adagrad`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -196,6 +206,7 @@ class Ftrl(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require({"learning_rate_power": learning_rate_power}, "a finite number of at most 0",
                           lambda number: -math.inf < number <= 0)
@@ -208,5 +219,6 @@ class Ftrl(Optimizer):
             transforms.follow_regularized_leader(
                 initial_accumulator_value, learning_rate_power, l1_regularization_strength, l2_regularization_strength,
                 l2_shrinkage_regularization_strength, beta),
-            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm,
+            **further)
         super().__init__(transformation, learning_rate, name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import optax
 
 from trainer.core import arguments
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import with_common_arguments
+from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -25,6 +27,9 @@ class Adam(Optimizer):
       clipvalue: the largest absolute value in a gradient; larger values are cut.
       global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
       name: a name to know the optimizer by.
+      **further: Keras's further arguments, of which `gradient_accumulation_steps` has an effect: over so many calls
+        gradients are averaged, and the last of them makes an update. The others are refused, with what to use instead,
+        unless they have their defaults.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -51,6 +56,7 @@ class Adam(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
@@ -58,7 +64,7 @@ class Adam(Optimizer):
         scale = transforms.scale_by_amsgrad if amsgrad else transforms.scale_by_adam
         transformation = with_common_arguments(
             scale(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -83,11 +89,12 @@ class AdamW(Adam):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_non_negative(weight_decay=weight_decay)
         super().__init__(
             learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay, clipnorm, clipvalue, global_clipnorm,
-            name=name)
+            name=name, **further)
 
 
 class Adamax(Optimizer):
@@ -110,12 +117,13 @@ class Adamax(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             transforms.scale_by_adamax(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -139,12 +147,13 @@ class Nadam(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             transforms.scale_by_nadam(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -168,10 +177,12 @@ class Lamb(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
             optax.scale_by_adam(beta_1, beta_2, epsilon), optax.scale_by_trust_ratio(), transforms.descend(),
-            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm,
+            **further)
         super().__init__(transformation, learning_rate, name)

@@ -79,7 +79,7 @@ class AttachedOptimizer:
     def iterations(self) -> int:
         """How many updates were made."""
         state = self._read()
-        return 0 if state is None else int(state.count)
+        return 0 if state is None else int(state.count) // self.optimizer.gradient_accumulation_steps
 
     @property
     def variables(self) -> list[jax.Array]:

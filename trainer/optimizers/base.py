@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from trainer.core import configs
 from trainer.core.errors import near_hint
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
+from trainer.optimizers.common_arguments import FURTHER_DEFAULTS
 from trainer.optimizers.extra_arguments import update_with
 from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
+from trainer.optimizers.schedules import LearningRateSchedule, deserialize, serialize
 
 
 class OptimizerState(NamedTuple):
@@ -74,14 +77,21 @@ class Optimizer(ComparesByConfiguration):
       0.25
     """
 
+    # The arguments that it was made with.
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
+
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         # Python's own message would not say which name was meant.
         parameters = inspect.signature(cls.__init__).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for name in () if takes_any else options.keys() - parameters.keys():
-            known = [known for known in parameters if known != "self"]
+        is_own = getattr(cls.__init__, "__module__", "").startswith("trainer.optimizers.")
+        known = [*parameters, *FURTHER_DEFAULTS] if takes_any else list(parameters)
+        for name in () if takes_any and not is_own else sorted(options.keys() - set(known)):
+            known = [known for known in parameters if known not in ("self", "further")]
             raise TypeError(f"{cls.__name__} has no argument {name!r}. {near_hint(name, known)}")
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made._given = arguments, options
+        return made
 
     def __init__(
         self,
@@ -93,6 +103,48 @@ class Optimizer(ComparesByConfiguration):
         self.transformation = transformation
         self.schedule = learning_rate if callable(learning_rate) else None
         self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make an equal optimizer, as plain data.
+
+        Raises:
+          TypeError: if one of them is an optax transformation, or a function.
+
+        Example:
+          >>> from trainer import optimizers
+          >>> optimizers.SGD(0.5, momentum=0.9).get_config()["momentum"]
+          0.9
+        """
+        arguments, options = self._given
+        bound = inspect.signature(type(self).__init__).bind(self, *arguments, **options)
+        bound.apply_defaults()
+        given = {name: value for name, value in bound.arguments.items() if name not in ("self", "further")}
+        config = {"name": self.name, **given, **FURTHER_DEFAULTS, **bound.arguments.get("further", {})}
+        config |= {"name": self.name, "learning_rate": float(self.learning_rate) if self.schedule is None else (
+            self.schedule)}
+        for name, value in config.items():
+            if isinstance(value, LearningRateSchedule):
+                config[name] = serialize(value)
+            elif callable(value) or isinstance(value, optax.GradientTransformation):
+                raise TypeError(f"`{name}` of {type(self).__name__} cannot be written as plain data. Received: a value "
+                                f"of type {type(value).__name__}. Save the model's state, and make the optimizer again "
+                                "in code; a rate may be one of `trainer.optimizers.schedules`.")
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Returns the optimizer that `get_config` described."""
+        if configs.is_config(config.get("learning_rate")):
+            config = {**config, "learning_rate": deserialize(config["learning_rate"])}
+        return cls(**config)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: key for name, key in super()._attributes().items() if name != "_given"}
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """How many calls of `update` make one."""
+        return self._given[1].get("gradient_accumulation_steps") or 1
 
     @property
     def kind(self) -> str:

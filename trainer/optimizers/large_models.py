@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import optax
@@ -13,7 +13,7 @@ from trainer.core import arguments
 from trainer.core.tree_paths import path_name
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import with_common_arguments
+from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -32,6 +32,7 @@ class Adafactor(Optimizer):
       clipvalue: see `Adam`.
       global_clipnorm: see `Adam`.
       name: see `Adam`.
+      **further: see `Adam`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -61,6 +62,7 @@ class Adafactor(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_positive(epsilon_1=epsilon_1, epsilon_2=epsilon_2, clip_threshold=clip_threshold)
         arguments.require_bool(relative_step=relative_step)
@@ -68,7 +70,7 @@ class Adafactor(Optimizer):
             raise ValueError(f"`beta_2_decay` must be below 0. Received: {beta_2_decay!r}.")
         transformation = with_common_arguments(
             transforms.descend_factored(beta_2_decay, epsilon_1, epsilon_2, clip_threshold), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -134,6 +136,7 @@ class Muon(Optimizer):
         ns_steps: int = 5,
         nesterov: bool = True,
         rms_rate: float | None = 0.2,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(adam_beta_1=adam_beta_1, adam_beta_2=adam_beta_2, momentum=momentum)
         arguments.require_positive(epsilon=epsilon, adam_lr_ratio=adam_lr_ratio)
@@ -155,7 +158,8 @@ class Muon(Optimizer):
             {True: _decayed(adam, adam_weight_decay), False: _decayed(muon, weight_decay)},
             lambda params: jax.tree_util.tree_map_with_path(has_adam, params))
         transformation = with_common_arguments(
-            parts, weight_decay=None, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            parts, weight_decay=None, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm,
+            **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -173,6 +177,7 @@ class ScheduleFreeAdamW(Optimizer):
       clipvalue: see `Adam`.
       global_clipnorm: see `Adam`.
       name: see `Adam`.
+      **further: see `Adam`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -198,13 +203,14 @@ class ScheduleFreeAdamW(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(beta_1=beta_1, epsilon=epsilon)
         arguments.check_count("warmup_steps", warmup_steps, 0)
         transformation = with_common_arguments(
             transforms.descend_schedule_free(beta_1, beta_2, epsilon, warmup_steps), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import optax
 
 from trainer.core import arguments
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import with_common_arguments
+from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -25,6 +27,9 @@ class SGD(Optimizer):
       clipvalue: the largest absolute value in a gradient; larger values are cut.
       global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
       name: a name to know the optimizer by.
+      **further: Keras's further arguments, of which `gradient_accumulation_steps` has an effect: over so many calls
+        gradients are averaged, and the last of them makes an update. The others are refused, with what to use instead,
+        unless they have their defaults.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -48,13 +53,14 @@ class SGD(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_share(momentum=momentum)
         arguments.require_bool(nesterov=nesterov)
         accumulate = optax.trace(momentum, nesterov) if momentum else optax.identity()
         transformation = with_common_arguments(
             transforms.descend(), accumulate, weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)
 
 
@@ -70,6 +76,7 @@ class Lion(Optimizer):
       clipvalue: see `SGD`.
       global_clipnorm: see `SGD`.
       name: see `SGD`.
+      **further: see `SGD`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -89,10 +96,11 @@ class Lion(Optimizer):
         global_clipnorm: float | None = None,
         *,
         name: str | None = None,
+        **further: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(beta_1=beta_1)
         transformation = with_common_arguments(
             optax.scale_by_lion(beta_1, beta_2), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm)
+            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
         super().__init__(transformation, learning_rate, name)

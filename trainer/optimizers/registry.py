@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import optax
 
-from trainer.core import errors
+from trainer.core import configs, errors
 from trainer.optimizers.adagrad import Adadelta, Adagrad, Ftrl, RMSprop
 from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
 from trainer.optimizers.base import Optimizer
 from trainer.optimizers.large_models import Adafactor, Muon, ScheduleFreeAdamW
 from trainer.optimizers.momentum import SGD, Lion
 from trainer.optimizers.optax_optimizer import from_optax
+from trainer.optimizers.update_rule import LossScaleOptimizer
 
 BY_NAME: dict[str, Callable[[], Optimizer]] = {
     made.__name__.lower(): made
@@ -21,11 +23,32 @@ BY_NAME: dict[str, Callable[[], Optimizer]] = {
 }
 
 
-def get(identifier: str | Optimizer | optax.GradientTransformation | optax.MultiSteps) -> Optimizer:
+AnyOptimizer = Optimizer | LossScaleOptimizer
+
+
+def get(identifier: Any) -> AnyOptimizer | None:
+    """Returns the optimizer that `identifier` stands for; None for None.
+
+    Args:
+      identifier: see `as_optimizer`.
+
+    Raises:
+      TypeError: for what is no optimizer.
+      ValueError: if the name is unknown.
+
+    Example:
+      >>> get("SGD").learning_rate
+      LearningRate(0.01)
+    """
+    return None if identifier is None else as_optimizer(identifier)
+
+
+def as_optimizer(identifier: Any) -> AnyOptimizer:
     """Returns the optimizer that `identifier` stands for.
 
     Args:
-      identifier: a Keras name in any case, for that optimizer with its defaults; an optimizer, returned as it is; or
+      identifier: a Keras name in any case, for that optimizer with its defaults; a configuration, as `serialize`
+        returns it; an optimizer, returned as it is; or
         an optax transformation or `optax.MultiSteps`, whose updates stay what they are, bit for bit, until a learning
         rate is set. Its rate reads as the rate that it was built with. Where that cannot be found, reading and
         setting it raise. A rate under `optax.inject_hyperparams` is set in the transformation's own state. A
@@ -37,11 +60,13 @@ def get(identifier: str | Optimizer | optax.GradientTransformation | optax.Multi
       ValueError: if the name is unknown.
 
     Example:
-      >>> get("SGD").learning_rate, get(optax.adam(0.25)).learning_rate
+      >>> as_optimizer("SGD").learning_rate, as_optimizer(optax.adam(0.25)).learning_rate
       (LearningRate(0.01), LearningRate(0.25))
     """
-    if isinstance(identifier, Optimizer):
+    if isinstance(identifier, (Optimizer, LossScaleOptimizer)):
         return identifier
+    if configs.is_config(identifier):
+        return deserialize(identifier)
     if isinstance(identifier, str):
         if identifier.lower() not in BY_NAME:
             raise errors.unknown_name("optimizer", identifier, BY_NAME)
@@ -59,3 +84,43 @@ def get(identifier: str | Optimizer | optax.GradientTransformation | optax.Multi
         raise TypeError(f"`optimizer` must be {expected}. Received: a value of type {type(identifier).__name__}, which "
                         "updates a module by itself. Give the transformation in it: `optimizer.tx`.")
     raise errors.wrong_type("optimizer", identifier, expected)
+
+
+def serialize(optimizer: AnyOptimizer) -> dict[str, Any]:
+    """Returns an optimizer as plain data, in Keras's form; without its state.
+
+    Raises:
+      TypeError: for an optax transformation, or a rate that is a function.
+
+    Example:
+      >>> serialize(SGD(0.5, momentum=0.9))["config"]["momentum"]
+      0.9
+    """
+    config: dict[str, Any] = configs.to_config(optimizer, "optimizers")
+    return config
+
+
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> AnyOptimizer:
+    """Returns the optimizer that `serialize`, or that of Keras, has made plain data of.
+
+    Args:
+      config: the configuration.
+      custom_objects: classes of your own, by name.
+
+    Raises:
+      ValueError: for an unknown name.
+      TypeError: for what is no configuration.
+
+    Example:
+      >>> deserialize(serialize(SGD(0.5, momentum=0.9))) == SGD(0.5, momentum=0.9)
+      True
+    """
+    name = config.get("class_name")
+    if isinstance(name, str) and name.lower() in (*BY_NAME, "lossscaleoptimizer"):
+        config = {**config, "class_name": name.lower()}
+    if config["class_name"] == "lossscaleoptimizer":
+        arguments = dict(config["config"])
+        inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
+        return LossScaleOptimizer(inner, **arguments)  # type: ignore[arg-type]  # it raises for one within another
+    optimizer: Optimizer = configs.from_config("optimizer", config, BY_NAME, custom_objects)
+    return optimizer

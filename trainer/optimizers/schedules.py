@@ -8,13 +8,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from trainer.core import arguments
+from trainer.core import arguments, configs
 
 
 class LearningRateSchedule(abc.ABC):
@@ -23,6 +23,17 @@ class LearningRateSchedule(abc.ABC):
     @abc.abstractmethod
     def __call__(self, step: Any) -> jax.Array:
         """Returns the rate of the update after `step` others, a float32 scalar; `step` may be traced."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make an equal schedule; to be defined by a subclass that is no dataclass."""
+        if not dataclasses.is_dataclass(self):
+            raise NotImplementedError(f"{type(self).__name__} must define `get_config(self)`.")
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Returns the schedule that `get_config` described."""
+        return cls(**config)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -269,6 +280,42 @@ class CosineDecayRestarts(LearningRateSchedule):
             fraction = (periods - (length - 1) / (self.t_mul - 1)) / length
         peak = jnp.float32(self.m_mul) ** restarts
         return self.initial_learning_rate * _half_cosine(fraction, self.alpha, peak)
+
+
+def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
+    """Returns a schedule as plain data, in Keras's form.
+
+    Example:
+      >>> serialize(CosineDecay(0.5, decay_steps=10))["config"]["decay_steps"]
+      10
+    """
+    config: dict[str, Any] = configs.to_config(learning_rate_schedule, "optimizers.schedules")
+    return config
+
+
+def deserialize(
+    config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> LearningRateSchedule:
+    """Returns the schedule that `serialize`, or that of Keras, has made plain data of.
+
+    Args:
+      config: the configuration.
+      custom_objects: classes of your own, by name.
+
+    Raises:
+      ValueError: for an unknown name.
+      TypeError: for what is no configuration.
+
+    Example:
+      >>> float(deserialize(serialize(CosineDecay(0.5, decay_steps=10)))(0))
+      0.5
+    """
+    schedule: LearningRateSchedule = configs.from_config("schedule", config, _BY_NAME, custom_objects)
+    return schedule
+
+
+_BY_NAME = {cls.__name__: cls for cls in (
+    CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, PiecewiseConstantDecay, PolynomialDecay)}
 
 
 def _periods(schedule: ExponentialDecay | InverseTimeDecay, step: Any) -> jax.Array:

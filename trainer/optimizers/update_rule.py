@@ -14,18 +14,63 @@ import jax.extend
 import jax.numpy as jnp
 import optax
 
-from trainer.core import precision, tree_paths
+from trainer.core import arguments, configs, precision, tree_paths
+from trainer.core.errors import wrong_type
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
 from trainer.optimizers.base import Optimizer, OptimizerState
 from trainer.optimizers.evaluation_params import evaluation_params, keeps_averages, map_averages
 
 
+class LossScaleOptimizer(ComparesByConfiguration):
+    """An optimizer, and how the loss scale of `compile(precision="mixed_float16")` begins and grows.
+
+    With that precision gradients are scaled without it as well: by 2**15 at first, and by twice as much after 2000
+    updates with finite gradients. An update whose gradients are not finite is skipped, and halves the scale.
+
+    Args:
+      inner_optimizer: the optimizer.
+      initial_scale: the scale before the first update; above 0.
+      dynamic_growth_steps: after how many updates with finite gradients the scale is doubled.
+      name: a name to know it by.
+
+    Raises:
+      TypeError: for something that is no optimizer.
+      ValueError: for a scale that is not above 0, or a number of steps below 1.
+
+    Source: `keras.optimizers.LossScaleOptimizer`.
+
+    Example:
+      >>> from trainer import optimizers
+      >>> optimizer = LossScaleOptimizer(optimizers.SGD(0.5), initial_scale=1024.0)
+      >>> float(UpdateRule(optimizer, scales_gradients=True).init({"w": jnp.ones(())}).loss_scale.scale)
+      1024.0
+    """
+
+    def __init__(
+        self, inner_optimizer: Optimizer, initial_scale: float = precision.INITIAL_SCALE,
+        dynamic_growth_steps: int = precision.GROWTH_STEPS, name: str | None = None,
+    ):
+        if not isinstance(inner_optimizer, Optimizer):
+            raise wrong_type("inner_optimizer", inner_optimizer, "an optimizer such as `trainer.optimizers.Adam()`")
+        arguments.require_positive(initial_scale=initial_scale)
+        arguments.check_count("dynamic_growth_steps", dynamic_growth_steps, 1)
+        self.inner_optimizer = inner_optimizer
+        self.initial_scale = float(initial_scale)
+        self.dynamic_growth_steps = dynamic_growth_steps
+        self.name = name or "loss_scale_optimizer"
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make an equal one, as plain data."""
+        return {"name": self.name, "inner_optimizer": configs.to_config(self.inner_optimizer, "optimizers"),
+                "initial_scale": self.initial_scale, "dynamic_growth_steps": self.dynamic_growth_steps}
+
+
 class UpdateRule(ComparesByConfiguration):
     """How gradients change parameters. It compares by its configuration, like the optimizer in it.
 
     Args:
-      optimizer: the optimizer of the parameters that are trained.
+      optimizer: the optimizer of the parameters that are trained, or a `LossScaleOptimizer` of it.
       is_frozen: whether the parameter of a path, such as "encoder/Dense_0/kernel", stays as it is. The optimizer does
         not see frozen parameters, and keeps no state for them.
       prefix: what to put before the paths of these parameters, such as "generator/".
@@ -37,6 +82,7 @@ class UpdateRule(ComparesByConfiguration):
 
     Attributes:
       optimizer: the optimizer.
+      given: the optimizer as it was given, with what sets the loss scale, if anything does.
       skips_non_finite: as it was given.
 
     Example:
@@ -50,7 +96,7 @@ class UpdateRule(ComparesByConfiguration):
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Optimizer | LossScaleOptimizer,
         *,
         is_frozen: Callable[[str], bool] | None = None,
         prefix: str = "",
@@ -58,6 +104,15 @@ class UpdateRule(ComparesByConfiguration):
         scales_gradients: bool = False,
         skips_non_finite: bool = False,
     ):
+        self._initial_scale, self._growth_steps = precision.INITIAL_SCALE, precision.GROWTH_STEPS
+        self.given = optimizer
+        if isinstance(optimizer, LossScaleOptimizer):
+            self._initial_scale, self._growth_steps = optimizer.initial_scale, optimizer.dynamic_growth_steps
+            if not scales_gradients:
+                raise ValueError(
+                    "`LossScaleOptimizer` sets how the loss scale of float16 adapts, and this precision has none. Give "
+                    "`compile(..., precision=\"mixed_float16\")` too, or the inner optimizer alone.")
+            optimizer = optimizer.inner_optimizer
         self.optimizer = optimizer
         self._is_frozen = is_frozen
         self._prefix = prefix
@@ -87,7 +142,7 @@ class UpdateRule(ComparesByConfiguration):
                                  "`lookahead`, with whose averages `evaluate` computes. Leave out `ema_decay`.")
             state = state._replace(average=jax.tree.map(_as_average, trainable))
         if self._scales_gradients:
-            state = state._replace(loss_scale=precision.initial_loss_scale())
+            state = state._replace(loss_scale=precision.initial_loss_scale(self._initial_scale))
         return self.with_counts(state)
 
     def with_counts(self, state: OptimizerState) -> OptimizerState:
@@ -132,7 +187,8 @@ class UpdateRule(ComparesByConfiguration):
             new, new_state = precision.where_finite(is_finite, (new, new_state), (trainable, state))
             new_state = new_state._replace(skipped=precision.next_skipped_updates(state.skipped, is_finite))
             if self._scales_gradients:
-                new_state = new_state._replace(loss_scale=precision.next_loss_scale(state.loss_scale, is_finite))
+                new_state = new_state._replace(loss_scale=precision.next_loss_scale(
+                    state.loss_scale, is_finite, self._growth_steps))
         return self.with_trained(params, new), new_state
 
     def keeps_averages(self, state: OptimizerState) -> bool:

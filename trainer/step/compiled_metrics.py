@@ -10,6 +10,7 @@ import jax
 from trainer import metrics
 from trainer.core import errors
 from trainer.metrics import Metric, Variable
+from trainer.metrics.adapted import parts
 from trainer.metrics.base import MetricValue
 from trainer.metrics.registry import check
 from trainer.step.compiled_loss import CompiledLoss
@@ -42,7 +43,8 @@ class CompiledMetrics:
             if given is not None and not isinstance(given, (list, tuple, Mapping)):
                 raise errors.wrong_type(argument, given, "a list, or a dict by output name")
             for identifier in _flat(given):
-                check(identifier)
+                for part in parts(identifier):
+                    check(part)
         self._plain, self._weighted, self._loss = plain, weighted, loss
         self._entries: list[_Entry] | None = None
 
@@ -123,7 +125,8 @@ class CompiledMetrics:
             for index, (output_name, chosen) in enumerate(zip(names, per_output, strict=True)):
                 if chosen is None:
                     continue
-                for identifier in chosen if isinstance(chosen, (list, tuple)) else [chosen]:
+                for identifier in (part for each in (chosen if isinstance(chosen, (list, tuple)) else [chosen])
+                                   for part in parts(each)):
                     if targets[index] is None:
                         raise _no_targets(identifier, output_name)
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)

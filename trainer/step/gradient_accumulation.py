@@ -194,5 +194,5 @@ def _merged(value: Any, parts: int) -> Any:
     each = [[leaf[part] for leaf in value.variables] for part in range(parts)]
     variables = each[0]
     for others in each[1:]:
-        variables = value.metric.merge_variables(variables, others)
+        variables = value.metric.merge_parts(variables, others)
     return dataclasses.replace(value, variables=variables)

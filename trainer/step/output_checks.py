@@ -17,6 +17,7 @@ from trainer.core import errors, replica_context
 from trainer.core.replica_context import MEAN_OVER_ROWS
 from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.losses.base import BuiltinLoss, values_per_row
+from trainer.metrics.base import is_builtin
 from trainer.modules.base import FunctionalModule
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
@@ -295,7 +296,7 @@ def _takes_probabilities(metric: metrics.Metric) -> bool:
 
 
 def _is_custom_sum(metric: metrics.Metric) -> bool:
-    return metric.additive and not type(metric).__module__.startswith(metrics.__name__)
+    return metric.additive and not is_builtin(metric)
 
 
 def _own_function(metric: metrics.Metric) -> Callable[..., Any] | None:

@@ -20,6 +20,7 @@ import numpy as np
 from trainer.core import errors
 from trainer.core.replica_context import ReplicaContext
 from trainer.data.sources.arrays import canonical_dtype
+from trainer.metrics.adapted import logged_value
 from trainer.metrics.base import Metric, MetricValue
 
 
@@ -71,7 +72,7 @@ def check_logs(logs: Any, origin: str) -> OrderedDict[str, Any]:
     if not isinstance(logs, Mapping):
         raise TypeError(f"`{origin}` must return its logs as a dict of names. Received: {errors.describe(logs)}.")
     checked: OrderedDict[str, Any] = OrderedDict()
-    for name, value in _flat(logs):
+    for name, value in _flat({name: logged_value(value) for name, value in logs.items()}):
         if not isinstance(value, MetricValue):
             if not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)) or np.ndim(value):
                 raise TypeError(f"`{origin}` returned {errors.describe(value)} as log {name!r}. A log is a scalar or "
@@ -116,7 +117,7 @@ def merge_over_replicas(
             parts = [[leaf[replica] for leaf in gathered] for replica in range(context.num_replicas_in_sync)]
             variables = parts[0]
             for part in parts[1:]:
-                variables = value.metric.merge_variables(variables, part)
+                variables = value.metric.merge_parts(variables, part)
             merged[name] = dataclasses.replace(value, variables=variables)
     return merged, also_sum
 

@@ -19,7 +19,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from trainer.core.replica_context import get_replica_context
 from trainer.losses.base import broadcast_sample_weight
-from trainer.metrics.base import Metric, MetricValue, metrics_kept_by, step_metrics
+from trainer.metrics.base import Metric, MetricValue, is_builtin, metrics_kept_by, step_metrics
 
 
 class TracedMetrics:
@@ -159,7 +159,7 @@ def updated(metric: Metric, variables: list[jax.Array], *args: Any, **kwargs: An
         return _updated_once(metric, variables, context.num_replicas_in_sync, *args, **kwargs)
     if mask is None:
         return metric.stateless_update_state(variables, *args, **kwargs)
-    if type(metric).__module__.startswith("trainer.metrics."):
+    if is_builtin(metric):
         bound = inspect.signature(metric.update_state).bind(*args, **kwargs)
         given = bound.arguments.get("sample_weight")
         weights = mask if given is None else given * broadcast_sample_weight(given, mask)
@@ -172,12 +172,17 @@ def updated(metric: Metric, variables: list[jax.Array], *args: Any, **kwargs: An
             return update(weights)
 
     # A metric that leaves weights out, or that does what we don't know with them, is not to see padding at all.
+    fresh = metric.stateless_reset_state()
+
     def add_row(variables: list[jax.Array], row: Any) -> tuple[list[jax.Array], None]:
         is_real, *parts = row
         own = iter(parts)
         args, kwargs = jax.tree.unflatten(
             structure, [next(own)[None] if has else leaf for has, leaf in zip(has_rows, leaves, strict=True)])
-        after = metric.stateless_update_state(variables, *args, **kwargs)
+        if metric.additive:
+            after = metric.stateless_update_state(variables, *args, **kwargs)
+        else:
+            after = metric.merge_parts(variables, metric.stateless_update_state(fresh, *args, **kwargs))
         return [jnp.where(is_real > 0, new, old) for new, old in zip(after, variables, strict=True)], None
 
     scanned = [jnp.asarray(leaf) for has, leaf in zip(has_rows, leaves, strict=True) if has]

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer import optimizers
-from trainer.core import tree_paths
+from trainer.core import configs, tree_paths
 from trainer.optimizers.named import NamedRules
+from trainer.optimizers.registry import as_optimizer
 from trainer.optimizers.update_rule import UpdateRule
 from trainer.step.compile_options import CompileOptions
 
@@ -24,22 +24,30 @@ def make_update_rules(optimizer: Any, options: CompileOptions) -> UpdateRule | N
     is_frozen = functools.partial(tree_paths.matches_any, options.freeze) if options.freeze else None
 
     def rule(part: Any, prefix: str) -> UpdateRule:
-        return UpdateRule(optimizers.get(part), prefix=prefix, is_frozen=is_frozen,
+        return UpdateRule(as_optimizer(part), prefix=prefix, is_frozen=is_frozen,
                           ema_decay=options.ema_decay, scales_gradients=options.scales_gradients,
                           skips_non_finite=options.skip_non_finite)
 
     if optimizer is None:
         return None
-    if not isinstance(optimizer, Mapping):
+    if not isinstance(optimizer, Mapping) or configs.is_config(optimizer):
         return rule(optimizer, "")
     return NamedRules({name: rule(part, f"{name}{tree_paths.SEPARATOR}") for name, part in optimizer.items()})
 
 
 def with_options(rules: UpdateRule | NamedRules | None, options: CompileOptions) -> UpdateRule | NamedRules | None:
     """Returns rules of the same optimizers for other options."""
-    optimizers_of = rules.optimizer if isinstance(rules, UpdateRule) else (
-        None if rules is None else {name: rule.optimizer for name, rule in rules.items()})
+    optimizers_of = rules.given if isinstance(rules, UpdateRule) else (
+        None if rules is None else {name: rule.given for name, rule in rules.items()})
     return make_update_rules(optimizers_of, options)
+
+
+def check_asynchronous(rules: UpdateRule | NamedRules | None) -> None:
+    """Raises ValueError for an optimizer that steps on workers of parameter servers cannot have."""
+    for rule in rules.values() if isinstance(rules, NamedRules) else () if rules is None else (rules,):
+        if rule.optimizer.gradient_accumulation_steps > 1:
+            raise ValueError("`gradient_accumulation_steps` cannot be used under ParameterServerStrategy, where each "
+                             "worker's gradients come on their own: use larger batches, or fewer workers.")
 
 
 def check_names(rules: Any, names: Iterable[str], what: str) -> None:

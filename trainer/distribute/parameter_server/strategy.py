@@ -14,7 +14,6 @@ from typing import Any, Literal
 import jax
 import optax
 
-from trainer import optimizers
 from trainer.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.data import HostArrays
@@ -42,6 +41,9 @@ from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.strategies.strategy import Strategy
+from trainer.optimizers.base import Optimizer
+from trainer.optimizers.registry import as_optimizer
+from trainer.optimizers.update_rule import UpdateRule
 
 _keys = itertools.count()  # of the models of all strategies
 SHARED_BYTES = 2**28  # of arrays that every worker gets whole; batches of larger arrays are sent one by one
@@ -207,7 +209,7 @@ class ParameterServerStrategy(Strategy):
 
     def create_embedding_table(
         self, name: str, num_embeddings: int, features: int,
-        optimizer: str | optimizers.Optimizer | optax.GradientTransformation = "adagrad",
+        optimizer: str | Optimizer | optax.GradientTransformation = "adagrad",
         initializer: Callable[..., Any] | None = None, seed: int = 0,
     ) -> EmbeddingTable:
         """Returns a table of embeddings whose rows are spread over the servers: no other process ever holds it whole.
@@ -239,7 +241,7 @@ class ParameterServerStrategy(Strategy):
             raise ValueError(f"There is a table {name!r} already. Choose another name, or use that table.")
         num_embeddings, features = (arguments.as_count(argument, value) for argument, value in (
             ("num_embeddings", num_embeddings), ("features", features)))
-        rule = optimizers.get(optimizer)
+        rule = UpdateRule(as_optimizer(optimizer)).optimizer
         check_optimizer(rule)
         if initializer is None:
             initializer = jax.nn.initializers.truncated_normal(1 / math.sqrt(features))

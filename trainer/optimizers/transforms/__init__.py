@@ -1,5 +1,6 @@
 """Optax transformations that Keras's optimizers are chains of, where optax has none with Keras's numbers."""
 
+from trainer.optimizers.transforms.accumulation import average_gradients
 from trainer.optimizers.transforms.common import after_weight_decay, cast_to_params, clip_each_by_norm, descend
 from trainer.optimizers.transforms.factored import descend_factored
 from trainer.optimizers.transforms.ftrl import follow_regularized_leader
@@ -15,6 +16,7 @@ from trainer.optimizers.transforms.schedule_free import descend_schedule_free
 
 __all__ = [
     "after_weight_decay",
+    "average_gradients",
     "cast_to_params",
     "clip_each_by_norm",
     "descend",

@@ -20,6 +20,9 @@ _ROWS_AT_ONCE = 2**16  # that are made at a time
 
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raises ValueError for an optimizer that does not look at each row on its own."""
+    if optimizer.gradient_accumulation_steps > 1:
+        raise ValueError("`gradient_accumulation_steps` cannot be used for tables: each push is of other rows. Leave "
+                         "it out of the optimizer.")
     rng = np.random.default_rng(0)
     rows, grads = (rng.normal(size=(2, 3)).astype(np.float32) for _ in range(2))
     both = optimizer.update(10 * grads, optimizer.init(jnp.asarray(rows)), jnp.asarray(rows))[0]

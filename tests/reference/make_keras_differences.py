@@ -1,0 +1,34 @@
+"""Writes docs/keras_differences.md from the table in tests/support/keras_differences.py.
+
+`python -m tests.reference.make_keras_differences`
+"""
+
+import pathlib
+
+from tests.support.keras_differences import DIFFERENCES
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "keras_differences.md"
+TITLES = {"losses": "Losses", "metrics": "Metrics", "optimizers": "Optimizers and schedules"}
+INTRODUCTION = """\
+# Differences from Keras 3
+
+Losses, metrics, optimizers and schedules have Keras 3's names, arguments, defaults, numbers and configurations: tests
+compare every public class and function with Keras itself, on generated data. What differs on purpose is here, and
+tests check that each of these still differs.
+
+This page is written by `python -m tests.reference.make_keras_differences`.
+"""
+
+
+def text() -> str:
+    """Returns the page."""
+    parts = [INTRODUCTION]
+    for room, title in TITLES.items():
+        rows = [f"| {each.names} | {each.keras} | {each.ours} | {each.why} |"
+                for each in DIFFERENCES if each.room == room]
+        parts.append("\n".join([f"## {title}", "", "| What | Keras 3 | Here | Why |", "|---|---|---|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text())
