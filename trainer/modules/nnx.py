@@ -289,7 +289,7 @@ class NNXFunctional(FunctionalModule):
         params, model_state = self._values(self._template)
         return self._recorded(inputs).rows(params, [model_state])
 
-    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+    def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
         """See the base class. Lists and dicts of layers are none, and what is not called comes last."""
         held: dict[str, Any] = {_joined(path): layer for path, layer in nnx.iter_modules(self.module)
                 if not isinstance(layer, (nnx.List, nnx.Dict))}
