@@ -10,8 +10,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from trainer.core import tree_paths
 from trainer.core.errors import see
+from trainer.core.replica_context import in_replica_context
 from trainer.metrics import Mean, Metric
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
@@ -34,6 +37,7 @@ class Configuration:
       phases: the compiled steps, by "train", "test" and "predict".
       forwards: the compiled calls of the model, by whether they are part of training; None where a call cannot be.
       given: the arguments of the last `compile`, by name.
+      noted_loss: what the metric of the loss is to be given when it is asked for; None for nothing. May be assigned.
       changes: how often what steps compute has changed.
       outputs_checked: whether the outputs fit the loss: for batches with rows that count apart, and for others.
     """
@@ -47,6 +51,7 @@ class Configuration:
         self.trainable = True
         self.penalties_are_used = False
         self._tracked: list[Metric] = []
+        self.noted_loss: float | None = None
         self.changes = 0
         self.forget_phases()
 
@@ -80,7 +85,7 @@ class Configuration:
             check_names(rules, names, "named module")
         if params is not None:
             _check_params(rules, options, params)
-        self.is_compiled, self._tracked = True, []
+        self.is_compiled, self._tracked, self.noted_loss = True, [], None
         self.loss, self.metrics, self.rules, self.options = compiled_loss, compiled_metrics, rules, options
         self.forget_phases()
 
@@ -130,6 +135,11 @@ class Configuration:
         """Returns the metrics of the loss and of `compile`; none before `compile`."""
         if self.is_compiled and not self._tracked:  # not before they are asked for: they start JAX's backend
             self._tracked = [Mean(name="loss"), *([CompileMetrics(self.metrics)] if self.metrics.is_given else [])]
+        if self._tracked and self.noted_loss is not None and not in_replica_context():  # a step has metrics of its own
+            with jax.transfer_guard("allow"):  # the user asks for it
+                for variable, number in zip(self._tracked[0].variables, (self.noted_loss, 1), strict=True):
+                    variable.assign(number)
+            self.noted_loss = None
         return self._tracked
 
     def require_compiled(self, method: str) -> None:

@@ -206,9 +206,7 @@ class LoopModel:
         return digests
 
     def note_loss(self, value: Any) -> None:
-        for metric in self._configuration.tracked_metrics()[:1]:
-            for variable, number in zip(metric.variables, (value, 1), strict=True):
-                variable.assign(number)
+        self._configuration.noted_loss = value
 
     def check_labels(self, batch: Batch) -> None:
         output_checks.check_labels(self._configuration.loss, unpack_x_y_sample_weight(batch)[1])

@@ -35,6 +35,7 @@ class FunctionalModule(abc.ABC):
 
     name: str
     names: tuple[str, ...] = ()
+    _known_layers: tuple[Any, list[ModuleLayer]] | None = None
 
     @property
     def initial_values(self) -> Any:
@@ -126,13 +127,24 @@ class FunctionalModule(abc.ABC):
         recorder = CallRecorder(inputs)
         return recorder.rows(*self.observe_calls(inputs, recorder))
 
-    @abc.abstractmethod
     def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
         """Returns the module itself and all layers in it, outer layers before the layers in them, as they are called.
 
         Args:
           inputs: as in `summary_rows`. None for what is known without a call: of a Linen module the layers of a stack.
+
+        Raises:
+          RuntimeError: without `inputs`, if nothing is known.
         """
+        leaves, structure = jax.tree.flatten(inputs)
+        key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if self._known_layers is None or self._known_layers[0] != key:  # a call of a large module takes long to trace
+            self._known_layers = key, self.find_layers(inputs)
+        return self._known_layers[1]
+
+    @abc.abstractmethod
+    def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
+        """Returns what `layers` does."""
 
     def layer_path(self, path: str) -> str:
         """Returns the path of a leaf of the state as its layer has it: without a collection, as parameters are named.

@@ -95,7 +95,7 @@ class TwoPhaseFunctional(FunctionalModule):
         """See the base class."""
         return self._trained.observe_calls(inputs, observer)
 
-    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+    def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
         """See the base class."""
         return self._trained.layers(inputs)
 

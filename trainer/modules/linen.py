@@ -152,7 +152,7 @@ class LinenFunctional(FunctionalModule):
         return params, list(collections.values())
 
     @on_mesh_of_strategy()
-    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+    def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
         """See the base class. What has no weights is there too, and so are the functions of a stack."""
         module, found = self._module, {"": self._module}
         if isinstance(module, LinenStack):

@@ -149,7 +149,7 @@ class NamedFunctional(FunctionalModule):
         return [row._replace(path="/".join(filter(None, (name, row.path))))
                 for name, part in self.parts.items() for row in part.summary_rows(inputs[name])]
 
-    def layers(self, inputs: Mapping[str, Any] | None = None) -> list[ModuleLayer]:
+    def find_layers(self, inputs: Mapping[str, Any] | None) -> list[ModuleLayer]:
         """Returns each module, and the layers in it; there is no module around them."""
         return [layer._replace(path=SEPARATOR.join(filter(None, (name, layer.path))))
                 for name, part in self.parts.items() for layer in part.layers(None if inputs is None else inputs[name])]

@@ -284,7 +284,7 @@ class NNXFunctional(FunctionalModule):
         return (id(node) for _, node in nnx.iter_graph(self.module)
                 if isinstance(node, nnx.Variable) and not isinstance(node, nnx.RngState))
 
-    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+    def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
         """See the base class. Lists and dicts of layers are none, and what is not called comes last."""
         held: dict[str, Any] = {_joined(path): layer for path, layer in nnx.iter_modules(self.module)
                                 if not isinstance(layer, (nnx.List, nnx.Dict))}

@@ -87,7 +87,7 @@ class EmptyStack(FunctionalModule):
         """See the base class."""
         return {}, []
 
-    def layers(self, inputs: PyTree = None) -> list[ModuleLayer]:
+    def find_layers(self, inputs: PyTree) -> list[ModuleLayer]:
         """See the base class."""
         return []
 
