@@ -4,7 +4,19 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from trainer import callbacks, data, distribute, estimator, losses, metrics, models, optimizers, testing, utils
+    from trainer import (
+        callbacks,
+        data,
+        distribute,
+        estimator,
+        losses,
+        metrics,
+        models,
+        optimizers,
+        testing,
+        tools,
+        utils,
+    )
     from trainer.compile.persistent_cache import enable_compilation_cache
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -35,6 +47,7 @@ __all__ = [
     "pack_x_y_sample_weight",
     "regularizers",
     "testing",
+    "tools",
     "unpack_x_y_sample_weight",
     "utils",
 ]
