@@ -306,7 +306,10 @@ def find_batch_size(
         middle = (size + too_large) // 2 // replicas * replicas
         if not size < middle < too_large:
             break
-        size, too_large = (middle, too_large) if fits(middle) else (size, middle)
+        if fits(middle):
+            size = middle
+        else:
+            too_large = middle
     return BatchSizeSearch(size, tuple(trials), budget)
 
 
