@@ -25,6 +25,8 @@ if _typing.TYPE_CHECKING:
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
+    from trainer.tools.sklearn_wrappers import TrainerClassifier as TrainerClassifier
+    from trainer.tools.sklearn_wrappers import TrainerRegressor as TrainerRegressor
 
     __version__: str
 
@@ -58,6 +60,8 @@ _HOMES = {
     "Sequential": "model",
     "SidecarEvaluator": "model.sidecar_evaluator",
     "TrainState": "core.train_state",
+    "TrainerClassifier": "tools.sklearn_wrappers",  # not in `__all__`: `import *` must work without scikit-learn
+    "TrainerRegressor": "tools.sklearn_wrappers",
     "enable_compilation_cache": "compile.persistent_cache",
     "load": "model.load",
     "load_exported": "saving.export",

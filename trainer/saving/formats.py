@@ -10,9 +10,8 @@ import hashlib
 import importlib
 import json
 import os
-import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,16 +20,10 @@ import numpy as np
 
 from trainer.core import errors
 from trainer.core.train_state import TrainState
-from trainer.saving import export
+from trainer.saving import export, onnx_format
 from trainer.saving.arrays.safetensors_file import save_arrays
 from trainer.saving.checkpoint import disk
-from trainer.saving.prediction import (
-    Prediction,
-    any_rows,
-    describe_tree,
-    prediction_of,
-    with_rows,
-)
+from trainer.saving.prediction import Prediction, check_names, describe_tree, named, prediction_of, with_rows
 
 FORMATS = ("jax", "stablehlo", "saved_model", "onnx")
 SIGNATURE, TEXT, ARTIFACT, WEIGHTS = "signature.json", "model.mlir", "model.mlirbc", "weights.safetensors"
@@ -38,9 +31,6 @@ SAVED_MODEL = "saved_model.pb"
 FORMAT_VERSION = 1
 _ASSERTION = "shape_assertion"  # a custom call of JAX's, which checks shapes and computes nothing
 _EXTRAS = {"saved_model": "tensorflow", "onnx": "onnx"}
-# How far a converted program may be from the model's own: a converter rounds otherwise, and a wrong one is far off.
-_RTOL, _ATOL = 1e-3, 1e-3
-_CHECKED_ROWS = 3
 
 
 def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any,
@@ -62,7 +52,7 @@ def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], 
         export.save(path, predict_step, state, inputs, batch_size, platforms)
         return
     _check_target(format_name, path)
-    convert = {"stablehlo": _stablehlo, "saved_model": _saved_model, "onnx": _onnx}[format_name]
+    convert = {"stablehlo": _stablehlo, "saved_model": _saved_model, "onnx": onnx_format.save}[format_name]
     modules = _required(format_name)
     names = export.checked_platforms(platforms)
     prediction = prediction_of(predict_step, state, inputs, batch_size, format_name)
@@ -89,8 +79,8 @@ def _stablehlo(path: str, prediction: Prediction, batch_size: int | None, platfo
         "package": export.PACKAGE, "format": "stablehlo", "format_version": FORMAT_VERSION, "jax": jax.__version__,
         "stablehlo": version, "platform": platforms[0], "function": "main", "batch_size": batch_size,
         "arguments": [*({"weight": name, **_spec(arrays[name])} for name in kept),
-                      *({"input": name, **_spec(leaf, batch_size)} for name, leaf in _named(prediction.inputs, "x"))],
-        "results": [{"output": name, **_spec(leaf, batch_size)} for name, leaf in _named(prediction.outputs, "outputs")],
+                      *({"input": name, **_spec(leaf, batch_size)} for name, leaf in named(prediction.inputs, "x"))],
+        "results": [{"output": name, **_spec(leaf, batch_size)} for name, leaf in named(prediction.outputs, "outputs")],
         "inputs": describe_tree(prediction.inputs, "x"), "outputs": describe_tree(prediction.outputs, "outputs"),
         "sha256": {TEXT: hashlib.sha256(text.encode()).hexdigest(), ARTIFACT: hashlib.sha256(artifact).hexdigest()}}
     with _Folder(path) as folder:
@@ -132,7 +122,7 @@ def _portable(text: str) -> tuple[str, bytes, str]:
 def _saved_model(path: str, prediction: Prediction, batch_size: int | None, platforms: Sequence[str],
                  jax2tf: Any, tensorflow: Any) -> None:
     tf = tensorflow
-    _check_names(prediction)
+    check_names(prediction)
     rows = "rows" if batch_size is None else str(batch_size)
     shapes = [f"({', '.join([rows, *map(str, leaf.shape[1:])])})" for leaf in jax.tree.leaves(prediction.inputs)]
     converted = jax2tf.convert(
@@ -141,10 +131,9 @@ def _saved_model(path: str, prediction: Prediction, batch_size: int | None, plat
     module = tf.Module()
     module.weights = [tf.Variable(array, trainable=False, name=name.replace("/", "."))
                       for name, array in prediction.host_weights().items()]
-    input_names = [name for name, _ in _named(prediction.inputs, "x")]
-    output_names = [name for name, _ in _named(prediction.outputs, "outputs")]
+    output_names = [name for name, _ in named(prediction.outputs, "outputs")]
     specs = [tf.TensorSpec((batch_size, *leaf.shape[1:]), _tf_dtype(tf, leaf.dtype), name=name)
-             for name, leaf in _named(prediction.inputs, "x")]
+             for name, leaf in named(prediction.inputs, "x")]
 
     @tf.function(autograph=False, input_signature=specs)
     def serve(*inputs: Any) -> dict[str, Any]:
@@ -155,77 +144,12 @@ def _saved_model(path: str, prediction: Prediction, batch_size: int | None, plat
         concrete = serve.get_concrete_function()
     except Exception as error:
         raise ValueError(f"The model cannot be exported as a SavedModel. {type(error).__name__}: {error}") from error
-    assert len(input_names) == len(specs)
     with _Folder(path) as folder:
         tf.saved_model.save(module, folder, signatures={"serving_default": concrete})
 
 
 def _tf_dtype(tf: Any, dtype: Any) -> Any:
     return tf.as_dtype(dtype.name if hasattr(dtype, "name") else np.dtype(dtype).name)
-
-
-# --- ONNX ------------------------------------------------------------------------------------------------------------
-
-
-def _onnx(path: str, prediction: Prediction, batch_size: int | None, platforms: Sequence[str],
-          jax2onnx: Any, onnx: Any, onnxruntime: Any) -> None:
-    _check_names(prediction)
-    weights = [jax.numpy.asarray(array) for array in prediction.host_weights().values()]
-    input_names = [name for name, _ in _named(prediction.inputs, "x")]
-    output_names = [name for name, _ in _named(prediction.outputs, "outputs")]
-
-    def predict(*inputs: Any) -> Any:
-        outputs = prediction.function(weights, list(inputs))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def converted(rows: Any) -> Any:
-        specs = [jax.ShapeDtypeStruct(("rows" if not isinstance(rows, int) else rows, *leaf.shape[1:]), leaf.dtype)
-                 for leaf in jax.tree.leaves(prediction.inputs)]
-        return jax2onnx.to_onnx(predict, specs, model_name="predict", input_names=input_names,
-                                output_names=output_names)
-
-    model = with_rows(converted, batch_size, "ONNX")
-    onnx.checker.check_model(model)
-    content = model.SerializeToString()
-    _check_computes_the_same(onnxruntime, content, prediction, batch_size)
-    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
-    if jax.process_index() != 0:
-        return
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-        disk.flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _check_computes_the_same(
-    onnxruntime: Any, content: bytes, prediction: Prediction, batch_size: int | None
-) -> None:
-    """Raises ValueError if a converted program computes something else than the model does."""
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    rng = np.random.default_rng(0)
-    names = [each.name for each in session.get_inputs()]
-    for rows in (batch_size,) if batch_size is not None else (1, _CHECKED_ROWS):
-        inputs = [_example(rng, (rows, *leaf.shape[1:]), leaf.dtype) for leaf in jax.tree.leaves(prediction.inputs)]
-        expected = prediction.function(list(prediction.weights.values()), inputs)
-        found = session.run(None, dict(zip(names, inputs, strict=True)))
-        for (name, _), one, other in zip(_named(prediction.outputs, "outputs"), expected, found, strict=True):
-            one = np.asarray(one)
-            if one.shape != other.shape or not np.allclose(other.astype(np.float64), one.astype(np.float64),
-                                                           rtol=_RTOL, atol=_ATOL, equal_nan=True):
-                raise ValueError(f"The ONNX program computes other numbers than the model: its output {name!r} "
-                                 f"differs on {rows} random rows. The converter, jax2onnx, does not know something "
-                                 "that the model does. Export it in another format.")
-
-
-def _example(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns numbers to compare with: small ones, as whole numbers may be indices."""
-    if np.issubdtype(np.dtype(dtype), np.integer) or np.dtype(dtype) == bool:
-        return rng.integers(0, 2, shape).astype(dtype)
-    return rng.normal(size=shape).astype(dtype)
 
 
 # --- what all have ---------------------------------------------------------------------------------------------------
@@ -236,10 +160,11 @@ def _required(format_name: str) -> list[Any]:
     names = {"stablehlo": [], "saved_model": ["jax.experimental.jax2tf", "tensorflow"],
              "onnx": ["jax2onnx", "onnx", "onnxruntime"]}[format_name]
     try:
-        return [importlib.import_module(name) for name in names]
+        with onnx_format.quiet():
+            return [importlib.import_module(name) for name in names]
     except ImportError as error:
-        raise ImportError(f"The format {format_name!r} is written with {' and '.join(names)}, and {error.name or error} "
-                          f"is not installed: pip install 'trainer-jax[{_EXTRAS[format_name]}]'") from error
+        raise ImportError(f"The format {format_name!r} is written with {' and '.join(names)}, of which a part is not "
+                          f"installed ({error}): pip install 'trainer-jax[{_EXTRAS[format_name]}]'") from error
 
 
 def _check_target(format_name: str, path: str) -> None:
@@ -257,24 +182,6 @@ def _check_target(format_name: str, path: str) -> None:
     if os.path.lexists(path) and not (os.path.isdir(path) and (not os.listdir(path) or mark in os.listdir(path))):
         raise FileExistsError(f"{path!r} exists, and is no folder that was exported as {format_name!r}. Give another "
                               "path, or remove it.")
-
-
-def _check_names(prediction: Prediction) -> None:
-    for tree, what in ((prediction.inputs, "x"), (prediction.outputs, "outputs")):
-        names = [name for name, _ in _named(tree, what)]
-        if len(set(names)) != len(names):
-            raise ValueError(f"Two arrays of `{what}` would have one name in the file: {', '.join(names)}. Rename the "
-                             "keys of the dict.")
-
-
-def _named(tree: Any, what: str) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of inputs or outputs with names: "image" of a dict, "x_0" of a tuple, "x" of an array."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        keys = [str(getattr(key, "key", getattr(key, "idx", key))) for key in path]
-        if not keys:
-            yield what, leaf
-        else:
-            yield "_".join(keys if isinstance(tree, dict) else [what, *keys]), leaf
 
 
 def _spec(leaf: Any, batch_size: int | None = 0) -> dict[str, Any]:

@@ -7,7 +7,7 @@ file. What program becomes of it, and which file, is `export.py`'s and `formats.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -184,3 +184,22 @@ def any_rows() -> Any:
 def leaf_names(tree: Any) -> list[str]:
     """Returns the names of the leaves of inputs, for messages: `x`, or `x['image']`."""
     return [f"x{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def check_names(prediction: Prediction) -> None:
+    """Raises ValueError if two inputs or two outputs have one name."""
+    for tree, what in ((prediction.inputs, "x"), (prediction.outputs, "outputs")):
+        names = [name for name, _ in named(tree, what)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"Two arrays of `{what}` would have one name in the file: {', '.join(names)}. Rename the "
+                             "keys of the dict.")
+
+
+def named(tree: Any, what: str) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of inputs or outputs with names: "image" of a dict, "x_0" of a tuple, "x" of an array."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        keys = [str(getattr(key, "key", getattr(key, "idx", key))) for key in path]
+        if not keys:
+            yield what, leaf
+        else:
+            yield "_".join(keys if isinstance(tree, dict) else [what, *keys]), leaf

@@ -92,7 +92,8 @@ class _TrainerEstimator(BaseEstimator):
             sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float32)
         targets = self._targets(y)
         model = self.model_ if goes_on else self._new_model(X, targets)
-        model.build(X[:1])
+        if not goes_on:
+            model.build(X[:1])
         self._check_outputs(jax.eval_shape(lambda state: model.apply(state.params, state, X[:1])[0], model.state))
         arguments = {"batch_size": self.batch_size, "epochs": self.epochs, "callbacks": self.callbacks,
                      "verbose": self.verbose, "validation_split": self.validation_split, **(self.fit_kwargs or {})}
@@ -280,8 +281,9 @@ class TrainerRegressor(RegressorMixin, _TrainerEstimator):
 
     Example:
       >>> from sklearn.datasets import make_regression
+      >>> from trainer.optimizers import Adam
       >>> X, y = make_regression(200, 5, random_state=0)
-      >>> TrainerRegressor(epochs=50, optimizer=trainer.optimizers.Adam(0.05)).fit(X, y / 100).score(X, y / 100) > 0.9
+      >>> TrainerRegressor(epochs=50, optimizer=Adam(0.05)).fit(X, y / 100).score(X, y / 100) > 0.9
       True
 
     Source: `keras.wrappers.SKLearnRegressor`.

@@ -6,6 +6,7 @@ Owns what is shown of each kind. It needs no model, changes nothing, and runs no
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -120,8 +121,10 @@ def inspect(path: str) -> Inspection:
     if steps:
         return _of_run(folder, steps)
     if os.path.isfile(os.path.join(path, "saved_model.pb")):
-        return Inspection(path, "SavedModel of TensorFlow", problems=[], facts={
-            "read it with": "tf.saved_model.load, or `saved_model_cli show --all --dir`"}, arrays=[])
+        raise ValueError(f"{path!r} is a SavedModel of TensorFlow, which its own tool shows: `saved_model_cli show --all "
+                         "--dir PATH`.")
+    if os.path.isfile(os.path.join(path, "signature.json")):
+        return _of_stablehlo(path)
     raise ValueError(f"{path!r} is a folder without checkpoints or an exported model. Expected: a checkpoint, as "
                      "`Model.save` writes it, or the folder that was given to `BackupAndRestore`.")
 
@@ -220,6 +223,28 @@ def _of_run(folder: Any, steps: list[int]) -> Inspection:
             found.problems.append(f"The older checkpoint {path!r} is damaged.")
     found.facts["older checkpoints"] = ", ".join(others) or "none"
     return found
+
+
+def _of_stablehlo(path: str) -> Inspection:
+    """Returns what an export in the format "stablehlo" holds."""
+    from trainer.saving.formats import SIGNATURE, WEIGHTS
+
+    kind = "exported model, a StableHLO program"
+    try:
+        with open(os.path.join(path, SIGNATURE), encoding="utf-8") as file:
+            signature = json.load(file)
+        facts = {name: signature[name] for name in ("format_version", "jax", "stablehlo", "platform")}
+        facts["batch_size"] = signature["batch_size"] or "any"
+        facts |= {name: _described(signature[name]) for name in ("inputs", "outputs")}
+        problems = []
+        for name, expected in signature["sha256"].items():
+            with open(os.path.join(path, name), "rb") as program:
+                if hashlib.file_digest(program, "sha256").hexdigest() != expected:
+                    problems.append(f"{os.path.join(path, name)!r} has other bytes than were written.")
+        weights = _of_file(os.path.join(path, WEIGHTS))
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        return Inspection(path, kind, problems=[f"{type(error).__name__}: {error}"])
+    return Inspection(path, kind, weights.arrays, facts=facts, problems=[*problems, *weights.problems])
 
 
 def _of_checkpoint(path: str) -> Inspection:
