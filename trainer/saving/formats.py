@@ -102,7 +102,8 @@ def _portable(text: str) -> tuple[str, bytes, str]:
         assertions: list[Any] = []
 
         def visit(operation: Any) -> Any:
-            if operation.name == "stablehlo.custom_call" and _ASSERTION in str(operation.attributes["call_target_name"]):
+            is_call = operation.name == "stablehlo.custom_call"
+            if is_call and _ASSERTION in str(operation.attributes["call_target_name"]):
                 assertions.append(operation)
             return ir.WalkResult.ADVANCE
 

@@ -186,8 +186,8 @@ class TrainerClassifier(ClassifierMixin, _TrainerEstimator):
 
     Args:
       module: a Flax module or a list of layers, whose outputs have shape `(rows, classes)`; a class of modules; or a
-        function `(X, y, **module_kwargs)` that makes a module, where `y` are the numbers of the classes, from 0. None is
-        `trainer.models.MLP` with a hidden layer of 100.
+        function `(X, y, **module_kwargs)` that makes a module, where `y` are the numbers of the classes, from 0. None
+        is `trainer.models.MLP` with a hidden layer of 100.
       module_kwargs: arguments for a class or a function.
       optimizer, loss, metrics: as in `compile`. Without a loss it is the cross-entropy of logits, or of probabilities
         if `from_logits` is False. It gets the numbers of the classes.

@@ -121,8 +121,8 @@ def inspect(path: str) -> Inspection:
     if steps:
         return _of_run(folder, steps)
     if os.path.isfile(os.path.join(path, "saved_model.pb")):
-        raise ValueError(f"{path!r} is a SavedModel of TensorFlow, which its own tool shows: `saved_model_cli show --all "
-                         "--dir PATH`.")
+        raise ValueError(f"{path!r} is a SavedModel of TensorFlow, which its own tool shows: `saved_model_cli show "
+                         "--all --dir PATH`.")
     if os.path.isfile(os.path.join(path, "signature.json")):
         return _of_stablehlo(path)
     raise ValueError(f"{path!r} is a folder without checkpoints or an exported model. Expected: a checkpoint, as "
