@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import sklearn  # noqa: F401  it sets environment variables
 
 from tests.support import pages, project_files
 from trainer.saving.formats import FORMATS

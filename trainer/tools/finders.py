@@ -30,7 +30,8 @@ from trainer.model.inputs import rows_of
 from trainer.model.model import Model
 
 _PLOT = "pip install 'trainer-jax[plot]'"
-_SKIPPED_SHARE = 0.05  # of the rates, at either end, where the smoothed loss has not settled, or diverges already
+_WINDOWS = 40  # a window of averages has twice this part of the steps, and one
+_MIN_STEPS = 3
 
 
 # --- the learning rate -----------------------------------------------------------------------------------------------
@@ -54,17 +55,19 @@ class LearningRateSearch:
 
     @property
     def suggestion(self) -> float:
-        """The rate at which the smoothed loss fell fastest over the logarithm of the rate.
+        """The rate at which the loss fell fastest over the logarithm of the rate.
+
+        The losses are averaged over windows around each step for it: `smoothed` lags behind by some steps.
 
         Raises:
           ValueError: if it never fell.
         """
-        slopes = np.gradient(self.smoothed, np.log(self.learning_rates))
-        skipped = int(_SKIPPED_SHARE * len(slopes))
-        # What comes after the least loss is on the way up.
-        end = max(int(np.argmin(self.smoothed)) + 1, skipped + 1)
-        steepest = skipped + int(np.argmin(slopes[skipped:end]))
-        if not slopes[steepest] < 0:
+        end = int(np.argmin(self.smoothed)) + 1  # what comes after the least loss is on the way up
+        width = max(len(self.losses) // _WINDOWS, 1) * 2 + 1
+        averages = _centred_averages(_centred_averages(self.losses[:end], width), width)
+        slopes = np.gradient(averages, np.log(self.learning_rates[:end])) if end > 1 else np.zeros(1)
+        steepest = int(np.argmin(slopes))
+        if end < _MIN_STEPS or not slopes[steepest] < 0:
             first, last = self.learning_rates[[0, -1]]
             raise ValueError(f"The loss did not fall at any learning rate from {first:g} to {last:g}. Search lower "
                              "rates with more steps, and check the loss and the targets.")
@@ -92,6 +95,12 @@ class LearningRateSearch:
         ax.set(xscale="log", xlabel="learning rate", ylabel="loss")
         ax.legend()
         return ax
+
+
+def _centred_averages(values: np.ndarray, width: int) -> np.ndarray:
+    """Returns the mean of so many values around each, an odd number; the first and the last stand for those beyond."""
+    padded = np.pad(values, width // 2, mode="edge")
+    return np.convolve(padded, np.full(width, 1 / width), mode="valid")
 
 
 def find_learning_rate(
@@ -134,7 +143,7 @@ def find_learning_rate(
     _check_model(model)
     arguments.require_positive(min_rate=min_rate, max_rate=max_rate, stop_factor=stop_factor)
     arguments.require_decay_rate(smoothing=smoothing)
-    arguments.check_count("steps", steps, 3)
+    arguments.check_count("steps", steps, _MIN_STEPS)
     if not min_rate < max_rate:
         raise ValueError(f"`min_rate` must be less than `max_rate`. Received: min_rate={min_rate:g}, "
                          f"max_rate={max_rate:g}.")
@@ -151,11 +160,11 @@ def find_learning_rate(
         model.fit(x, y, batch_size=batch_size, sample_weight=sample_weight, epochs=steps, steps_per_epoch=1, verbose=0,
                   callbacks=[test])
     losses = np.array(test.losses)
-    if len(losses) < 3 and not np.isfinite(losses).all():
+    if len(losses) < _MIN_STEPS and not np.isfinite(losses).all():
         raise ValueError(f"The loss is not finite at the learning rate {rates[len(losses) - 1]:g}. Search from a lower "
                          "`min_rate`, and check the data for numbers that are not finite.")
-    if len(losses) < 3:
-        raise ValueError(f"The search ended after {len(losses)} steps, and needs at least 3. Pass data with more "
+    if len(losses) < _MIN_STEPS:
+        raise ValueError(f"The search ended after {len(losses)} steps, and needs at least {_MIN_STEPS}. Pass data with more "
                          "batches, or a greater `stop_factor`.")
     return LearningRateSearch(rates[:len(losses)], losses, np.array(test.smoothed), test.diverged)
 
