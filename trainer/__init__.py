@@ -5,7 +5,19 @@ import os as _os
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from trainer import callbacks, data, distribute, estimator, losses, metrics, models, optimizers, testing, utils
+    from trainer import (
+        callbacks,
+        data,
+        distribute,
+        estimator,
+        losses,
+        metrics,
+        models,
+        optimizers,
+        testing,
+        tools,
+        utils,
+    )
     from trainer.compile.persistent_cache import enable_compilation_cache
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
@@ -15,6 +27,8 @@ if _typing.TYPE_CHECKING:
     from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
     from trainer.utils import datasets
+    from trainer.tools.sklearn_wrappers import TrainerClassifier as TrainerClassifier
+    from trainer.tools.sklearn_wrappers import TrainerRegressor as TrainerRegressor
 
     __version__: str
 
@@ -39,6 +53,7 @@ __all__ = [
     "pack_x_y_sample_weight",
     "regularizers",
     "testing",
+    "tools",
     "unpack_x_y_sample_weight",
     "utils",
 ]
@@ -49,6 +64,8 @@ _HOMES = {
     "Sequential": "model",
     "SidecarEvaluator": "model.sidecar_evaluator",
     "TrainState": "core.train_state",
+    "TrainerClassifier": "tools.sklearn_wrappers",  # not in `__all__`: `import *` must work without scikit-learn
+    "TrainerRegressor": "tools.sklearn_wrappers",
     "datasets": "utils",
     "enable_compilation_cache": "compile.persistent_cache",
     "load": "model.load",

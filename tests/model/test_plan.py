@@ -6,11 +6,12 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from trainer import __main__ as command
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.placement.described import Topology
 from trainer.model import planned_step
+from trainer.tools.command_line import commands
+from trainer.tools.command_line import plan as command
 
 BATCH = np.ones((16, 4), np.float32), np.ones((16, 3), np.float32)
 
@@ -147,5 +148,5 @@ def test_other_data_of_a_script_are_taken_as_they_are():
 
 def test_a_script_that_is_not_there_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
-        command.main(["plan", "none.py", "--topology", "8xh100"])
+        commands.main(["plan", "none.py", "--topology", "8xh100"])
     assert "there is no script 'none.py'" in capsys.readouterr().err

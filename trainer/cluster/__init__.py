@@ -6,7 +6,7 @@ strategies. Other rooms use what is exported here, and nothing else.
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
 from trainer.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
-from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver
+from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver, detect_cluster, resolve_cluster
 from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.liveness.process_end import PEER_LOST
 from trainer.cluster.membership import cluster_devices, join_cluster, waiting, watchdog
@@ -14,5 +14,5 @@ from trainer.cluster.preemption import reached_preemption_sync_point
 from trainer.cluster.process_group import ProcessGroup
 
 __all__ = ["PEER_LOST", "TF_CONFIG", "ClusterError", "ClusterTimeout", "ProcessGroup", "TFConfigClusterResolver",
-           "cluster_devices", "join_cluster", "package_versions", "reached_preemption_sync_point", "split_address",
-           "waiting", "watchdog"]
+           "cluster_devices", "detect_cluster", "join_cluster", "package_versions", "reached_preemption_sync_point",
+           "resolve_cluster", "split_address", "waiting", "watchdog"]

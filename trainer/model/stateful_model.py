@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ from trainer.model.views.configured_model import ConfiguredModel
 from trainer.model.views.layers import ModelLayer, find
 from trainer.model.views.variables import ModelVariable
 from trainer.modules import CallKwargs, as_functional, render_summary, without_frozen
-from trainer.saving import export
+from trainer.saving import formats
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
 
@@ -375,28 +375,34 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         weights_io.check_may_write(path, overwrite)
         saved_model.save(path, state, self._state_holder.inputs)
 
-    def export(self, filepath: Path, *, batch_size: int | None = None, platforms: Sequence[str] | None = None,
+    def export(self, filepath: Path, *, format: Literal["jax", "stablehlo", "saved_model", "onnx"] = "jax",
+               batch_size: int | None = None, platforms: Sequence[str] | None = None,
                sample: ArrayTree | None = None) -> None:
-        """Writes what `predict` computes, with the weights, to a file that `trainer.load_exported` can use.
+        """Writes what `predict` computes, with the weights, for programs without the model's code.
 
-        Loading it needs no code of the model. Where `ema_decay` keeps moving averages, these are the weights, as
-        in `predict`. The computation is for one device, whatever the model's strategy is; the weights are gathered on
-        the host for it. A file that is there is replaced, in one step. Of several JAX processes the first writes,
-        but all must call this.
+        Where `ema_decay` keeps moving averages, these are the weights, as in `predict`. The computation is for one
+        device, whatever the model's strategy is; the weights are gathered on the host for it. What is there is
+        replaced, in one step. Of several JAX processes the first writes, but all must call this. See docs/export.md.
 
         Args:
-          filepath: the file, such as "digits.export", in a folder that exists.
+          filepath: the file, such as "digits.export", in a folder that exists; for "stablehlo" and "saved_model" a
+            folder, for "onnx" a file whose name ends in ".onnx".
+          format: "jax" writes a file for `trainer.load_exported`; "stablehlo" a program for other compilers, its
+            signature and the weights; "saved_model" one for TensorFlow (`pip install 'trainer-jax[tensorflow]'`);
+            "onnx" one for ONNX's runtimes (`[onnx]`), which is compared with the model on random rows first.
           batch_size: rows of each batch, for models that cannot be exported for any number of rows; None for any.
-          platforms: what it can run on, of "cpu", "cuda", "rocm" and "tpu"; by default JAX's platform here, and "cpu".
+          platforms: what it can run on, of "cpu", "cuda", "rocm" and "tpu"; by default JAX's platform here, and, in the
+            format "jax", "cpu". ONNX runs on any.
           sample: some rows of inputs `x`. Without it, the inputs are like those that the model was built on.
 
         Raises:
           RuntimeError: if the model is not built.
           ValueError: if the model cannot be exported so, an argument is not a possible one, the suffix is that of
-            another format, such as ".onnx", or `sample_inputs` is overridden and there is no `sample`.
+            another format, or `sample_inputs` is overridden and there is no `sample`.
           TypeError: if inputs or outputs are in other containers than dicts, lists and tuples.
           FileNotFoundError: if there is no such folder.
-          ImportError: if the package `flatbuffers` is not installed.
+          FileExistsError: if there is a folder of something else.
+          ImportError: if a package that the format needs is not installed.
 
         Example:
           >>> model.export("digits.export")  # doctest: +SKIP
@@ -406,7 +412,8 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         """
         state = self._state_holder.current
         path = checked_path("filepath", filepath)
-        check_suffix("filepath", path, ".export")
+        if format != "onnx":
+            check_suffix("filepath", path, ".export")
         arguments.check_count("batch_size", batch_size, 1, optional=True)
         if sample is None and type(self).sample_inputs is not OverridableSteps.sample_inputs:
             raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "
@@ -414,4 +421,4 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         inputs = self._state_holder.inputs if sample is None else unpack_x_y_sample_weight(_some_rows(sample))[0]
         # All on the devices: what a device computes with is not in the host's memory spaces.
         averaged = self.strategy.on_devices(state).averaged()
-        export.save(path, self.predict_step, averaged, inputs, batch_size, platforms)
+        formats.save(format, path, self.predict_step, averaged, inputs, batch_size, platforms)

@@ -20,20 +20,26 @@ import numpy as np
 
 from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import compiled
-from trainer.core import arguments, errors, tree_paths
-from trainer.core.replica_context import single_context
+from trainer.core import arguments, errors
 from trainer.core.train_state import TrainState
-from trainer.data import pack_x_y_sample_weight
 from trainer.data.sources.arrays import as_arrays, is_leaf
 from trainer.saving.arrays.file_kinds import checked_path, read_with_text, save_with_text
 from trainer.saving.arrays.safetensors_file import match_arrays
-from trainer.step.steps import predict_one_batch
+from trainer.saving.prediction import (
+    DEFAULT_BATCH_SIZE,
+    Prediction,
+    any_rows,
+    describe_tree,
+    leaf_names,
+    prediction_of,
+    tree_of,
+    with_rows,
+)
 
 PACKAGE = "trainer-jax"
 MANIFEST_KEY = "exported_model"
 FORMAT_VERSION = 1
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-DEFAULT_BATCH_SIZE = 32
 _PROGRAM = "program"
 
 
@@ -50,13 +56,13 @@ def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: Train
       platforms: what the program can run on; None for JAX's platform here, and "cpu".
     """
     _check_can_serialize()
-    platforms = _checked_platforms(platforms)
+    platforms = checked_platforms(platforms)
     manifest = {"package": PACKAGE, "format_version": FORMAT_VERSION, "jax": jax.__version__,
-                "batch_size": batch_size, "inputs": _described(inputs, "x")}
-    program, outputs, weights = _program(predict_step, state, inputs, batch_size, platforms)
-    manifest |= {"outputs": _described(outputs, "outputs"), "weights": list(weights)}
-    # Copies, because JAX keeps what it fetched of an array for as long as that array lives.
-    arrays = {name: np.asarray(jnp.copy(leaf)) for name, leaf in weights.items()}
+                "batch_size": batch_size, "inputs": describe_tree(inputs, "x")}
+    prediction = prediction_of(predict_step, state, inputs, batch_size, ", ".join(platforms))
+    program = _exported_program(prediction, batch_size, platforms).serialize()
+    manifest |= {"outputs": describe_tree(prediction.outputs, "outputs"), "weights": list(prediction.weights)}
+    arrays = prediction.host_weights()
     arrays[_PROGRAM] = np.frombuffer(program, np.uint8)
     text = json.dumps(manifest)
     if jax.process_index() == 0:
@@ -181,7 +187,7 @@ class ExportedModel:
         if structure != expected:
             raise ValueError(f"`x` must be {_text(self.input_spec)}. Received: {errors.describe(x)}.")
         leaves = [leaf if isinstance(leaf, jax.Array) else as_arrays(leaf) for leaf in leaves]
-        for name, leaf, spec in zip(_leaf_names(self.input_spec), leaves, specs, strict=True):
+        for name, leaf, spec in zip(leaf_names(self.input_spec), leaves, specs, strict=True):
             received, wanted = (leaf.shape[1:], leaf.dtype), (spec.shape[1:], spec.dtype)
             if leaf.ndim != len(spec.shape) or match_arrays({name: received}, {name: wanted}).mismatched:
                 raise ValueError(f"`{name}` must be {_text(spec)}, rows first. Received: {errors.describe(leaf)}.")
@@ -195,73 +201,18 @@ class ExportedModel:
 # --- the program ---------------------------------------------------------------------------------------------------
 
 
-def _program(
-    predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any, batch_size: int | None,
-    platforms: Sequence[str],
-) -> tuple[bytearray, Any, dict[str, jax.Array]]:
-    """Returns the program, the shapes of its outputs, and the weights that it takes, by name."""
-    leaves, structure = jax.tree.flatten((state.params, state.model_state))
-    names = [f"{part}{tree_paths.SEPARATOR}{name}" for part in ("params", "model_state")
-             for name in tree_paths.named_leaves(getattr(state, part))]
-    step, seed = int(state.step), int(state.seed)
-    input_leaves, input_structure = jax.tree.flatten(inputs)
-    outputs: Any = None
+def _exported_program(
+    prediction: Prediction, batch_size: int | None, platforms: Sequence[str]
+) -> jax.export.Exported:
+    """Returns the program of a prediction, for some platforms."""
+    def exported(rows: Any) -> jax.export.Exported:
+        return jax.export.export(prediction.function, platforms=platforms)(
+            prediction.weight_specs, prediction.input_specs(rows))
 
-    def predict_with(numbers: Sequence[int]) -> Any:
-        """Returns the prediction as a compiled function of some of the weights and of the inputs."""
-        def predict(weights: Sequence[jax.Array], inputs: Sequence[jax.Array]) -> list[jax.Array]:
-            nonlocal outputs
-            given = dict(zip(numbers, weights, strict=True))
-            params, model_state = jax.tree.unflatten(structure, [
-                given[number] if number in given else jnp.zeros(leaf.shape, leaf.dtype)
-                for number, leaf in enumerate(leaves)])
-            here = TrainState(jnp.int32(step), params, model_state, None, jnp.uint32(seed))
-            batch = pack_x_y_sample_weight(jax.tree.unflatten(input_structure, inputs))
-            predictions = predict_one_batch(predict_step, single_context, here, batch, None)
-            outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)),
-                                   predictions)
-            return [jnp.asarray(leaf) for leaf in jax.tree.leaves(predictions)]
-
-        return compiled(predict)
-
-    def serialized(rows: Any) -> tuple[bytearray, list[int]]:
-        specs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        input_specs = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in input_leaves]
-        used, predict = list(range(len(leaves))), predict_with(range(len(leaves)))
-        reads = _reads(predict.trace(specs, input_specs).jaxpr.jaxpr)[:len(leaves)]
-        if not all(reads):  # of a generator and a discriminator, say, only the generator
-            used = [number for number in used if reads[number]]
-            predict = predict_with(used)
-        exported = jax.export.export(predict, platforms=platforms)([specs[number] for number in used], input_specs)
-        return exported.serialize(), used
-
-    try:
-        program, used = serialized(batch_size or _any_rows())
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        if batch_size is None and _succeeds(lambda: serialized(DEFAULT_BATCH_SIZE)):
-            raise ValueError("The model cannot be exported for any number of rows, as its code needs to know how many "
-                             f"there are. Pass `batch_size={DEFAULT_BATCH_SIZE}`, say: `predict` of the loaded model "
-                             f"then computes in batches of so many rows. {reason}") from error
-        raise ValueError(f"The model cannot be exported for {', '.join(platforms)}. {reason}") from error
-    return program, outputs, {names[number]: leaves[number] for number in used}
+    return with_rows(exported, batch_size, ", ".join(platforms))
 
 
-def _reads(program: Any) -> list[bool]:
-    """Returns for each input of a jaxpr whether something is computed with it."""
-    read = {id(variable) for equation in program.eqns for variable in equation.invars} | set(map(id, program.outvars))
-    return [id(variable) in read for variable in program.invars]
-
-
-def _succeeds(function: Callable[[], Any]) -> bool:
-    try:
-        function()
-    except Exception:
-        return False
-    return True
-
-
-def _checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...]:
+def checked_platforms(platforms: Sequence[str] | None) -> tuple[str, ...]:
     if platforms is None:
         return tuple(dict.fromkeys((jax.export.default_export_platform(), "cpu")))
     if isinstance(platforms, str) or not isinstance(platforms, Sequence) or not platforms:
@@ -298,10 +249,10 @@ def _exported(path: str, manifest: dict[str, Any], arrays: dict[str, np.ndarray]
                          f"JAX reads what the same or an older version exported. {error}") from error
     device = _device_for(path, exported.platforms)
     weights = [jax.device_put(arrays.pop(name), device) for name in manifest["weights"]]
-    rows = manifest["batch_size"] or _any_rows()
-    input_spec = _tree(
+    rows = manifest["batch_size"] or any_rows()
+    input_spec = tree_of(
         manifest["inputs"], lambda sizes, dtype: jax.ShapeDtypeStruct((rows, *sizes[1:]), jnp.dtype(dtype)))
-    outputs = jax.tree.structure(_tree(manifest["outputs"], lambda *leaf: 0))
+    outputs = jax.tree.structure(tree_of(manifest["outputs"], lambda *leaf: 0))
     return ExportedModel(exported, weights, input_spec, outputs, manifest["batch_size"])
 
 
@@ -309,50 +260,6 @@ def _check_can_serialize() -> None:
     if importlib.util.find_spec("flatbuffers") is None:
         raise ImportError("JAX needs the package `flatbuffers` to write and read exported programs, and it is not "
                           "installed. Install it: `pip install flatbuffers`.")
-
-
-# --- the file ------------------------------------------------------------------------------------------------------
-
-
-def _described(tree: Any, name: str) -> Any:
-    """Returns a tree of arrays or shapes as JSON has it, with None for the number of rows.
-
-    Raises:
-      TypeError: if there are other containers in it than dicts with strings as keys, lists and tuples.
-    """
-    if tree is None:
-        return None
-    if type(tree) is dict and all(isinstance(key, str) for key in tree):
-        return {"dict": {key: _described(value, f"{name}[{key!r}]") for key, value in tree.items()}}
-    if type(tree) in (list, tuple):
-        return {type(tree).__name__: [_described(value, f"{name}[{index}]") for index, value in enumerate(tree)]}
-    if not hasattr(tree, "shape") or not hasattr(tree, "dtype"):
-        raise TypeError(f"An exported model has arrays in dicts with strings as keys, lists and tuples as inputs and "
-                        f"outputs. Received: `{name}` is of type {type(tree).__name__}. Convert it, outputs in an "
-                        "overridden `predict_step`.")
-    # A size of outputs may follow from the number of rows.
-    sizes = [size if isinstance(size, int) else str(size) for size in tree.shape[1:]]
-    return {"shape": [None, *sizes], "dtype": str(tree.dtype)}
-
-
-def _tree(described: Any, leaf: Callable[[list[Any], str], Any]) -> Any:
-    """Returns the tree that `_described` was given, with `leaf(sizes, dtype)` as leaves."""
-    if described is None:
-        return None
-    if "dict" in described:
-        return {key: _tree(value, leaf) for key, value in described["dict"].items()}
-    for kind in (list, tuple):
-        if kind.__name__ in described:
-            return kind(_tree(value, leaf) for value in described[kind.__name__])
-    return leaf(described["shape"], described["dtype"])
-
-
-def _any_rows() -> Any:
-    return jax.export.symbolic_shape("rows")[0]
-
-
-def _leaf_names(tree: Any) -> list[str]:
-    return [f"x{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _text(tree: Any) -> str:

@@ -99,6 +99,15 @@ def read_with_text(
     return text, arrays
 
 
+def is_whole(file: ArraysFile, key: str) -> bool:
+    """Returns whether a file that `save_with_text` wrote under a key has its checksum. It is read once, array by array.
+
+    Raises:
+      ValueError: if the file is cut short while it is read.
+    """
+    return file.metadata.get(_CHECKSUM_KEY) == checksum(file.metadata[key], file)
+
+
 def _kind_of_zip(path: str) -> str | None:
     """Returns what a zip archive is by the names in it; None for what is no archive, or an unknown one."""
     try:

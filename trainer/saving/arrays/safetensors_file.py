@@ -191,6 +191,11 @@ class ArraysFile(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self.shapes)
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether each array is compared with its checksum when it is read."""
+        return self._digests is not None
+
     def close(self) -> None:
         """Closes the file. Arrays that were read stay as they are."""
         self._file.close()
@@ -287,11 +292,15 @@ def match_arrays(available: Mapping[str, Spec], wanted: Mapping[str, Spec],
 def checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     """Returns the SHA-256 of all that a file says: a text, and each array's name, shape, dtype and bytes."""
     digest = hashlib.sha256()
-    for name, values in [(text, None), *sorted(arrays.items())]:
-        header = name if values is None else json.dumps([name, values.shape, str(values.dtype)])
+
+    def add(header: str) -> None:
         digest.update(len(header.encode()).to_bytes(8, "little") + header.encode())
-        if values is not None:
-            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+    add(text)
+    for name in sorted(arrays):
+        values = arrays[name]  # of a file, each is read here
+        add(json.dumps([name, values.shape, str(values.dtype)]))
+        digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ from trainer.saving.checkpoint.manifest import (
     CheckpointError,
     NewerFormatError,
     check_manifest,
+    damaged_files,
     is_checkpoint,
     write_manifest,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "CheckpointWriter",
     "NewerFormatError",
     "check_manifest",
+    "damaged_files",
     "decode",
     "encode",
     "is_checkpoint",

@@ -77,15 +77,36 @@ def check_manifest(folder: str | os.PathLike[str]) -> None:
       CheckpointError: if a file is missing, cut short, changed or cannot be read. The message names it.
       PermissionError: if a file may not be read.
     """
+    for _, error in _damages(folder):
+        raise error
+
+
+def damaged_files(folder: str | os.PathLike[str]) -> dict[str, CheckpointError]:
+    """Returns what is wrong with each damaged file of a checkpoint, by its path below the folder.
+
+    Args:
+      folder: the checkpoint.
+
+    Raises:
+      As `check_manifest` does, if that is the manifest or the folder itself.
+    """
+    return dict(_damages(folder))
+
+
+def _damages(folder: str | os.PathLike[str]) -> Iterator[tuple[str, CheckpointError]]:
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"There is no checkpoint {folder!r}.")
     for name, expected in _read(folder)["files"].items():
-        found = _checked(folder, name, _size_and_hash)
+        try:
+            found = _checked(folder, name, _size_and_hash)
+        except CheckpointError as error:
+            yield name, error
+            continue
         if found["size"] != expected["size"]:
-            raise _damaged(folder, name, f"has {found['size']} bytes instead of {expected['size']}")
-        if found["sha256"] != expected["sha256"]:
-            raise _damaged(folder, name, "has other bytes than were written")
+            yield name, _damaged(folder, name, f"has {found['size']} bytes instead of {expected['size']}")
+        elif found["sha256"] != expected["sha256"]:
+            yield name, _damaged(folder, name, "has other bytes than were written")
 
 
 def _read(folder: str) -> dict[str, Any]:

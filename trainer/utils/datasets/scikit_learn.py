@@ -16,5 +16,5 @@ def bundled(loader: str) -> Any:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
         raise ImportError("This data set comes with scikit-learn. Install it: "
-                          "`pip install 'trainer-jax[datasets]'`.") from error
+                          "`pip install 'trainer-jax[sklearn]'`.") from error
     return getattr(datasets, loader)()

@@ -1,0 +1,72 @@
+"""The commands of `python -m trainer`: their names and arguments, and what runs them.
+
+Owns the command line as a whole. What a command does is its own module's, which is imported when it runs: `launch`
+starts without JAX.
+
+Exit codes: 0 if all is well; 1 if a step does not fit, something is wrong or a file is damaged; 2 for arguments that
+were refused. `launch` has those of `trainer-launch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from trainer.tools.command_line import plan
+
+_DOCTOR = """\
+Checks what trainings need: versions, devices, memory, the cluster that the environment describes, the cache of compiled
+programs, optional packages. It joins no cluster, and JAX takes no more of a GPU's memory than a small product needs."""
+_INSPECT = """\
+Prints what a file or folder holds: weights, a training state, the checkpoints of a run, an exported model. All bytes
+are compared with the checksums that were saved with them. The model's code is not needed, and no code is run."""
+_TIMEOUT_SECS = 3.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line, and returns the exit code.
+
+    Args:
+      arguments: those of the command line, by default this process's.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["launch"]:  # whose arguments are the script's from some point on
+        from trainer.launch import main as launch
+
+        return launch(arguments[1:])
+    parser, parsers = _parsers()
+    options, others = parser.parse_known_args(arguments)
+    if options.command == "plan":
+        return plan.run(parsers["plan"], options, others)
+    if others:
+        parsers[options.command].error(f"unrecognized arguments: {' '.join(others)}")
+    if options.command == "doctor":
+        from trainer.tools.command_line import doctor
+
+        return doctor.run(options.timeout, options.json)
+    from trainer.tools.command_line import inspection
+
+    return inspection.run(options.path, options.json)
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    parser = argparse.ArgumentParser(prog="python -m trainer", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    planner = commands.add_parser(
+        "plan", help="what a training would take on GPUs", description=plan.DESCRIPTION, allow_abbrev=False,
+        usage="%(prog)s SCRIPT --topology GPUS [options] [--] [ARGUMENT ...]",
+        epilog="All other arguments, and all after --, are the script's.")
+    plan.add_arguments(planner)
+    doctor = commands.add_parser("doctor", help="whether this machine, or this process of a cluster, can train",
+                                 description=_DOCTOR, allow_abbrev=False)
+    doctor.add_argument("--timeout", type=float, default=_TIMEOUT_SECS, metavar="SECS",
+                        help=f"how long to wait for another machine's answer (default: {_TIMEOUT_SECS:g})")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    inspect = commands.add_parser("inspect", help="what a file of weights, a checkpoint or an export holds, and "
+                                  "whether it is whole", description=_INSPECT, allow_abbrev=False)
+    inspect.add_argument("path", metavar="PATH", help="the file or folder")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    commands.add_parser("launch", help="runs a script as a cluster on this machine; the same as trainer-launch",
+                        add_help=False)
+    return parser, {"plan": planner, "doctor": doctor, "inspect": inspect}

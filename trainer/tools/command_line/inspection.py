@@ -1,0 +1,310 @@
+"""`python -m trainer inspect PATH`: what a file or folder of the trainer's holds, and whether all of it is as saved.
+
+Owns what is shown of each kind. It needs no model, changes nothing, and runs no code from a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+VERIFIED, DAMAGED, UNCHECKED = "verified", "damaged", "no checksum"
+IS_DAMAGED, REFUSED = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRow:
+    """One array of a file or folder.
+
+    Attributes:
+      name: its path, such as "params/Dense_0/kernel".
+      dtype: the name of its dtype.
+      shape: its shape.
+      nbytes: how many bytes it takes.
+      state: "verified", "damaged", or "no checksum" if none was saved with it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    state: str
+
+
+@dataclasses.dataclass
+class Inspection:
+    """What a file or folder holds.
+
+    Attributes:
+      path: the file or folder.
+      kind: what it is, such as "weights".
+      arrays: its arrays, in the file's order.
+      step: how many updates the state has, where it says so.
+      facts: what else it says of itself, such as its format's version.
+      problems: what is damaged, a sentence each.
+    """
+
+    path: str
+    kind: str
+    arrays: list[ArrayRow] = dataclasses.field(default_factory=list)
+    step: int | None = None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(row.nbytes for row in self.arrays)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all of it as what JSON has."""
+        return {**dataclasses.asdict(self), "nbytes": self.nbytes, "whole": not self.problems}
+
+    def __str__(self) -> str:
+        from trainer.distribute.strategies.explain import columns, readable_bytes
+
+        lines = [f"{self.path}: {self.kind}"]
+        facts = {**({} if self.step is None else {"step": self.step}), **self.facts}
+        lines += [f"  {name}: {value}" for name, value in facts.items()]
+        if self.arrays:
+            table = columns([("Array", "Dtype", "Shape", "Bytes", ""),
+                             *((row.name, row.dtype, str(row.shape), readable_bytes(row.nbytes), row.state)
+                               for row in self.arrays)], right_aligned=(3,))
+            rule = "-" * max(map(len, table))
+            lines += [table[0], rule, *table[1:], rule, f"{len(self.arrays)} arrays, {readable_bytes(self.nbytes)}"]
+        states = {row.state for row in self.arrays}
+        if self.problems:
+            lines += [f"DAMAGED: {problem}" for problem in self.problems]
+        else:
+            lines.append("No checksums were saved, so damage would not show." if UNCHECKED in states else
+                         "All bytes have the checksums that were saved with them.")
+        return "\n".join(lines)
+
+
+def run(path: str, as_json: bool) -> int:
+    """Prints what is at a path, and returns the exit code: 1 if it is damaged or something else, 2 if not there."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a training may be using the GPUs
+    try:
+        found = inspect(path)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return REFUSED if isinstance(error, OSError) else IS_DAMAGED
+    print(json.dumps(found.to_dict(), indent=2) if as_json else found)
+    return IS_DAMAGED if found.problems else 0
+
+
+def inspect(path: str) -> Inspection:
+    """Returns what a file or folder holds.
+
+    Args:
+      path: a file of weights, a training state, an exported model in any of its formats, a checkpoint, or a folder of
+        checkpoints, of which the newest is looked at.
+
+    Raises:
+      FileNotFoundError: if there is nothing; names like it are listed.
+      ValueError: if it is something else.
+    """
+    from trainer.saving.checkpoint import CheckpointFolder, is_checkpoint
+
+    if not os.path.isdir(path):
+        return _of_file(path)
+    if is_checkpoint(path):
+        return _of_checkpoint(path)
+    folder = CheckpointFolder(path)
+    steps = folder.steps()
+    if steps:
+        return _of_run(folder, steps)
+    if os.path.isfile(os.path.join(path, "saved_model.pb")):
+        raise ValueError(f"{path!r} is a SavedModel of TensorFlow, which its own tool shows: `saved_model_cli show "
+                         "--all --dir PATH`.")
+    if os.path.isfile(os.path.join(path, "signature.json")):
+        return _of_stablehlo(path)
+    raise ValueError(f"{path!r} is a folder without checkpoints or an exported model. Expected: a checkpoint, as "
+                     "`Model.save` writes it, or the folder that was given to `BackupAndRestore`.")
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _of_file(path: str) -> Inspection:
+    from trainer.saving.arrays.file_kinds import open_arrays
+
+    with open_arrays(path, "a safetensors file", "") as file:
+        text_key = next((key for key in _texts() if key in file.metadata), None)
+        if text_key is None:
+            return _of_weights(path, file)
+        return _of_file_with_text(path, file, text_key)
+
+
+def _texts() -> dict[str, str]:
+    """Returns the kinds of files that hold a text, by the key of the text."""
+    from trainer.model.saved_model import DOCUMENT_KEY
+    from trainer.saving.export import MANIFEST_KEY
+
+    return {MANIFEST_KEY: "exported model", DOCUMENT_KEY: "training state, as `Model.save` writes it"}
+
+
+def _of_weights(path: str, file: Any) -> Inspection:
+    rows, problems = [], []
+    for name, spec in file.shapes.items():
+        state = VERIFIED if file.has_checksums else UNCHECKED
+        try:
+            _ = file[name]
+        except ValueError as error:
+            state = DAMAGED
+            problems.append(str(error))
+        rows.append(_row(name, spec, state))
+    own = file.metadata.get("package") == "trainer-jax"
+    kind = "weights, as `Model.save_weights` writes them" if own else "arrays of another program"
+    facts = {f"metadata {key}": text for key, text in file.metadata.items()}
+    return Inspection(path, kind, rows, facts=facts, problems=problems)
+
+
+def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
+    from trainer.saving.arrays.file_kinds import is_whole
+
+    whole = is_whole(file, key)
+    problems = [] if whole else [f"{path!r} does not have the checksum that it was saved with. It is one checksum for "
+                                 "the whole file, so any of its arrays may be what differs."]
+    rows = [_row(name, spec, VERIFIED if whole else DAMAGED) for name, spec in file.shapes.items()]
+    found = Inspection(path, _texts()[key], rows, problems=problems)
+    try:
+        document = json.loads(file.metadata[key])
+        # The plain values of a training state are tagged; see `saving/checkpoint/plain.py`.
+        tagged = document.get("dict", document)
+        found.facts = {name: value for name, value in tagged.items()
+                       if name in ("format_version", "jax", "optimizer")}
+        if "inputs" in document and "outputs" in document:
+            found.facts["batch_size"] = document["batch_size"] or "any"
+            found.facts |= {name: _described(document[name]) for name in ("inputs", "outputs")}
+        if "state/step" in file.shapes:
+            found.step = int(file["state/step"])
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        if whole:
+            raise ValueError(f"{path!r} is malformed ({type(error).__name__}: {error}).") from error
+    return found
+
+
+def _described(described: Any) -> str:
+    """Returns the description of inputs or outputs, as an export has it, as a text."""
+    if described is None:
+        return "None"
+    if "dict" in described:
+        return "{" + ", ".join(f"{key}: {_described(value)}" for key, value in described["dict"].items()) + "}"
+    for kind, ends in (("list", "[]"), ("tuple", "()")):
+        if kind in described:
+            return ends[0] + ", ".join(map(_described, described[kind])) + ends[1]
+    return f"{described['dtype']}({', '.join('rows' if size is None else str(size) for size in described['shape'])})"
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def _of_run(folder: Any, steps: list[int]) -> Inspection:
+    """Returns what the newest checkpoint of a run holds, and which other checkpoints there are."""
+    from trainer.saving.checkpoint import damaged_files
+
+    found = _of_checkpoint(folder.path_of(steps[-1]))
+    others = []
+    for step in steps[:-1]:
+        path = folder.path_of(step)
+        try:
+            is_damaged = bool(damaged_files(path))
+        except ValueError:
+            is_damaged = True
+        others.append(f"step_{step} ({DAMAGED if is_damaged else VERIFIED})")
+        if is_damaged:
+            found.problems.append(f"The older checkpoint {path!r} is damaged.")
+    found.facts["older checkpoints"] = ", ".join(others) or "none"
+    return found
+
+
+def _of_stablehlo(path: str) -> Inspection:
+    """Returns what an export in the format "stablehlo" holds."""
+    from trainer.saving.formats import SIGNATURE, WEIGHTS
+
+    kind = "exported model, a StableHLO program"
+    try:
+        with open(os.path.join(path, SIGNATURE), encoding="utf-8") as file:
+            signature = json.load(file)
+        facts = {name: signature[name] for name in ("format_version", "jax", "stablehlo", "platform")}
+        facts["batch_size"] = signature["batch_size"] or "any"
+        facts |= {name: _described(signature[name]) for name in ("inputs", "outputs")}
+        problems = []
+        for name, expected in signature["sha256"].items():
+            with open(os.path.join(path, name), "rb") as program:
+                if hashlib.file_digest(program, "sha256").hexdigest() != expected:
+                    problems.append(f"{os.path.join(path, name)!r} has other bytes than were written.")
+        weights = _of_file(os.path.join(path, WEIGHTS))
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        return Inspection(path, kind, problems=[f"{type(error).__name__}: {error}"])
+    return Inspection(path, kind, weights.arrays, facts=facts, problems=[*problems, *weights.problems])
+
+
+def _of_checkpoint(path: str) -> Inspection:
+    from trainer.saving import checkpoint as checkpoints
+    from trainer.saving.checkpoint import layout, parts
+
+    try:
+        damages = checkpoints.damaged_files(path)
+    except checkpoints.NewerFormatError:
+        raise
+    except checkpoints.CheckpointError as error:  # of the manifest: nothing else is known to be whole, then
+        return Inspection(path, "checkpoint", problems=[str(error)])
+    problems = [str(error) for error in damages.values()]
+    try:
+        checkpoint = checkpoints.open_checkpoint(path, verify=False)
+    except (ValueError, OSError) as error:
+        return Inspection(path, "checkpoint", problems=[*problems, *([] if problems else [str(error)])])
+    index: Mapping[str, list[Any]] = {}
+    state_folder = os.path.join(path, layout.STATE)
+    if checkpoint.processes is not None:
+        try:
+            index = parts.read_index(state_folder, checkpoint.processes)
+        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+            problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {error}."]
+    broken = {os.path.join(path, name) for name in damages}
+    in_state = any(name.startswith(f"{layout.STATE}/") for name in damages)
+
+    def state_of(name: str) -> str:
+        files = {part.path for part in index.get(name, ())}
+        if not files:  # of an older format, or the index is damaged: all of the state's files count
+            return DAMAGED if in_state else VERIFIED
+        return DAMAGED if {os.path.abspath(file) for file in files} & {os.path.abspath(file) for file in broken} else (
+            VERIFIED)
+
+    rows = [_row(name, spec, state_of(name)) for name, spec in checkpoint.specs.items()]
+    document = checkpoint.document if isinstance(checkpoint.document, dict) else {}
+    kinds = {"run": "checkpoint of a run of `fit`", "training state": "training state, as `Model.save` writes it"}
+    facts = {name: document[name] for name in ("format_version", "epoch", "epochs", "batch", "batches", "optimizer")
+             if name in document}
+    facts["files"] = "written by Orbax, an older format" if checkpoint.processes is None else (
+        f"of {checkpoint.processes} process{'' if checkpoint.processes == 1 else 'es'}")
+    return Inspection(path, kinds.get(str(document.get("kind")), "checkpoint"), rows, _step(checkpoint, index, rows),
+                      facts, problems)
+
+
+def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow]) -> int | None:
+    """Returns the number of updates of a checkpoint's state; None where it is damaged or of an older format."""
+    import jax
+
+    from trainer.saving.checkpoint import parts
+
+    whole = [row.name for row in rows if row.state == VERIFIED and row.shape == ()]
+    name = next((name for name in ("step", "state/step") if name in whole and name in index), None)
+    if name is None:
+        return None
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shape, dtype = checkpoint.specs[name]
+    return int(parts.read_array(index[name], jax.ShapeDtypeStruct(shape, dtype, sharding=here)))
+
+
+def _row(name: str, spec: tuple[tuple[int, ...], Any], state: str) -> ArrayRow:
+    shape, dtype = spec
+    return ArrayRow(name, str(dtype), tuple(shape), math.prod(shape) * dtype.itemsize, state)

@@ -1,0 +1,127 @@
+"""Which packages are installed, and whether their versions go together.
+
+What a distribution requires is what its metadata say. Nothing is imported for it.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+from importlib import metadata
+
+from trainer.tools.command_line.findings import Finding, Status
+
+PACKAGE = "trainer-jax"
+# Those whose requirements are compared: the trainer's, and what compiles and computes for it.
+_COMPARED = (PACKAGE, "jax", "flax", "optax", "orbax-checkpoint", "grain")
+# Parts of JAX for accelerators; each works with one version of jaxlib.
+_PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin",
+            "jax-rocm7-pjrt")
+_NAME = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._-]+\])?")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+_NOT_SHOWN = ("dev", "bench")  # extras for work on the trainer itself
+
+
+def versions() -> Iterator[Finding]:
+    """Yields the versions of Python, the trainer and what it needs, and where they do not go together."""
+    yield Finding("versions", "python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    required_by_trainer = [name.partition("[")[0] for name, _, extra in _requirements(PACKAGE) if extra is None]
+    for name in dict.fromkeys([PACKAGE, *required_by_trainer, "jaxlib"]):
+        complaints = list(_complaints(name))
+        yield Finding("versions", name, "problem" if complaints else "ok",
+                      ". ".join([_version(name) or "not installed", *complaints]))
+    jaxlib = _version("jaxlib")
+    for name in _PLUGINS:
+        version = _version(name)
+        if version is not None:
+            fits = version == jaxlib
+            yield Finding("versions", name, "ok" if fits else "problem", version if fits else (
+                f"{version}, but jaxlib is {jaxlib}: JAX leaves out a plugin of another version. Install both "
+                f"together: pip install -U 'trainer-jax[{'cuda13' if '13' in name else 'cuda12'}]'"))
+
+
+def extras() -> Iterator[Finding]:
+    """Yields for each extra of the trainer whether its packages are installed."""
+    by_extra: dict[str, list[tuple[str, str]]] = {}
+    for name, specifier, extra in _requirements(PACKAGE):
+        if extra is None or extra in _NOT_SHOWN:
+            continue
+        needed = by_extra.setdefault(extra, [])
+        named, _, inner = name.partition("[")
+        if inner:  # such as "jax[cuda12]", whose plugin is what the extra is for
+            needed += [(part, wanted) for part, wanted, of in _requirements(named) if of == inner.rstrip("]")]
+        else:
+            needed.append((name, specifier))
+    for extra, needed in sorted(by_extra.items()):
+        missing = [name for name, _ in needed if _version(name) is None]
+        wrong = [f"{name} is {_version(name)}, and {specifier} is needed" for name, specifier in needed
+                 if not _fits(name, specifier)]
+        there = ", ".join(f"{name} {_version(name)}" for name, _ in needed if name not in missing)
+        status: Status = "warning" if wrong else "note" if missing else "ok"
+        install = f"pip install 'trainer-jax[{extra}]'"
+        yield Finding("optional packages", extra, status, "; ".join(filter(None, [
+            there, *wrong, f"not installed: {', '.join(missing)} ({install})" if missing else ""])))
+
+
+def _complaints(name: str) -> Iterator[str]:
+    """Yields what is wrong with a distribution: those that require it, and do not get what they require."""
+    for owner in _COMPARED:
+        for required, specifier, extra in _requirements(owner):
+            required = required.partition("[")[0]
+            if extra is None and _normal(required) == _normal(name) and not _fits(name, specifier, missing=False):
+                yield f"{owner} needs {name}{specifier}: pip install '{name}{specifier}'"
+
+
+def _requirements(name: str) -> list[tuple[str, str, str | None]]:
+    """Returns name, version and extra of all that a distribution requires on this machine.
+
+    A name may have an extra of its own, such as "jax[cuda12]".
+    """
+    try:
+        lines = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        requirement, _, marker = line.partition(";")
+        named = _NAME.match(requirement.strip())
+        extra = _EXTRA.search(marker)
+        if named is None or not _applies(marker, extra[1] if extra else ""):
+            continue
+        specifier = requirement.strip()[named.end():].strip(" ()")
+        found.append((named[0], specifier.replace(" ", ""), extra[1] if extra else None))
+    return found
+
+
+def _applies(marker: str, extra: str) -> bool:
+    if not marker.strip():
+        return True
+    try:
+        from packaging.markers import Marker
+    except ImportError:  # then only those without conditions but an extra are known to apply
+        return not re.sub(_EXTRA, "", marker).strip(" ()")
+    return Marker(marker).evaluate({"extra": extra})
+
+
+def _fits(name: str, specifier: str, missing: bool = True) -> bool:
+    """Returns whether the installed version is within a specifier; `missing` for what is not installed."""
+    version = _version(name)
+    if version is None:
+        return missing
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:
+        return True
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,398 @@
+"""Searches for a learning rate and for a batch size, which leave a model as it was.
+
+Owns what is tried and what is concluded from it. A model is used as its users do: it trains by `fit`, and its state is
+put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.callbacks import Callback
+from trainer.core import arguments, errors
+from trainer.core.tracebacks import is_out_of_memory
+from trainer.core.train_state import TrainState
+from trainer.core.types import ArrayTree, Data
+from trainer.data.adapt import DEFAULT_BATCH_SIZE
+from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.distribute.placement.devices import memory_bytes as memory_of
+from trainer.distribute.strategies.explain import readable_bytes
+from trainer.model import planned_step
+from trainer.model.inputs import rows_of
+from trainer.model.model import Model
+
+_PLOT = "pip install 'trainer-jax[plot]'"
+_WINDOWS = 40  # a window of averages has twice this part of the steps, and one
+_MIN_STEPS = 3
+
+
+# --- the learning rate -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LearningRateSearch:
+    """The losses at growing learning rates; `find_learning_rate` returns it.
+
+    Attributes:
+      learning_rates: the rate of each step, shape `(steps,)`.
+      losses: the loss of each step's batch, before its update.
+      smoothed: their exponential moving average, corrected for its start.
+      diverged: whether the search ended early, because the loss grew.
+    """
+
+    learning_rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+    diverged: bool
+
+    @property
+    def suggestion(self) -> float:
+        """The rate at which the loss fell fastest over the logarithm of the rate.
+
+        The losses are averaged over windows around each step for it: `smoothed` lags behind by some steps.
+
+        Raises:
+          ValueError: if it never fell.
+        """
+        end = int(np.argmin(self.smoothed)) + 1  # what comes after the least loss is on the way up
+        width = max(len(self.losses) // _WINDOWS, 1) * 2 + 1
+        averages = _centred_averages(_centred_averages(self.losses[:end], width), width)
+        slopes = np.gradient(averages, np.log(self.learning_rates[:end])) if end > 1 else np.zeros(1)
+        steepest = int(np.argmin(slopes))
+        if end < _MIN_STEPS or not slopes[steepest] < 0:
+            first, last = self.learning_rates[[0, -1]]
+            raise ValueError(f"The loss did not fall at any learning rate from {first:g} to {last:g}. Search lower "
+                             "rates with more steps, and check the loss and the targets.")
+        return float(self.learning_rates[steepest])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the losses over the rates, and the suggestion; returns matplotlib's axes.
+
+        Args:
+          ax: the axes to draw on; new ones without.
+
+        Raises:
+          ImportError: if matplotlib is not installed.
+        """
+        if ax is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError as error:
+                raise ImportError(f"`plot` draws with matplotlib, which is not installed: {_PLOT}") from error
+            ax = pyplot.figure(layout="constrained").add_subplot()
+        ax.plot(self.learning_rates, self.losses, alpha=0.3, label="loss")
+        ax.plot(self.learning_rates, self.smoothed, label="smoothed")
+        with contextlib.suppress(ValueError):  # there is none
+            ax.axvline(self.suggestion, linestyle="--", color="gray", label=f"suggestion: {self.suggestion:.2g}")
+        ax.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        ax.legend()
+        return ax
+
+
+def _centred_averages(values: np.ndarray, width: int) -> np.ndarray:
+    """Returns the mean of so many values around each, an odd number; the first and the last stand for those beyond."""
+    padded = np.pad(values, width // 2, mode="edge")
+    return np.convolve(padded, np.full(width, 1 / width), mode="valid")
+
+
+def find_learning_rate(
+    model: Model, x: Data, y: ArrayTree | None = None, *, batch_size: int | None = None,
+    sample_weight: ArrayTree | None = None, min_rate: float = 1e-7, max_rate: float = 10.0, steps: int = 100,
+    smoothing: float = 0.9, stop_factor: float = 4.0,
+) -> LearningRateSearch:
+    """Trains for some steps with a learning rate that grows from step to step, and returns the losses.
+
+    Everything of the model is put back: weights, optimizer, step, and with it all random streams, history. A model that
+    is not built is built, as `fit` would. Each batch is read once; data that can be read only once, such as a
+    generator, are used up by it.
+
+    Args:
+      model: a compiled model with one optimizer. Of one with a schedule, the rate is what the schedule starts from.
+      x, y, batch_size, sample_weight: the training data, as `fit` takes them.
+      min_rate, max_rate: the first and the last rate; those between grow by a constant factor.
+      steps: how many rates.
+      smoothing: the share of the average in the smoothed loss, in [0, 1).
+      stop_factor: the search ends where the smoothed loss is this many times its least value, or is not finite.
+
+    Raises:
+      RuntimeError: if the model is not compiled.
+      ValueError: for numbers out of range, several optimizers, or one whose rate is not known; or if the loss is not
+        finite from the start.
+      TypeError: for arguments of a wrong type.
+
+    Example:
+      >>> from flax import linen as nn
+      >>> model = Model(nn.Dense(1))
+      >>> model.compile("sgd", "mse")
+      >>> x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+      >>> search = find_learning_rate(model, x, x.sum(1, keepdims=True), batch_size=8)
+      >>> 1e-3 < search.suggestion < 1
+      True
+
+    Source: Leslie N. Smith, "Cyclical Learning Rates for Training Neural Networks", https://arxiv.org/abs/1506.01186,
+    section 3.3; Smith and Topin, "Super-Convergence", https://arxiv.org/abs/1708.07120.
+    """
+    _check_model(model)
+    arguments.require_positive(min_rate=min_rate, max_rate=max_rate, stop_factor=stop_factor)
+    arguments.require_decay_rate(smoothing=smoothing)
+    arguments.check_count("steps", steps, _MIN_STEPS)
+    if not min_rate < max_rate:
+        raise ValueError(f"`min_rate` must be less than `max_rate`. Received: min_rate={min_rate:g}, "
+                         f"max_rate={max_rate:g}.")
+    if isinstance(model.optimizer, dict):
+        raise ValueError("`find_learning_rate` searches one rate, but the model has the optimizers "
+                         f"{', '.join(map(repr, model.optimizer))}. Search with a model that is compiled with one.")
+    rates = np.geomspace(min_rate, max_rate, steps)
+    test = _RangeTest(rates, smoothing, stop_factor)
+    if batch_size is None and is_array_tree(x):
+        batch_size = DEFAULT_BATCH_SIZE  # else all rows would be the one batch of an epoch
+    with _put_back(model, test), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The training has ended with", RuntimeWarning)  # it is to diverge
+        # An epoch of one batch each: the log of an epoch is then that of its batch.
+        model.fit(x, y, batch_size=batch_size, sample_weight=sample_weight, epochs=steps, steps_per_epoch=1, verbose=0,
+                  callbacks=[test])
+    losses = np.array(test.losses)
+    if len(losses) < _MIN_STEPS and not np.isfinite(losses).all():
+        raise ValueError(f"The loss is not finite at the learning rate {rates[len(losses) - 1]:g}. Search from a lower "
+                         "`min_rate`, and check the data for numbers that are not finite.")
+    if len(losses) < _MIN_STEPS:
+        raise ValueError(f"The search ended after {len(losses)} steps, and needs at least {_MIN_STEPS}. Pass data with more "
+                         "batches, or a greater `stop_factor`.")
+    return LearningRateSearch(rates[:len(losses)], losses, np.array(test.smoothed), test.diverged)
+
+
+class _RangeTest(Callback):
+    """Sets the rate of each epoch, and collects its loss."""
+
+    def __init__(self, rates: np.ndarray, smoothing: float, stop_factor: float):
+        self.losses: list[float] = []
+        self.smoothed: list[float] = []
+        self.diverged = False
+        self.state: TrainState | None = None  # before the first step
+        self._rates, self._smoothing, self._stop_factor = rates, smoothing, stop_factor
+        self._average = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.state = _model_of(self).state
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if len(self.losses) < len(self._rates):
+            self.model.optimizer.learning_rate = float(self._rates[len(self.losses)])
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not logs or "loss" not in logs:
+            return
+        loss = float(logs["loss"])
+        if not math.isfinite(loss):
+            self.diverged = True
+            self.model.stop_training = True
+            if len(self.losses) < 2:
+                self.losses.append(loss)
+            return
+        self.losses.append(loss)
+        self._average = self._smoothing * self._average + (1 - self._smoothing) * loss
+        self.smoothed.append(self._average / (1 - self._smoothing ** len(self.losses)))
+        least = min(self.smoothed)
+        if least > 0 and self.smoothed[-1] > self._stop_factor * least:
+            self.diverged = True
+            self.model.stop_training = True
+
+
+# --- the batch size --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizeTrial:
+    """One batch size that was tried.
+
+    Attributes:
+      batch_size: rows over all replicas.
+      fits: whether a train step of it fits.
+      peak_bytes: what a device's memory holds at its peak, as the compiler has it; None where it was run.
+    """
+
+    batch_size: int
+    fits: bool
+    peak_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizeSearch:
+    """The batch sizes that were tried; `find_batch_size` returns it.
+
+    Attributes:
+      batch_size: the largest that fits.
+      trials: all that were tried, in their order.
+      memory_bytes: the memory of a device that they were compared with; None where they were run.
+    """
+
+    batch_size: int
+    trials: tuple[BatchSizeTrial, ...]
+    memory_bytes: int | None
+
+
+def find_batch_size(
+    model: Model, x: ArrayTree, y: ArrayTree | None = None, *, sample_weight: ArrayTree | None = None, start: int = 32,
+    limit: int = 65536, refine: int = 2, run: bool = False, memory_bytes: int | None = None,
+    memory_fraction: float = 0.9,
+) -> BatchSizeSearch:
+    """Returns the largest batch size whose train step fits into the memory of the devices.
+
+    It compiles the step for sizes that double, and compares the peak of its memory, as `strategy.explain` has it, with
+    that of a device; then for sizes between the largest that fits and the smallest that does not. With `run`, it
+    executes one step of each instead, until the memory runs out. Nothing of the model is changed.
+
+    Args:
+      model: a compiled model.
+      x, y, sample_weight: some rows of the training data, as `fit` takes arrays; one row will do.
+      start: the first size, over all replicas.
+      limit: the largest size to try.
+      refine: how many sizes to try between the largest power of two times `start` that fits, and the next.
+      run: execute steps, where the compiler's numbers are not trusted. A step that finds no memory can end the process
+        on CPUs.
+      memory_bytes: the memory of a device; by default what JAX may take of it. Not with `run`.
+      memory_fraction: the part of it that may be used: fragments, and what else is on a device, take some.
+
+    Raises:
+      RuntimeError: if the model is not compiled.
+      ValueError: if not even `start` fits; for numbers out of range; or if a device does not say how much memory it
+        has, and `memory_bytes` is not given.
+      TypeError: for data that are no arrays, and arguments of a wrong type.
+
+    Example:
+      >>> from flax import linen as nn
+      >>> model = Model(nn.Dense(1024))
+      >>> model.compile("sgd", "mse")
+      >>> row = np.zeros((1, 1024), np.float32)
+      >>> find_batch_size(model, row, row, memory_bytes=32 * 2**20, refine=0).batch_size
+      1024
+    """
+    _check_model(model)
+    for name, count, least in (("start", start, 1), ("limit", limit, 1), ("refine", refine, 0)):
+        arguments.check_count(name, count, least)
+    arguments.check_count("memory_bytes", memory_bytes, 1, optional=True)
+    arguments.require(
+        {"memory_fraction": memory_fraction}, "a number above 0 and at most 1", lambda number: 0 < number <= 1)
+    if limit < start:
+        raise ValueError(f"`limit` must be at least `start`. Received: start={start}, limit={limit}.")
+    rows = (x,) if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    rows_of(x)  # refuses what is no arrays
+    if run and memory_bytes is not None:
+        raise ValueError("`memory_bytes` is compared with what the compiler says, and `run` executes steps instead. "
+                         "Pass one of them.")
+    budget = None if run else int(memory_fraction * (memory_bytes or _least_memory(model)))
+    trials: list[BatchSizeTrial] = []
+
+    def fits(size: int) -> bool:
+        trials.append(_run(model, rows, size) if budget is None else _compiled(model, rows, size, budget))
+        return trials[-1].fits
+
+    if not fits(start):
+        least = trials[-1].peak_bytes
+        needed = "" if least is None or budget is None else (
+            f" A step of it holds {readable_bytes(least)}, and {readable_bytes(budget)} may be used.")
+        raise ValueError(f"Not even a batch of {start} rows fits.{needed} Pass a smaller `start`, or compile the model "
+                         "with `microbatches`, `remat` or `precision`.")
+    size = start
+    too_large: int | None = None
+    while size < limit and too_large is None:
+        larger = min(2 * size, limit)
+        if fits(larger):
+            size = larger
+        else:
+            too_large = larger
+    replicas = model.strategy.num_replicas_in_sync
+    for _ in range(refine if too_large is not None else 0):
+        assert too_large is not None
+        middle = (size + too_large) // 2 // replicas * replicas
+        if not size < middle < too_large:
+            break
+        if fits(middle):
+            size = middle
+        else:
+            too_large = middle
+    return BatchSizeSearch(size, tuple(trials), budget)
+
+
+def _compiled(model: Model, rows: tuple[Any, ...], size: int, budget: int) -> BatchSizeTrial:
+    _, peak = planned_step.state_and_peak(model, model.strategy, _repeated(rows, size))
+    return BatchSizeTrial(size, peak <= budget, peak)
+
+
+def _run(model: Model, rows: tuple[Any, ...], size: int) -> BatchSizeTrial:
+    keeper, arrays = _Keeper(), dict(zip(("x", "y", "sample_weight"), _repeated(rows, size), strict=False))
+    try:
+        with _put_back(model, keeper):
+            model.fit(**arrays, batch_size=size, epochs=1, verbose=0, callbacks=[keeper])
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return BatchSizeTrial(size, False)
+    return BatchSizeTrial(size, True)
+
+
+def _repeated(rows: tuple[Any, ...], size: int) -> Any:
+    """Returns so many rows, the first again and again, in no memory of their own."""
+    def repeated(leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        if array.ndim == 0 or len(array) == 0:
+            raise ValueError(f"`x` and `y` must have rows. Received: {errors.describe(array)}.")
+        return np.broadcast_to(array[:1], (size, *array.shape[1:]))
+
+    return jax.tree.map(repeated, rows, is_leaf=is_leaf)
+
+
+def _least_memory(model: Model) -> int:
+    least = min(memory_of(device) for device in model.strategy.mesh.local_devices)
+    if least <= 0:
+        raise ValueError("The devices do not say how much memory they have. Pass `memory_bytes`, that of one device, "
+                         "or `run=True`.")
+    return least
+
+
+# --- a model as it was -----------------------------------------------------------------------------------------------
+
+
+class _Keeper(Callback):
+    """Keeps the state that a `fit` starts with."""
+
+    state: TrainState | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.state = _model_of(self).state
+
+
+@contextlib.contextmanager
+def _put_back(model: Model, keeper: _Keeper | _RangeTest) -> Iterator[None]:
+    """Puts back what a `fit` in the block, which has the callback `keeper`, changes of a model."""
+    stops = model.stop_training, model.stop_evaluating, model.stop_predicting
+    history = model.history
+    rate = None if model.built else model.optimizer.learning_rate
+    try:
+        yield
+    finally:
+        if keeper.state is not None:
+            model.state = keeper.state
+            model._state_holder.end_fit()  # an NNX object of the user's has the weights again, too
+        elif rate is not None and not model.built:
+            model.optimizer.learning_rate = rate
+        model.stop_training, model.stop_evaluating, model.stop_predicting = stops
+        model.history = history
+
+
+def _model_of(callback: Callback) -> Any:
+    return callback.model  # which callbacks know as a `Run` alone
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, Model):
+        raise errors.wrong_type("model", model, "a `trainer.Model`")
+    model._configuration.require_compiled("fit")
