@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
@@ -15,6 +16,7 @@ import jax
 
 from trainer.callbacks.base.callback import Callback, Logs
 from trainer.callbacks.base.run_protocol import SavePoint
+from trainer.callbacks.record.run_record import FILE_NAME as RECORD_NAME
 from trainer.core import arguments
 from trainer.core.types import Phase
 
@@ -82,6 +84,11 @@ class BackupAndRestore(Callback):
         self._boundaries = 0
         self._outer_handlers: dict[int, Any] = {}
 
+    @property
+    def run_folder(self) -> str | None:  # type: ignore[override]
+        """The folder of the checkpoints."""
+        return self.backup_dir
+
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._saved_at = time.monotonic()
         self._is_preempted = self._is_interrupted = False
@@ -125,6 +132,9 @@ class BackupAndRestore(Callback):
             self._save_and_exit()
         self._point.wait()
         if self.delete_checkpoint:
+            if self.run_folder is not None and jax.process_index() == 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._folder, RECORD_NAME))
             self._point.delete(self._folder)
 
     def _resumed(self, point: SavePoint) -> str | None:

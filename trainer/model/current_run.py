@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
 from trainer.distribute import Strategy
@@ -59,6 +61,10 @@ class CurrentRun:
     def adopt_averages(self) -> None:
         """Makes the averages that `ema_decay` or an averaging optimizer keeps the weights."""
         self._state.adopt_averages()
+
+    def description(self) -> dict[str, Any]:
+        """Returns what a `fit` that begins was started with, as plain data by name."""
+        return self._context.describe() if self._context.describe else {}
 
     def train_step_flops(self) -> float | None:
         """Returns how many floating-point operations a train step has over all devices, as XLA counts them.

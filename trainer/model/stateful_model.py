@@ -70,6 +70,14 @@ class StatefulModel(OverridableSteps):
             self._functional, self.strategy, seed, self._configuration, self._run_context)
         self.current_run = CurrentRun(self._state_holder, self._configuration, self.strategy, self._run_context)
 
+    def __repr__(self) -> str:
+        size = "not built"
+        if self.built:
+            state = self._state_holder.state_or_shapes
+            size = f"{sum(leaf.size for leaf in jax.tree.leaves((state.params, state.model_state))):,} weights"
+        compiled = "compiled" if self._configuration.is_compiled else "not compiled"
+        return f"{type(self).__name__}({self.name!r}, {size}, {compiled}, {self.strategy!r})"
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.built:
             raise TypeError("A model with weights cannot be copied or pickled, as its arrays and programs are on "

@@ -74,6 +74,8 @@ class Optimizer(ComparesByConfiguration):
       0.25
     """
 
+    _given: Mapping[str, Any]  # what it was made with, for its text
+
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         # Python's own message would not say which name was meant.
         parameters = inspect.signature(cls.__init__).parameters
@@ -81,7 +83,9 @@ class Optimizer(ComparesByConfiguration):
         for name in () if takes_any else options.keys() - parameters.keys():
             known = [known for known in parameters if known != "self"]
             raise TypeError(f"{cls.__name__} has no argument {name!r}. {near_hint(name, known)}")
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made._given = _given_arguments(cls, arguments, options)
+        return made
 
     def __init__(
         self,
@@ -93,6 +97,14 @@ class Optimizer(ComparesByConfiguration):
         self.transformation = transformation
         self.schedule = learning_rate if callable(learning_rate) else None
         self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
+        return f"{type(self).__name__}({given})"
+
+    def _attributes(self) -> dict[str, Any]:
+        # How it was written does not matter: `SGD(0.1)` is `SGD(learning_rate=0.1)`.
+        return {name: key for name, key in super()._attributes().items() if name != "_given"}
 
     @property
     def kind(self) -> str:
@@ -190,3 +202,16 @@ class Optimizer(ComparesByConfiguration):
                 "updates, and setting one multiplies it by a factor. Give the optimizer a rate or a schedule above 0."
             )
         return rate / scheduled
+
+
+def _given_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by name, but for those that are the defaults."""
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    try:
+        bound = signature.bind(None, *arguments, **options)
+    except TypeError:  # which `__init__` is about to raise, or a copy is being made
+        return {}
+    bound.apply_defaults()
+    names = list(bound.arguments)[1:]
+    return {name: bound.arguments[name] for name in names
+            if name == "learning_rate" or bound.arguments[name] is not signature.parameters[name].default}

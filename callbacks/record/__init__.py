@@ -1,0 +1,8 @@
+"""`run.json`: what a run was started with, where it ran and how it went, in a folder of the run.
+
+Owns that file. What there is to tell of a model and its data, the model tells.
+"""
+
+from trainer.callbacks.record.run_record import RunRecord
+
+__all__ = ["RunRecord"]
