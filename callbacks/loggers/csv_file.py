@@ -28,12 +28,13 @@ class CSVFile:
 
     Example:
 
+    >>> import pathlib
     >>> log = CSVFile("run/log.csv")
     >>> log.log_params({"optimizer": "adam"})
     >>> log.log_metrics({"loss": 0.5}, step=0)
     >>> log.log_metrics({"loss": 0.25, "val_loss": 0.5}, step=1)
     >>> log.finish()
-    >>> print(open("run/log.csv").read())
+    >>> print(pathlib.Path("run/log.csv").read_text())
     step,loss,val_loss
     0,0.5,
     1,0.25,0.5

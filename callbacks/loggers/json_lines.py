@@ -28,11 +28,12 @@ class JSONLines:
 
     Example:
 
+    >>> import pathlib
     >>> log = JSONLines("run/log.jsonl")
     >>> log.log_params({"optimizer": "adam"})
     >>> log.log_metrics({"loss": 0.5}, step=0)
     >>> log.finish()
-    >>> print(open("run/log.jsonl").read())
+    >>> print(pathlib.Path("run/log.jsonl").read_text())
     {"params": {"optimizer": "adam"}}
     {"step": 0, "loss": 0.5}
     """

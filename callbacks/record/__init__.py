@@ -1,6 +1,6 @@
-"""`run.json`: what a run was started with, where it ran and how it went, in a folder of the run.
+"""`run.json`: what a run was started with, where it ran and how it went, in a folder of the run; and how a history looks.
 
-Owns that file. What there is to tell of a model and its data, the model tells.
+Owns that file, and the tables and curves of histories. What there is to tell of a model and its data, the model tells.
 """
 
 from trainer.callbacks.record.run_record import RunRecord

@@ -45,13 +45,13 @@ class RunRecord(Callback):
 
     Example:
 
-    >>> import json
+    >>> import json, pathlib
     >>> import numpy as np, trainer
     >>> from flax import linen as nn
     >>> model = trainer.Model(nn.Dense(1))
     >>> model.compile("sgd", "mse")
     >>> history = model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[RunRecord("run")])
-    >>> record = json.load(open("run/run.json"))
+    >>> record = json.loads(pathlib.Path("run/run.json").read_text())
     >>> record["status"], record["compile"]["loss"], len(record["history"]["loss"])
     ('finished', 'mse', 1)
     """
@@ -111,7 +111,7 @@ class RunRecord(Callback):
             run, history = run_of(self.model), getattr(self.model, "history", None)
             self._write(self._record | {
                 "status": status, "end": _now(), "timing": dict(run.timing.report()) if run is not None else {},
-                "epochs": list(getattr(history, "epoch", ())), "history": dict(getattr(history, "history", {})),
+                "epochs": list(getattr(history, "epoch", ())), "history": dict(getattr(history, "history", {})), "epochs_of": _epochs_of(history),
                 "peak_memory": peak_memory(), "train_step_flops": _call(run, "train_step_flops")})
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -132,6 +132,13 @@ def _unharmed(what: str) -> Any:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _epochs_of(history: Any) -> dict[str, list[int]]:
+    """Returns the epochs of the logs that not every epoch has."""
+    every = list(getattr(history, "epoch", ()))
+    found = {log: history.epochs_of(log) for log in getattr(history, "history", {})}
+    return {log: epochs for log, epochs in found.items() if epochs != every}
 
 
 def _call(run: Any, method: str) -> Any:

@@ -121,6 +121,7 @@ def test_batches_are_logged_at_their_number_in_the_fit_and_epochs_among_them():
     assert [call[2]["epoch"] for call in notes.calls if call[0] == "metrics" and "epoch" in call[2]] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [1, 3, "auto"])
 def test_logs_of_a_batch_are_the_same_however_steps_are_fused(fused):
     class Seen(Callback):
@@ -257,7 +258,9 @@ def test_a_column_that_comes_later_is_empty_before(tmp_path):
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("save_freq", "crash"), [("epoch", (1, 3)), (2, (1, 4)), (4, (0, 1)), ("epoch", (2, 0))])
+@pytest.mark.slow
+@pytest.mark.parametrize(("save_freq", "crash"), [
+    pytest.param(2, (1, 4), marks=pytest.mark.smoke), ("epoch", (1, 3)), (4, (0, 1)), ("epoch", (2, 0))])
 def test_files_of_a_run_that_was_resumed_are_those_of_one_that_was_not_interrupted(tmp_path, save_freq, crash):
     fit(LogTo(*file_loggers(tmp_path / "whole"), log_every=2))
     with pytest.raises(KeyError):

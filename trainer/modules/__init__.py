@@ -7,7 +7,15 @@ from trainer.modules.base import FunctionalModule
 from trainer.modules.calling.call_arguments import CallKwargs, MakeKey
 from trainer.modules.conversion import as_functional
 from trainer.modules.named import NamedFunctional
-from trainer.modules.summary import LayerRow, render_summary, without_frozen
+from trainer.modules.summary import (
+    LayerRow,
+    print_summary,
+    render_summary,
+    summary_cells,
+    totals,
+    with_shardings,
+    without_frozen,
+)
 
 __all__ = ["CallKwargs", "FunctionalModule", "LayerRow", "MakeKey", "NamedFunctional", "as_functional",
-           "render_summary", "without_frozen"]
+           "print_summary", "render_summary", "summary_cells", "totals", "with_shardings", "without_frozen"]

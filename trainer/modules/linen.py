@@ -142,13 +142,16 @@ class LinenFunctional(FunctionalModule):
         def record(next_call: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
             if context.method_name != "__call__":
                 return next_call(*args, **kwargs)
-            recorder.begin(context.module.path, type(context.module).__name__)
-            outputs = next_call(*args, **kwargs)
-            recorder.end(context.module.path, outputs)
-            return outputs
+            return recorder.call(context.module.path, type(context.module).__name__, lambda: next_call(*args, **kwargs))
 
+        def outputs_of(params: dict, state: dict, batch: PyTree) -> Any:
+            key = jax.random.key(0)
+            return self.apply(params, state, batch, training=False, make_key=lambda name: key_for(key, name))[0]
+
+        params, collections, _ = jax.eval_shape(lambda batch: self._create(jax.random.key(0), batch), inputs)
+        state = {name: values for name, values in collections.items() if name not in self._sown}
         with nn.intercept_methods(record):
-            params, collections, _ = jax.eval_shape(lambda batch: self._create(jax.random.key(0), batch), inputs)
+            recorder.count_flops(jax.make_jaxpr(outputs_of)(params, state, inputs))
         return recorder.rows(params, list(collections.values()))
 
     def _create(self, key: jax.Array, inputs: PyTree) -> tuple[dict, dict, Any]:

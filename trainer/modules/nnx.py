@@ -289,20 +289,17 @@ class NNXFunctional(FunctionalModule):
         recorder = CallRecorder(inputs)
 
         def record_call(layer: Any, call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-            recorder.begin(layer.to_nnx__path, type(layer).__name__)
-            outputs = call(layer, *args, **kwargs)
-            recorder.end(layer.to_nnx__path, outputs)
-            return outputs
+            return recorder.call(layer.to_nnx__path, type(layer).__name__, lambda: call(layer, *args, **kwargs))
 
-        def record(params: dict, model_state: dict, batch: Any) -> None:
+        def record(params: dict, model_state: dict, batch: Any) -> Any:
             module = self._merge(params, model_state, lambda _: jax.random.key(0), _Variant(training=False))
             _hook_calls(module, record_call)
             args, kwargs = self._arguments(module, batch, False, lambda _: jax.random.key(0))
             with _may_sow():
-                module(*args, **kwargs)
+                return module(*args, **kwargs)
 
         params, model_state = self._values(self._template)
-        jax.eval_shape(record, params, model_state, inputs)
+        recorder.count_flops(jax.make_jaxpr(record)(params, model_state, inputs))
         return recorder.rows(params, [model_state])
 
     def _frozen(self, is_frozen: IsFrozen | None) -> frozenset[Path]:

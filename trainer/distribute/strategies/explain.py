@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+REPLICATED = "replicated"  # of an array that is whole on each device
 DEFAULT_MEMORY = "device"  # the memory that an accelerator computes from, whatever a platform calls it
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
@@ -179,7 +180,7 @@ def report(
             has, lacks = ("a shape", "sharding") if path in leaves else ("a sharding", "shape")
             raise ValueError(f"In `{name}`, {path!r} has {has} but no {lacks}. Give both for the same paths.")
     sizes = {name: _bytes_by_memory(leaves, shardings) for name, leaves, shardings in parts}
-    rows = tuple(ParameterRow(path, tuple(leaf.shape), str(leaf.dtype), _spec_text(params_shardings[path], leaf.shape),
+    rows = tuple(ParameterRow(path, tuple(leaf.shape), str(leaf.dtype), spec_text(params_shardings[path], leaf.shape),
                               _device_bytes(leaf, params_shardings[path])) for path, leaf in params.items())
     unsharded = sum(_bytes(leaf.shape, leaf.dtype) for _, leaves, _ in parts for leaf in leaves.values())
     return StateReport(title, rows, sizes["params"], sizes["gradients"], sizes["opt_state"], sizes["model_state"],
@@ -225,10 +226,11 @@ def _memory_of(sharding: Sharding) -> str:
     return DEFAULT_MEMORY if kind == device.default_memory().kind else kind
 
 
-def _spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
+def spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
+    """Returns how an array of a shape is split: the mesh axes of its dimensions, or `REPLICATED`."""
     if isinstance(sharding, NamedSharding):
-        return "replicated" if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
-    return "replicated" if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"
+        return REPLICATED if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
+    return REPLICATED if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"
 
 
 def columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:

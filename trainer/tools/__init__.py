@@ -1,0 +1,1 @@
+"""Tools: what is done with a run beside training, such as reports on it."""
