@@ -13,6 +13,7 @@ if _typing.TYPE_CHECKING:
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
+    from trainer.tools.report import report
 
     __version__: str
 
@@ -34,6 +35,7 @@ __all__ = [
     "optimizers",
     "pack_x_y_sample_weight",
     "regularizers",
+    "report",
     "testing",
     "unpack_x_y_sample_weight",
     "utils",
@@ -50,6 +52,7 @@ _HOMES = {
     "load_exported": "saving.export",
     "pack_x_y_sample_weight": "data",
     "regularizers": "losses",
+    "report": "tools.report",
     "unpack_x_y_sample_weight": "data",
 }
 

@@ -1,6 +1,7 @@
 """What a run was started with, as plain data: for `run.json` and for loggers.
 
-Owns how arguments are told without their contents: arrays by their shapes, objects by their texts.
+Owns how arguments are told without their contents: arrays by their shapes, objects by their texts. Nothing here waits
+for the devices, on which the weights may still be being made.
 """
 
 from __future__ import annotations
@@ -9,11 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from trainer.core.errors import describe
 from trainer.data import Reader
-from trainer.optimizers import Optimizer
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
 
@@ -39,13 +37,12 @@ def describe_run(
       validation: those to validate on.
     """
     holder, configuration = model._state_holder, model._configuration
-    leaves = jax.tree.leaves(holder.state_or_shapes.params) if holder.is_built else []
     data = {"training": reader.fingerprint(), "validation": None if validation is None else validation.fingerprint()}
     fit = {**_not_default(given, fit_method), "epochs": given["epochs"]}
     fit = {name: _text(value) for name, value in fit.items() if name not in (*_DATA, *_UNSHOWN)}
     fit |= {name: _data_text(given[name]) for name in _DATA if given.get(name) is not None}
     return {
-        "model": {"name": model.name, "class": type(model).__name__, "parameters": sum(leaf.size for leaf in leaves)},
+        "model": {"name": model.name, "class": type(model).__name__},
         "seed": holder.seed, "strategy": repr(model.strategy), "replicas": model.strategy.num_replicas_in_sync,
         "compile": {**_optimizers(configuration.rules),
                     **{name: _text(value) for name, value in _not_default(configuration.given, compile_method).items()
@@ -58,17 +55,8 @@ def _optimizers(rules: UpdateRule | NamedRules | None) -> dict[str, Any]:
         return {}
     if isinstance(rules, NamedRules):
         return {"optimizer": {name: _text(rule.optimizer) for name, rule in rules.items()}}
-    rate = constant_rate(rules.optimizer)
+    rate = rules.optimizer.initial_learning_rate
     return {"optimizer": _text(rules.optimizer), **({} if rate is None else {"learning_rate": rate})}
-
-
-def constant_rate(optimizer: Optimizer) -> float | None:
-    """Returns the learning rate that an optimizer begins with; None where a schedule gives it, or it is unknown."""
-    try:
-        # Of a float32, the digits that are meant.
-        return None if optimizer.schedule is not None else float(f"{float(optimizer.learning_rate):.7g}")
-    except ValueError:
-        return None
 
 
 def _not_default(given: Mapping[str, Any], method: Callable[..., Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from trainer.core.errors import near_hint
@@ -171,6 +172,12 @@ class Optimizer(ComparesByConfiguration):
         """
         stored = self._as_stored(self.schedule_count(state), value)
         return state._replace(learning_rate=jnp.full_like(state.learning_rate, stored))
+
+    @property
+    def initial_learning_rate(self) -> float | None:
+        """The rate that the optimizer was made with; None where a schedule gives it, or it is unknown."""
+        rate = self._given.get("learning_rate")
+        return float(rate) if isinstance(rate, (int, float, np.number, np.ndarray, jax.Array)) else None
 
     @property
     def learning_rate(self) -> LearningRate:
