@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from typing import Any, Literal
@@ -19,6 +19,8 @@ from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.record.run_record import FILE_NAME as RECORD_NAME
 from trainer.core import arguments
 from trainer.core.types import Phase
+
+LOGGER = logging.getLogger(__name__)
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
 
@@ -105,14 +107,17 @@ class BackupAndRestore(Callback):
             self._point = point
             self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
             resumed = self._resumed(point)
-            if resumed and self._verbose and jax.process_index() == 0:
-                print(resumed)
+            if resumed and jax.process_index() == 0:
+                if self._verbose:
+                    print(resumed)
+                else:
+                    LOGGER.info(resumed)
             self._listen()
             return
         if point.kind == "error":
             if self.save_on_error and self._save(point, wait=True):
-                print(f"The run is saved in {self.backup_dir!r}, as it was before the exception. The same command goes "
-                      "on from there.", file=sys.stderr, flush=True)
+                LOGGER.warning("The run is saved in %r, as it was before the exception. The same command goes on from "
+                               "there.", self.backup_dir)
             return
         if self._is_interrupted:
             raise KeyboardInterrupt  # which saves
@@ -169,8 +174,8 @@ class BackupAndRestore(Callback):
         is_saved = self._save(self._point, wait=True)
         assert self.preemption_signal is not None, "it was received"
         what = "the run is" if is_saved else "the weights are not finite, and only what was before is"
-        print(f"Received {self.preemption_signal.name}: {what} saved in {self.backup_dir!r}. The same command goes "
-              "on from there.", file=sys.stderr, flush=True)
+        LOGGER.warning("Received %s: %s saved in %r. The same command goes on from there.",
+                       self.preemption_signal.name, what, self.backup_dir)
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
     # --- the signal ------------------------------------------------------------------------------------------------
@@ -218,8 +223,7 @@ class BackupAndRestore(Callback):
             self._is_preempted = True
         elif self._point.kind != "closed" and not self._is_interrupted:
             self._is_interrupted = True
-            print("Ctrl-C: the run ends after these batches, and is saved; again, it ends at once.", file=sys.stderr,
-                  flush=True)
+            LOGGER.warning("Ctrl-C: the run ends after these batches, and is saved; again, it ends at once.")
         else:
             # `fit` ended by an exception, or this is urgent: the signal means what it meant before.
             outer = self._outer_handlers.get(number, signal.SIG_DFL)

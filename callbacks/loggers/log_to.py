@@ -26,13 +26,13 @@ class LogTo(LateLogsCallback):
     Each epoch they get `loss`, `val_loss` and so on, with `learning_rate` if it is known. The step is the number of the
     epoch, from 0. With a number as `log_every`, they also get `batch_loss` and so on, the epoch's means so far, after
     every so many batches. The step is then the number of the batch in this `fit`, from 1, of epochs too, which tell
-    their number as `epoch`. A log of several values, such as one per class, is sent as `recall_0`, `recall_1` and so on.
+    their number as `epoch`. Each value of a log of several, such as one per class, is sent: `recall_0`, `recall_1`.
 
     Before the first logs come the parameters: what `compile` and `fit` were given, the seed and the strategy.
 
     No step waits for this callback: logs of batches are read when the next execution has begun. Of several processes
-    the first one sends. A run that resumes goes on with the loggers' runs and files (see `ResumableLogger`). Loggers are
-    told of the end also where an exception ends the training.
+    the first one sends. A run that resumes goes on with the loggers' runs and files (see `ResumableLogger`). Loggers
+    are told of the end also where an exception ends the training.
 
     What a logger raises before it has taken anything ends the training, as its settings are wrong. Later, when a server
     may have gone, it is a warning, once.

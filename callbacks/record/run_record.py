@@ -33,9 +33,9 @@ class RunRecord(Callback):
     """Keeps a file `run.json` in a folder: what the run was started with, where it ran, and how it went.
 
     These are the versions of the trainer, JAX and the packages around it, the command and the commit of the script's
-    folder, the devices and the strategy, the seed, what `compile` and `fit` were given, a fingerprint of the data, where
-    the time went, and the history. The file is there after the first step, and written again after epochs, though not
-    more than every five seconds, and at the end. `trainer.report(folder)` makes a page of it.
+    folder, the devices and the strategy, the seed, what `compile` and `fit` were given, a fingerprint of the data,
+    where the time went, and the history. The file is there after the first step, and written again after epochs, though
+    not more than every five seconds, and at the end. `trainer.report(folder)` makes a page of it.
 
     `fit` keeps such a file by itself in the folder of `BackupAndRestore`, of `TensorBoard` and of `LogTo` (see
     `Callback.run_folder`). What goes wrong here is logged, and ends no training. Of several processes the first one
@@ -116,7 +116,8 @@ class RunRecord(Callback):
             run, history = run_of(self.model), getattr(self.model, "history", None)
             self._write(self._record | {
                 "status": status, "end": _now(), "timing": dict(run.timing.report()) if run is not None else {},
-                "epochs": list(getattr(history, "epoch", ())), "history": dict(getattr(history, "history", {})), "epochs_of": _epochs_of(history),
+                "epochs": list(getattr(history, "epoch", ())), "history": dict(getattr(history, "history", {})),
+                "epochs_of": _epochs_of(history),
                 "peak_memory": peak_memory(), "train_step_flops": _call(run, "train_step_flops")})
 
     def _write(self, record: Mapping[str, Any]) -> None:

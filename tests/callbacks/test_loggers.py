@@ -73,6 +73,11 @@ def file_loggers(folder):
             loggers.TensorBoardFiles(folder / "events")]
 
 
+def noted(read, batch):
+    """Returns the logs of a batch, which note in a list that they are read."""
+    return LazyLogs(["loss"], lambda: read.append(batch) or {"loss": 1.0})
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -147,7 +152,7 @@ def test_logs_of_a_batch_are_read_when_the_next_execution_has_begun():
     log.on_epoch_begin(0)
     for batch in range(3):
         log.next_sync_step("train", batch)
-        log.on_execution_end("train", batch, LazyLogs(["loss"], lambda batch=batch: read.append(batch) or {"loss": 1.0}))
+        log.on_execution_end("train", batch, noted(read, batch))
         assert read == list(range(batch))
     log.flush()
     assert read == [0, 1, 2]
@@ -159,7 +164,7 @@ def test_logs_that_are_not_due_are_never_read():
     log.on_train_begin()
     log.on_epoch_begin(0)
     for batch in range(4):
-        log.on_execution_end("train", batch, LazyLogs(["loss"], lambda batch=batch: read.append(batch) or {"loss": 1.0}))
+        log.on_execution_end("train", batch, noted(read, batch))
     log.flush()
     assert read == [1, 3]
 

@@ -53,8 +53,8 @@ def test_a_record_tells_what_a_run_was_and_how_it_went(tmp_path):
     assert (record["status"], record["seed"], record["replicas"]) == ("finished", 3, 2)
     assert record["strategy"] == repr(mirrored(2))
     assert record["model"] == {"name": "digits", "class": "Model", "parameters": 6 * 8 + 8 + 8 * 3 + 3}
-    assert record["compile"] == {"optimizer": "SGD(learning_rate=0.1)", "learning_rate": 0.1, "loss": repr(logits_loss()),
-                                 "metrics": ["accuracy"], "ema_decay": 0.9}
+    assert record["compile"] == {"optimizer": "SGD(learning_rate=0.1)", "learning_rate": 0.1,
+                                 "loss": repr(logits_loss()), "metrics": ["accuracy"], "ema_decay": 0.9}
     assert record["fit"]["shuffle"] is False and record["fit"]["epochs"] == 2 and record["fit"]["batch_size"] == 4
     assert record["fit"]["x"] == f"array of shape {X.shape} and dtype {X.dtype}"
     assert record["data"]["training"]["rows"] == 24 and len(record["data"]["validation"]["first batch"]) == 64

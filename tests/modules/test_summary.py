@@ -139,8 +139,8 @@ def test_named_modules_are_listed_under_their_names():
 def test_the_table_groups_thousands_and_counts_state_as_not_trainable():
     row = LayerRow("", "Net", "(None, 10)", 3_538_984, 3_504_872)
     lines = render_summary([row], "Net", total=3_538_984, trainable=3_470_760, state_count=34_112)
-    assert lines[-4:] == ["Total params: 3,538,984 (0 B)", "Trainable params: 3,470,760", "Non-trainable params: 68,224",
-                          "Model state among these: 34,112"]
+    assert lines[-4:] == ["Total params: 3,538,984 (0 B)", "Trainable params: 3,470,760",
+                          "Non-trainable params: 68,224", "Model state among these: 34,112"]
     assert lines[0] == "Model: Net"
     assert len({len(line) for line in lines[1:-4]}) == 1
     assert "3,538,984" in lines[3]

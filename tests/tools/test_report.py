@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from flax import linen as nn
+from sklearn.metrics import confusion_matrix
 
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss
@@ -70,14 +71,15 @@ def test_a_page_has_the_run_in_one_file(run):
     assert path == str(folder / "report.html")
     page, record = page_of(path), json.loads((folder / "run.json").read_text())
     assert len(page.pictures) == 2 and all(b"<svg" in picture for picture in page.pictures)
-    for shown in ("digits <1>", "finished", "SGD(learning_rate=0.1)", record["versions"]["jax"], model.strategy.__repr__(),
+    for shown in ("digits <1>", "finished", "SGD(learning_rate=0.1)", record["versions"]["jax"], repr(model.strategy),
                   f"{record['history']['val_loss'][-1]:.4g}", "Metrics", "Time", "Environment"):
         assert shown in page.text, shown
 
 
 def test_a_page_with_a_model_and_data_has_its_layers_and_what_it_confuses(run, tmp_path):
     folder, model = run
-    path = trainer.report(folder, tmp_path / "deep" / "page.html", model=model, data=(X, Y), class_names=["a", "b", "<c>"])
+    path = trainer.report(
+        folder, tmp_path / "deep" / "page.html", model=model, data=(X, Y), class_names=["a", "b", "<c>"])
     page = page_of(path)
     right = (model.predict(X, verbose=0).argmax(-1) == Y).sum()
     assert f"{right} of 48 rows are right: {right / 48:.2%}." in page.text
@@ -173,8 +175,6 @@ def test_which_labels_are_classes(labels, outputs, loss, expected):
 
 
 def test_a_confusion_matrix_is_that_of_scikit_learn():
-    from sklearn.metrics import confusion_matrix
-
     labels, predicted = np.random.default_rng(0).integers(0, 7, (2, 500))
     np.testing.assert_array_equal(predictions.confusion_matrix(labels, predicted, 7),
                                   confusion_matrix(labels, predicted))

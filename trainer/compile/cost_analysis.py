@@ -16,11 +16,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 _LOOP = "scan"
 # What moves or makes numbers and computes nothing.
 _MOVES = frozenset((
-    "reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "convert_element_type", "bitcast_convert_type",
-    "slice", "dynamic_slice", "dynamic_update_slice", "gather", "concatenate", "pad", "rev", "iota", "copy", "copy_p",
-    "stop_gradient", "optimization_barrier", "split", "device_put", "sharding_constraint", "random_wrap", "random_unwrap",
-    "random_seed", "random_fold_in",
-    "pvary", "name"))
+    "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "device_put",
+    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota", "name", "optimization_barrier", "pad",
+    "random_fold_in", "random_seed", "random_unwrap", "random_wrap", "reshape", "rev", "sharding_constraint", "slice",
+    "split", "squeeze", "stop_gradient", "transpose"))
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 

@@ -246,8 +246,8 @@ class StatefulModel(OverridableSteps):
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Prints a table of the layers, their output shapes, weights, bytes and floating-point operations.
 
-        The operations are those of a forward pass, for a row of inputs. Where a strategy splits parameters, a column has
-        how. Nothing is computed.
+        The operations are those of a forward pass, for a row of inputs. Where a strategy splits parameters, a column
+        has how. Nothing is computed.
 
         Args:
           print_fn: called with each line of plain text; by default the table is printed, to a terminal in colors.

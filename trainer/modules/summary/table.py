@@ -91,8 +91,8 @@ def print_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: in
         table.add_row(*line)
     console = Console()
     console.print(table)
-    for line in totals(rows, total, trainable, state_count):
-        console.print(line, highlight=False)
+    for text in totals(rows, total, trainable, state_count):
+        console.print(text, highlight=False)
 
 
 def scaled(number: float, base: int = 1000, units: Sequence[str] = _UNITS) -> str:

@@ -3,6 +3,6 @@
 Owns what the page says and how it looks. It writes the page and nothing else, and starts no training.
 """
 
-from trainer.tools.report.report import report
+from trainer.tools.report.run_report import report
 
 __all__ = ["report"]

@@ -6,7 +6,7 @@ import base64
 import itertools
 from html import escape
 
-from trainer.tools.report.page import Page, Picture, Section, Table
+from trainer.tools.report.page import UNKNOWN, Page, Picture, Section, Table
 
 _STYLE = """
 :root { --text: #1c2430; --quiet: #5d6b7c; --line: #e1e6ec; --back: #f5f7f9; --accent: #1f6fb4; }
@@ -24,7 +24,8 @@ h2 { font-size: 18px; margin: 0 0 14px; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-bottom: 18px; }
 .fact, section { background: #fff; border: 1px solid var(--line); border-radius: 8px; }
 .fact { padding: 11px 15px; }
-.fact b { display: block; font-size: 20px; font-weight: 600; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.fact b { display: block; font-size: 20px; font-weight: 600; font-variant-numeric: tabular-nums;
+          overflow-wrap: anywhere; }
 .fact span { color: var(--quiet); font-size: 13px; }
 section { padding: 18px 22px 20px; margin-bottom: 18px; }
 img { max-width: 100%; height: auto; display: block; margin: 4px auto 12px; }
@@ -86,7 +87,8 @@ def _table(table: Table) -> str:
                         for cell, is_number in zip(table.heading, numeric, strict=True))
         head = f"<thead><tr>{cells}</tr></thead>"
     for row in table.rows:
-        first = f"<th>{escape(row[0])}</th>" if table.heading is None else f"<td{_class(numeric[0])}>{escape(row[0])}</td>"
+        tag = "th" if table.heading is None else "td"
+        first = f"<{tag}>{escape(row[0])}</{tag}>"
         rest = "".join(f"<td{_class(is_number)}>{escape(cell)}</td>"
                        for cell, is_number in zip(row[1:], numeric[1:], strict=True))
         body.append(f"<tr>{first}{rest}</tr>")
@@ -100,4 +102,4 @@ def _class(is_number: bool) -> str:
 
 def _is_number(cell: str) -> bool:
     """Returns whether a cell is empty, or a number that may have a unit, as "1.5 KiB" and "12 %" do."""
-    return not cell or cell == "–" or (cell[0] in "-.0123456789" and len(cell.split()) <= 2)
+    return cell in ("", UNKNOWN) or (cell[0] in "-.0123456789" and len(cell.split()) <= 2)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PNG_DOTS_PER_INCH = 150
+UNKNOWN = "\N{EN DASH}"  # a cell without a value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +58,9 @@ class Picture:
 
         file = io.BytesIO()
         # The same bytes for the same figure: no date, and no random names.
+        undated = {"Date": None} if kind == "svg" else None
         with matplotlib.rc_context({"svg.hashsalt": self.name}):
-            self.figure.savefig(file, format=kind, dpi=PNG_DOTS_PER_INCH, metadata={"Date": None} if kind == "svg" else None)
+            self.figure.savefig(file, format=kind, dpi=PNG_DOTS_PER_INCH, metadata=undated)
         return file.getvalue()
 
 

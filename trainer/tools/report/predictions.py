@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.core.errors import describe
-from trainer.tools.report.page import Picture, Section, Table
+from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 
 if TYPE_CHECKING:
     from trainer.model.model import Model
@@ -28,16 +28,16 @@ def section_of(model: Model, data: Any, class_names: Sequence[str] | None) -> Se
     labels, outputs = labels_and_outputs(model, data)
     title = f"Predictions for {len(labels) if labels is not None else 0:,} rows"
     if labels is None or outputs is None:
-        return Section("Predictions", ["There is nothing to compare: the model has several outputs, or the data have no "
-                                       "single array of labels."])
+        return Section("Predictions", ["There is nothing to compare: the model has several outputs, or the data have "
+                                       "no single array of labels."])
     kind = model._configuration.loss.kinds if model._configuration.is_compiled else None
     classes = as_classes(labels, outputs, kind if isinstance(kind, str) else "")
     if classes is not None:
         return Section(title, _of_classes(*classes, class_names))
     if labels.size == outputs.size and np.issubdtype(labels.dtype, np.number):
         return Section(title, _of_numbers(labels.reshape(-1).astype(float), outputs.reshape(-1).astype(float)))
-    return Section(title, [f"Labels ({describe(labels)}) and outputs ({describe(outputs)}) are neither those of classes "
-                           "nor numbers to subtract."])
+    return Section(title, [f"Labels ({describe(labels)}) and outputs ({describe(outputs)}) are neither those of "
+                           "classes nor numbers to subtract."])
 
 
 def labels_and_outputs(model: Model, data: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -79,8 +79,9 @@ def as_classes(labels: np.ndarray, outputs: np.ndarray, loss: str) -> tuple[np.n
     count = outputs.shape[1]
     if labels.size == rows:
         flat = labels.reshape(-1)
-        is_class = np.issubdtype(flat.dtype, np.integer) or (loss.startswith("Sparse") and (flat == np.round(flat)).all())
-        if not is_class or flat.min(initial=0) < 0 or flat.max(initial=0) >= count:
+        is_whole = np.issubdtype(flat.dtype, np.integer) or (
+            loss.startswith("Sparse") and bool((flat == np.round(flat)).all()))
+        if not is_whole or flat.min(initial=0) < 0 or flat.max(initial=0) >= count:
             return None
         return flat.astype(int), outputs.argmax(-1), count
     is_one_hot = labels.shape == outputs.shape and np.isin(labels, (0, 1)).all() and (labels.sum(-1) == 1).all()
@@ -103,14 +104,16 @@ def _of_classes(labels: np.ndarray, predicted: np.ndarray, count: int,
     names = [str(name) for name in class_names] if class_names is not None else [str(index) for index in range(count)]
     matrix = confusion_matrix(labels, predicted, count)
     right = int(np.trace(matrix))
-    parts: list[Table | Picture | str] = [f"{right:,} of {len(labels):,} rows are right: {right / max(len(labels), 1):.2%}."]
+    share = right / max(len(labels), 1)
+    parts: list[Table | Picture | str] = [f"{right:,} of {len(labels):,} rows are right: {share:.2%}."]
     if count <= MAX_MATRIX_CLASSES:
         parts.append(Picture("confusion", "Confusion matrix: classes down, predictions across", _matrix(matrix, names)))
     wrong = matrix * (1 - np.eye(count, dtype=int))
     pairs = sorted(zip(*np.nonzero(wrong), strict=True), key=lambda pair: -wrong[pair])[:MAX_LISTED]
     if count <= MAX_MATRIX_CLASSES:
-        parts.append(Table([[names[index], f"{matrix[index].sum():,}", _share(matrix[index, index], matrix[:, index].sum()),
-                             _share(matrix[index, index], matrix[index].sum())] for index in range(count)],
+        hits, of_class, of_prediction = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+        parts.append(Table([[names[index], f"{of_class[index]:,}", _share(hits[index], of_prediction[index]),
+                             _share(hits[index], of_class[index])] for index in range(count)],
                            ["class", "rows", "precision", "recall"]))
     if pairs and count > 2:
         parts.append(Table([[names[true], names[other], f"{wrong[true, other]:,}"] for true, other in pairs],
@@ -156,7 +159,7 @@ def _of_numbers(labels: np.ndarray, outputs: np.ndarray) -> list[Table | Picture
     rows = [["mean of the residuals", f"{residuals.mean():.4g}"],
             ["mean absolute error", f"{np.abs(residuals).mean():.4g}"],
             ["root of the mean squared error", f"{np.sqrt(np.square(residuals).mean()):.4g}"],
-            ["R²", f"{1 - np.square(residuals).mean() / variance:.4g}" if variance else "–"]]
+            ["R²", f"{1 - np.square(residuals).mean() / variance:.4g}" if variance else UNKNOWN]]
     some = np.random.default_rng(0).permutation(len(labels))[:MAX_POINTS]
     figure = Figure(figsize=(9.4, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -165,15 +168,16 @@ def _of_numbers(labels: np.ndarray, outputs: np.ndarray) -> list[Table | Picture
     left.scatter(labels[some], outputs[some], s=9, alpha=0.5, color=COLOR, linewidths=0)
     left.set(xlabel="label", ylabel="prediction")
     right.hist(residuals, bins=40, color=COLOR)
-    right.set(xlabel="prediction − label", ylabel="values")
+    right.set(xlabel="prediction minus label", ylabel="values")
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
-    return [*parts, Picture("residuals", "Predictions over labels, and a histogram of the residuals", figure), Table(rows)]
+    picture = Picture("residuals", "Predictions over labels, and a histogram of the residuals", figure)
+    return [*parts, picture, Table(rows)]
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "–"
+    return f"{part / whole:.1%}" if whole else UNKNOWN
 
 
 def _is_batch(value: Any) -> bool:

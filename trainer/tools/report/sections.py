@@ -12,7 +12,7 @@ import jax
 from trainer.callbacks.record.curves import curves, metric_names
 from trainer.distribute.strategies.explain import readable_bytes, readable_flops
 from trainer.modules import summary_cells, totals
-from trainer.tools.report.page import Picture, Section, Table
+from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 
 if TYPE_CHECKING:
     from trainer.model.model import Model
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # What each part of a run's time is, in the order in which it is drawn, and its color.
 TIME_PARTS = {"device": ("waiting for the device", "#1f6fb4"), "compile": ("compiling", "#d9722b"),
               "data": ("waiting for data", "#c23b4e"), "checkpoint": ("checkpoints", "#7a5ba6"),
-              "callbacks": ("callbacks, and the logs that they wait for", "#3a9466"), "host": ("the loop itself", "#97a3b1")}
+              "callbacks": ("callbacks, and the logs that they wait for", "#3a9466"),
+              "host": ("the loop itself", "#97a3b1")}
 
 
 def facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -62,7 +63,8 @@ def curves_section(record: Mapping[str, Any]) -> Section:
                          f"{most:.4g}", str(epochs[log][values.index(most)] + 1), f"{numbers[-1]:.4g}"])
     table = Table(rows, ["log", "first", "least", "in epoch", "greatest", "in epoch", "last"])
     error = [f"The run ended by an exception. {record['error']}"] if record.get("error") else []
-    return Section("Metrics", [*error, Picture("curves", "The metrics over the epochs", curves(history, epochs)), table])
+    picture = Picture("curves", "The metrics over the epochs", curves(history, epochs))
+    return Section("Metrics", [*error, picture, table])
 
 
 def time_section(record: Mapping[str, Any]) -> Section:
@@ -102,7 +104,8 @@ def model_section(model: Model) -> Section:
     layers, name, total, trainable, state_count = model._summary()
     heading, *rows = summary_cells(layers, name)
     below = [line.partition(": ") for line in totals(layers, total, trainable, state_count)]
-    return Section("Model", [Table(rows, heading, is_code=True), Table([[before, after] for before, _, after in below])])
+    return Section("Model", [Table(rows, heading, is_code=True),
+                             Table([[before, after] for before, _, after in below])])
 
 
 def settings_section(record: Mapping[str, Any]) -> Section:
@@ -167,11 +170,11 @@ def _numbers(values: Any) -> list[float]:
 
 def _text(value: Any) -> str:
     if value is None:
-        return "–"
+        return UNKNOWN
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_text, value)) or "–"
+        return ", ".join(map(_text, value)) or UNKNOWN
     if isinstance(value, str) and "T" in value and value[:4].isdecimal():
         try:
             return f"{datetime.datetime.fromisoformat(value):%Y-%m-%d %H:%M:%S %Z}"

@@ -109,8 +109,8 @@ def _read(folder: str) -> dict[str, Any]:
             record = json.load(file)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps one in the folder of `RunRecord(folder)`"
-            ", `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.") from None
+            f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps one in the folder of "
+            "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.") from None
     except ValueError as error:
         raise ValueError(f"{path!r} cannot be read: {error}.") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
