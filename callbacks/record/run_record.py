@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
@@ -83,10 +82,6 @@ class RunRecord(Callback):
             # Not before: a run that resumes may yet be refused, and its folder is then that of another run.
             with _unharmed("write"):
                 is_resumed = bool(getattr(self.model.history, "epoch", ()))
-                run = run_of(self.model)
-                if run is not None:
-                    params = jax.tree.leaves(run.state.params)
-                    self._record["model"]["parameters"] = sum(leaf.size for leaf in params)
                 self._record |= {**environment(), "earlier": _earlier(self.path) if is_resumed else []}
                 os.makedirs(self.folder, exist_ok=True)
                 self._write(self._record)

@@ -2,14 +2,17 @@
 
 import csv
 import json
+import pathlib
 
+import jax
 import numpy as np
 import pytest
 
 import trainer
 from tests.support import event_files
 from tests.support.networks import LinenMLP, classification, logits_loss
-from trainer.callbacks import BackupAndRestore, Callback, LazyLogs, LogTo, loggers
+from trainer.callbacks import BackupAndRestore, Callback, LazyLogs, LogTo, TensorBoard, loggers
+from trainer.testing import LocalCluster
 
 X, Y, _ = classification(24)
 BATCHES = 6  # of an epoch
@@ -300,3 +303,31 @@ def test_other_loggers_than_those_of_the_run_are_refused(tmp_path):
     other = LogTo(Notes())
     with pytest.raises(ValueError, match=r"`LogTo` has 1 loggers. Expected, as in the run that resumes: 2"):
         other.load_state_dict(log.state_dict())
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def fit_over_processes(folder):
+    with trainer.distribute.MultiWorkerMirroredStrategy().scope():
+        model = compiled()
+    folder = pathlib.Path(folder)
+    log = LogTo(loggers.JSONLines(folder / "log.jsonl"), log_every=2)
+    sizes = []
+
+    class Looker(Callback):
+        def on_train_end(self, logs=None):
+            sizes.append(len(log.state_dict()["loggers"][0] or ()))
+
+    fit(log, Looker(), TensorBoard(folder / "events"), BackupAndRestore(folder / "backup"), model=model)
+    return {"chief": jax.process_index() == 0, "has_state": sizes == [1]}
+
+
+@pytest.mark.processes
+def test_of_several_processes_the_first_logs(tmp_path):
+    told = LocalCluster(2, timeout_secs=240).run(fit_over_processes, str(tmp_path))
+    assert told == [{"chief": True, "has_state": True}, {"chief": False, "has_state": False}]
+    first, *others = lines(tmp_path / "log.jsonl")
+    assert "params" in first and [line["step"] for line in others] == [2, 4, 6, 6, 8, 10, 12, 12, 14, 16, 18, 18]
+    assert json.loads((tmp_path / "run.json").read_text())["devices"]["processes"] == 2
+    assert json.loads((tmp_path / "events" / "run.json").read_text())["status"] == "finished"

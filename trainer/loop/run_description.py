@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from trainer.core.errors import describe
 from trainer.data import Reader
 from trainer.optimizers.named import NamedRules
@@ -37,12 +39,13 @@ def describe_run(
       validation: those to validate on.
     """
     holder, configuration = model._state_holder, model._configuration
+    leaves = jax.tree.leaves(holder.state_or_shapes.params) if holder.is_built else []
     data = {"training": reader.fingerprint(), "validation": None if validation is None else validation.fingerprint()}
     fit = {**_not_default(given, fit_method), "epochs": given["epochs"]}
     fit = {name: _text(value) for name, value in fit.items() if name not in (*_DATA, *_UNSHOWN)}
     fit |= {name: _data_text(given[name]) for name in _DATA if given.get(name) is not None}
     return {
-        "model": {"name": model.name, "class": type(model).__name__},
+        "model": {"name": model.name, "class": type(model).__name__, "parameters": sum(leaf.size for leaf in leaves)},
         "seed": holder.seed, "strategy": repr(model.strategy), "replicas": model.strategy.num_replicas_in_sync,
         "compile": {**_optimizers(configuration.rules),
                     **{name: _text(value) for name, value in _not_default(configuration.given, compile_method).items()

@@ -1,1 +1,1 @@
-"""Tools: what is done with a run beside training, such as reports on it."""
+"""Tools: what is done with models and runs beside training, such as reports on them."""
