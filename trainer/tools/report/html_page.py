@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import itertools
+import re
 from html import escape
 
 from trainer.tools.report.page import UNKNOWN, Page, Picture, Section, Table
 
+_NUMBER = re.compile(r"-?[\d.,]+(e[-+]?\d+)?( ?%| [a-zA-Z]+( \d+ [a-z]+)?)?")
 _STYLE = """
 :root { --text: #1c2430; --quiet: #5d6b7c; --line: #e1e6ec; --back: #f5f7f9; --accent: #1f6fb4; }
 * { box-sizing: border-box; }
@@ -101,5 +103,5 @@ def _class(is_number: bool) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    """Returns whether a cell is empty, or a number that may have a unit, as "1.5 KiB" and "12 %" do."""
-    return cell in ("", UNKNOWN) or (cell[0] in "-.0123456789" and len(cell.split()) <= 2)
+    """Returns whether a cell is empty, or a number that may have a unit, as "1.5 KiB", "12.0%" and "1 min 5 s" do."""
+    return cell in ("", UNKNOWN) or _NUMBER.fullmatch(cell) is not None
