@@ -10,7 +10,8 @@ from typing import Any
 _BAR_WIDTH = 20
 # Colors of text and background are the notebook's, light or dark.
 _LINE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 1.2em;font:13px/1.6 ui-monospace,Menlo,Consolas,monospace"
-_TRACK = "display:inline-block;width:12em;height:0.55em;background:rgba(128,128,128,0.28);border-radius:3px;overflow:hidden"
+_TRACK = ("display:inline-block;width:12em;height:0.55em;background:rgba(128,128,128,0.28);border-radius:3px;"
+          "overflow:hidden")
 
 
 class NotebookLine:

@@ -1,4 +1,4 @@
-"""docs/logging.md and docs/reports.md are true: their code runs, their tables are those of the code, their links lead on."""
+"""docs/logging.md and docs/reports.md are true: their code runs, and their tables are those of the code."""
 
 import contextlib
 import inspect

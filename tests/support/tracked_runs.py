@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import struct
+import time
 import zipfile
 
 from trainer.callbacks import loggers
@@ -77,6 +78,16 @@ def wandb_logger(folder):
 
 
 def wandb_runs(folder):
+    # Another process writes the file, and may still do so when the run has ended.
+    deadline = time.monotonic() + 30
+    while True:
+        found = _wandb_runs(folder)
+        if all(run["status"] for run in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _wandb_runs(folder):
     from wandb.proto import wandb_internal_pb2
 
     found = []

@@ -16,15 +16,13 @@ import jax
 import numpy as np
 
 from trainer.compile.entry_points import with_entry_points
-from trainer.core import arguments, errors, replica_context
+from trainer.core import arguments, errors
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
-from trainer.core.tree_paths import named_leaves
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
-from trainer.distribute.strategies.explain import REPLICATED, spec_text
 from trainer.loop.run_context import RunContext
 from trainer.metrics import Metric
 from trainer.model import forward, saved_model, weights_io
@@ -33,15 +31,7 @@ from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.model.types import ModuleLike
-from trainer.modules import (
-    CallKwargs,
-    LayerRow,
-    as_functional,
-    print_summary,
-    render_summary,
-    with_shardings,
-    without_frozen,
-)
+from trainer.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
@@ -255,26 +245,12 @@ class StatefulModel(OverridableSteps):
         Raises:
           RuntimeError: if the model is not built.
         """
-        table = self._summary()
+        table = forward.table_of_layers(self)
         if print_fn is None and sys.stdout.isatty():
             print_summary(*table)
             return
         for line in render_summary(*table):
             (print_fn or print)(line)
-
-    def _summary(self) -> tuple[list[LayerRow], str, int, int, int]:
-        """Returns what `render_summary` is given for this model."""
-        state, holder = self._state_holder.current, self._state_holder
-        trained = state.params if state.optimizer is None else state.trainable(state.params)
-        trained_names = set(named_leaves(trained)) if self._configuration.trainable else set()
-        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained_names}
-        params, others = (
-            sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
-        with replica_context.enter(replica_context.context_outside(holder.inputs)):
-            rows = without_frozen(self._functional.summary_rows(holder.inputs), frozen)
-        split = {name: spec for name, leaf in named_leaves(state.params).items()
-                 if (spec := spec_text(leaf.sharding, leaf.shape)) != REPLICATED}
-        return with_shardings(rows, split), self.name, params + others, params - sum(frozen.values()), others
 
     def count_params(self) -> int:
         """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
