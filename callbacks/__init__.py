@@ -17,8 +17,10 @@ from trainer.callbacks.early_stopping import EarlyStopping
 from trainer.callbacks.history import History
 from trainer.callbacks.lambda_callback import LambdaCallback
 from trainer.callbacks.learning_rate_scheduler import LearningRateScheduler
+from trainer.callbacks.loggers.log_to import LogTo
 from trainer.callbacks.profile import Profile
 from trainer.callbacks.progress.progress_bar import ProgressBar
+from trainer.callbacks.record.run_record import RunRecord
 from trainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from trainer.callbacks.remote_monitor import RemoteMonitor
 from trainer.callbacks.skip_non_finite import SkipNonFinite
@@ -40,6 +42,7 @@ __all__ = [
     "LambdaCallback",
     "LazyLogs",
     "LearningRateScheduler",
+    "LogTo",
     "ModelCheckpoint",
     "MonitorCallback",
     "OrbaxCheckpoint",
@@ -50,6 +53,7 @@ __all__ = [
     "RemoteMonitor",
     "Run",
     "RunDetails",
+    "RunRecord",
     "SavePoint",
     "SkipNonFinite",
     "SwapEMAWeights",

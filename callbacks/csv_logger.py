@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
-from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
+
+LOGGER = logging.getLogger(__name__)
 
 
 class CSVLogger(Callback):
@@ -24,8 +26,8 @@ class CSVLogger(Callback):
 
     A run that resumes goes on with its file: rows of epochs that it will repeat are cut off, so that the file ends up
     as if there had been no interruption. So does a run with `BackupAndRestore` that was killed before its first
-    checkpoint and begins again. With `append=True` rows that are cut off are kept in `filename + ".cut"`, and a line is
-    printed: another run may have added them meanwhile.
+    checkpoint and begins again. With `append=True` rows that are cut off are kept in `filename + ".cut"`, and a warning
+    is logged: another run may have added them meanwhile.
 
     Args:
       filename: the path of the file; its folder must exist.
@@ -134,8 +136,8 @@ class CSVLogger(Callback):
             with open(self.filename, "rb") as file, open(f"{self.filename}.cut", "ab") as kept:
                 file.seek(self._end)
                 kept.write(file.read())
-            print_message(f"CSVLogger goes on after byte {self._end} of {self.filename!r}, and has moved the rows "
-                          f"behind it to {self.filename + '.cut'!r}.")
+            LOGGER.warning("CSVLogger goes on after byte %d of %r, and has moved the rows behind it to %r.", self._end,
+                           self.filename, f"{self.filename}.cut")
         self.csv_file.truncate(self._end)
 
     def _size(self) -> int:

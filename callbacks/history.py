@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
 from trainer.callbacks.base.lazy_logs import begin_fetch
 from trainer.callbacks.base.run_protocol import Run
+from trainer.callbacks.record import tables
+from trainer.callbacks.record.curves import curves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class History(Callback):
@@ -15,6 +20,8 @@ class History(Callback):
 
     Where there is no other callback, the logs of an epoch are fetched when the next epoch ends or training does, or
     `history` is read: the device has the next epoch's steps by then.
+
+    Its text is a table with a line for each epoch, and so it is shown in notebooks.
 
     Attributes:
       history: for each log, the list of its values as python floats. A log that not every epoch has (a validation with
@@ -31,9 +38,14 @@ class History(Callback):
     >>> history.on_epoch_end(0, {"loss": 0.5})
     >>> history.history, history.epoch
     ({'loss': [0.5]}, [0])
+    >>> history
+    History of 1 epoch
+    epoch  loss
+    -----------
+        1   0.5
     """
 
-    state_attributes = ("history", "epoch")
+    state_attributes = ("history", "epoch", "_epochs")
     reads_late = False  # whether `history` cannot be read while it is an epoch behind
 
     def __init__(self):
@@ -49,7 +61,50 @@ class History(Callback):
     @history.setter
     def history(self, history: dict[str, list[Any]]) -> None:
         self._history = history
-        self._unread: Mapping[str, Any] | None = None
+        self._epochs: dict[str, list[int]] | None = {}  # of the values; None in states of older versions
+        self._unread: tuple[int, Mapping[str, Any]] | None = None
+
+    def epochs_of(self, log: str) -> list[int]:
+        """Returns the numbers, from 0, of the epochs that the values of a log are of.
+
+        Raises:
+          KeyError: if there is no such log.
+
+        >>> history = History()
+        >>> history.on_epoch_end(0, {"loss": 0.5})
+        >>> history.on_epoch_end(1, {"loss": 0.5, "val_loss": 0.5})
+        >>> history.epochs_of("val_loss")
+        [1]
+        """
+        values = self.history[log]
+        epochs = (self._epochs or {}).get(log, [])
+        # Values may be assigned, or of a state that did not tell.
+        return list(epochs) if len(epochs) == len(values) else (
+            list(self.epoch) if len(self.epoch) == len(values) else list(range(len(values))))
+
+    def plot(self, *metrics: str) -> Figure:
+        """Returns a figure of matplotlib with an axis for each metric: its training and its validation over the epochs.
+
+        A notebook shows it, and `history.plot().savefig("curves.png")` writes it.
+
+        Args:
+          *metrics: which metrics, such as "loss"; none for all. "val_loss" is drawn with "loss".
+
+        Raises:
+          ImportError: if matplotlib is not installed.
+          ValueError: for a metric that the history does not have, or a history without numbers.
+        """
+        return curves(self.history, {log: self.epochs_of(log) for log in self.history}, metrics or None)
+
+    def __repr__(self) -> str:
+        count = f"{len(self.epoch)} epoch{'s' * (len(self.epoch) != 1)}"
+        return f"History of {count}" + (f"\n{tables.as_text(self._table())}" if self.history else "")
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(self._table())
+
+    def _table(self) -> list[list[str]]:
+        return tables.table_rows(self.history, {log: self.epochs_of(log) for log in self.history})
 
     def set_model(self, model: Run) -> None:
         super().set_model(model)
@@ -65,7 +120,7 @@ class History(Callback):
             begin_fetch(logs)
         self._read_unread()
         self.epoch.append(epoch)
-        self._unread = logs
+        self._unread = epoch, logs
         if not self.reads_late:
             self._read_unread()
 
@@ -73,10 +128,16 @@ class History(Callback):
         self._read_unread()
 
     def _read_unread(self) -> None:
-        values = list((self._unread or {}).items())  # may be interrupted, or fail
+        if self._unread is None:
+            return
+        epoch, logs = self._unread
+        values = list(logs.items())  # may be interrupted, or fail
         self._unread = None
+        if self._epochs is None:
+            self._epochs = {}
         for name, value in values:
             self._history.setdefault(name, []).append(_python_number(value))
+            self._epochs.setdefault(name, []).append(epoch)
 
 
 def _python_number(value: Any) -> Any:

@@ -26,9 +26,10 @@ if _typing.TYPE_CHECKING:
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
-    from trainer.utils import datasets
+    from trainer.tools.report import report
     from trainer.tools.sklearn_wrappers import TrainerClassifier as TrainerClassifier
     from trainer.tools.sklearn_wrappers import TrainerRegressor as TrainerRegressor
+    from trainer.utils import datasets
 
     __version__: str
 
@@ -52,6 +53,7 @@ __all__ = [
     "optimizers",
     "pack_x_y_sample_weight",
     "regularizers",
+    "report",
     "testing",
     "tools",
     "unpack_x_y_sample_weight",
@@ -73,6 +75,7 @@ _HOMES = {
     "load_model": "model.load",
     "pack_x_y_sample_weight": "data",
     "regularizers": "losses",
+    "report": "tools.report",
     "unpack_x_y_sample_weight": "data",
 }
 

@@ -76,6 +76,7 @@ class Callback:
         `next_sync_step` named. There neither is called if another callback finds the weights non-finite (see `flush`).
       stops_consistently: whether the callback sets `model.stop_training`, if it does, at the same batch in every
         process. If not, the processes ask each other after each execution, which costs a wait for the device.
+      run_folder: a folder that is the run's own, in which `fit` keeps a `run.json` (see `RunRecord`); None for none.
 
     Example:
 
@@ -93,6 +94,7 @@ class Callback:
     runs_on: str = "all"
     saves: bool = False
     stops_consistently: bool = False
+    run_folder: str | None = None
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Sets `params`; called once before each run."""

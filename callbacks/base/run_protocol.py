@@ -170,6 +170,13 @@ class RunDetails(Protocol):
     def wait_for_save(self) -> None:
         """Returns once what was begun is written; raises what `begin_save` does."""
 
+    def description(self) -> Mapping[str, Any]:
+        """Returns what a `fit` that begins was started with, as plain data by name.
+
+        These are "model", "seed", "strategy", "replicas", what "compile" and "fit" were given, and fingerprints of the
+        "data". A run may lack this method.
+        """
+
     def train_step_flops(self) -> float | None:
         """Returns how many floating-point operations a train step has over all devices, as XLA counts them.
 

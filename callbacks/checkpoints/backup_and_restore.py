@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from typing import Any, Literal
@@ -16,8 +17,11 @@ import jax
 from trainer.callbacks.base.callback import Callback, Logs
 from trainer.callbacks.base.interactive_logging import print_message
 from trainer.callbacks.base.run_protocol import SavePoint
+from trainer.callbacks.record.run_record import FILE_NAME as RECORD_NAME
 from trainer.core import arguments
 from trainer.core.types import Phase
+
+LOGGER = logging.getLogger(__name__)
 
 PREEMPTED_EXIT_CODE = 143  # what a shell reports of a process that SIGTERM ended
 
@@ -83,6 +87,11 @@ class BackupAndRestore(Callback):
         self._boundaries = 0
         self._outer_handlers: dict[int, Any] = {}
 
+    @property
+    def run_folder(self) -> str | None:  # type: ignore[override]
+        """The folder of the checkpoints."""
+        return self.backup_dir
+
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._saved_at = time.monotonic()
         self._is_preempted = self._is_interrupted = False
@@ -99,14 +108,17 @@ class BackupAndRestore(Callback):
             self._point = point
             self._folder = os.path.abspath(self.backup_dir)  # wherever a callback may change to
             resumed = self._resumed(point)
-            if resumed and self._verbose and jax.process_index() == 0:
-                print_message(resumed)
+            if resumed and jax.process_index() == 0:
+                if self._verbose:
+                    print_message(resumed)
+                else:
+                    LOGGER.info(resumed)
             self._listen()
             return
         if point.kind == "error":
             if self.save_on_error and self._save(point, wait=True):
-                print(f"The run is saved in {self.backup_dir!r}, as it was before the exception. The same command goes "
-                      "on from there.", file=sys.stderr, flush=True)
+                LOGGER.warning("The run is saved in %r, as it was before the exception. The same command goes on from "
+                               "there.", self.backup_dir)
             return
         if self._is_interrupted:
             raise KeyboardInterrupt  # which saves
@@ -126,6 +138,9 @@ class BackupAndRestore(Callback):
             self._save_and_exit()
         self._point.wait()
         if self.delete_checkpoint:
+            if self.run_folder is not None and jax.process_index() == 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._folder, RECORD_NAME))
             self._point.delete(self._folder)
 
     def _resumed(self, point: SavePoint) -> str | None:
@@ -160,8 +175,8 @@ class BackupAndRestore(Callback):
         is_saved = self._save(self._point, wait=True)
         assert self.preemption_signal is not None, "it was received"
         what = "the run is" if is_saved else "the weights are not finite, and only what was before is"
-        print(f"Received {self.preemption_signal.name}: {what} saved in {self.backup_dir!r}. The same command goes "
-              "on from there.", file=sys.stderr, flush=True)
+        LOGGER.warning("Received %s: %s saved in %r. The same command goes on from there.",
+                       self.preemption_signal.name, what, self.backup_dir)
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
     # --- the signal ------------------------------------------------------------------------------------------------
@@ -209,8 +224,7 @@ class BackupAndRestore(Callback):
             self._is_preempted = True
         elif self._point.kind != "closed" and not self._is_interrupted:
             self._is_interrupted = True
-            print("Ctrl-C: the run ends after these batches, and is saved; again, it ends at once.", file=sys.stderr,
-                  flush=True)
+            LOGGER.warning("Ctrl-C: the run ends after these batches, and is saved; again, it ends at once.")
         else:
             # `fit` ended by an exception, or this is urgent: the signal means what it meant before.
             outer = self._outer_handlers.get(number, signal.SIG_DFL)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from trainer.callbacks.progress.terminal_line import BAR_WIDTH
+
+# Colors of text and background are the notebook's, light or dark.
+_LINE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 1.2em;font:13px/1.6 ui-monospace,Menlo,Consolas,monospace"
+_TRACK = ("display:inline-block;width:12em;height:0.55em;background:rgba(128,128,128,0.28);border-radius:3px;"
+          "overflow:hidden")
 
 
 class NotebookLine:
@@ -25,12 +31,29 @@ class NotebookLine:
         """See `TerminalLine.draw`."""
         done = min(self._bar_width * step // steps, self._bar_width) if steps else 0
         bar = f"{'█' * done}{'░' * (self._bar_width - done)} " if steps else ""
-        content = {"text/plain": " - ".join([f"{title}{title and ' '}{bar}{step}/{steps or '?'}", *logs, *timings])}
+        content = {"text/plain": " - ".join([f"{title}{title and ' '}{bar}{step}/{steps or '?'}", *logs, *timings]),
+                   "text/html": as_html(title, step, steps, logs, timings)}
         if self._output is None:
             display = sys.modules["IPython"].display.display
             self._output = display(content, raw=True, display_id=True)
         else:
             self._output.update(content, raw=True)
+
+
+def as_html(title: str, step: int, steps: int | None, logs: Sequence[str], timings: Sequence[str] = ()) -> str:
+    """Returns the line as HTML: the bar in a color, and lines that break between logs only.
+
+    >>> as_html("Epoch 1/3", 5, 10, ["loss: 0.5"])[-75:]
+    '<b>5/10</b><span style="white-space:nowrap">loss: 0.5</span></div>'
+    """
+    share = min(step / steps, 1.0) if steps else 0.0
+    color = "#1f9d55" if share == 1.0 else "#1f6fb4"
+    bar = (f'<span style="{_TRACK}"><span style="display:block;height:100%;width:{share:.1%};background:{color}">'
+           "</span></span>" if steps else "")
+    spans = [f'<span style="white-space:nowrap">{html.escape(log)}</span>' for log in logs]
+    spans += [f'<span style="white-space:nowrap;opacity:0.65">{html.escape(timing)}</span>' for timing in timings]
+    return (f'<div style="{_LINE}"><span>{html.escape(title)}</span>{bar}<b>{step}/{steps or "?"}</b>'
+            f'{"".join(spans)}</div>')
 
 
 def is_in_notebook() -> bool:

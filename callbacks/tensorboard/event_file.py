@@ -29,7 +29,7 @@ def _unchanged_environment() -> Iterator[None]:
 
 with _unchanged_environment():  # importing it sets a variable that only its own import reads
     from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboardX.proto.tensor_pb2 import TensorProto
     from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
@@ -101,6 +101,11 @@ class EventFile:
     def add_text(self, tag: str, text: str, step: int) -> None:
         """Adds a text, which TensorBoard takes as Markdown."""
         self._add(tag, step, "text", _strings([text.encode()], ()))
+
+    def add_restart(self, step: int) -> None:
+        """Has TensorBoard leave out what earlier files of the directory have at that step and later."""
+        self._writer.write_event(
+            Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def flush(self) -> None:
         """Sees to it that all events are on the disk."""

@@ -6,16 +6,16 @@ Owns what is written when, and under which names, which are Keras's. The form of
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.log_values import learning_rates, optimizers_of, scalars
 from trainer.callbacks.base.run_protocol import Run, run_of
 from trainer.callbacks.tensorboard import embedding_projector
 from trainer.callbacks.tensorboard.profiler_trace import ProfilerTrace
@@ -123,6 +123,11 @@ class TensorBoard(Callback):
         self._should_write_step = False
         self._start_counting()
 
+    @property
+    def run_folder(self) -> str:  # type: ignore[override]
+        """The directory to write to."""
+        return self.log_dir
+
     # --- the hooks -------------------------------------------------------------------------------------------------
 
     def set_model(self, model: Run) -> None:
@@ -152,7 +157,7 @@ class TensorBoard(Callback):
         train_logs = {name: value for name, value in logs.items() if not name.startswith("val_")}
         val_logs = {name.removeprefix("val_"): value for name, value in logs.items() if name.startswith("val_")}
         if logs:
-            train_logs |= self._learning_rates()
+            train_logs |= learning_rates(self.model)
             if self.write_steps_per_second:
                 train_logs["steps_per_second"] = self._rate_since(self._epoch_start)
         self._add_scalars(self._train_dir, "epoch_{}", train_logs, epoch)
@@ -169,7 +174,7 @@ class TensorBoard(Callback):
         return False
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        optimizers = self._optimizers()
+        optimizers = optimizers_of(self.model)
         if optimizers and logs:
             iterations = max(int(optimizer.iterations) for optimizer in optimizers.values())
             self._add_scalars(self._val_dir, "evaluation_{}_vs_iterations", logs, iterations)
@@ -258,7 +263,7 @@ class TensorBoard(Callback):
     def _add_scalars(self, directory: str, tag: str, values: Mapping[str, Any], step: int) -> None:
         if jax.process_index() != 0:
             return
-        for name, value in _scalars(values):
+        for name, value in scalars(values):
             self._file(directory).add_scalar(tag.format(name), value, step)
 
     def _add_weights(self, epoch: int) -> None:
@@ -291,20 +296,6 @@ class TensorBoard(Callback):
 
     # --- reading the model -----------------------------------------------------------------------------------------
 
-    def _optimizers(self) -> dict[str, Any]:
-        """Returns the optimizers by name: a single optimizer has the name ""."""
-        optimizer = self.model.optimizer
-        if isinstance(optimizer, Mapping):
-            return dict(optimizer)
-        return {} if optimizer is None else {"": optimizer}
-
-    def _learning_rates(self) -> dict[str, float]:
-        rates = {}
-        for name, optimizer in self._optimizers().items():
-            with contextlib.suppress(ValueError):  # there is none, or several
-                rates[f"learning_rate_{name}" if name else "learning_rate"] = float(optimizer.learning_rate)
-        return rates
-
     def _named_weights(self) -> dict[str, np.ndarray]:
         """Returns the weights by their paths in the parameters or in the model state."""
         state = self.model.current_run.state
@@ -317,16 +308,6 @@ class TensorBoard(Callback):
         """Returns the vectors of the embeddings by the paths of their layers."""
         return {name.rpartition("/")[0]: weight for name, weight in self._named_weights().items()
                 if name.rpartition("/")[2] == "embedding" and weight.ndim == 2}
-
-
-def _scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of logs with their names; several of one log are numbered."""
-    for name, value in values.items():
-        numbers = np.asarray(value)
-        if numbers.ndim == 0:
-            yield name, float(numbers)
-        else:
-            yield from ((f"{name}_{index}", float(number)) for index, number in enumerate(numbers.ravel()))
 
 
 def _as_images(weight: np.ndarray) -> np.ndarray | None:

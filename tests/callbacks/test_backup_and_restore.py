@@ -121,7 +121,7 @@ def test_a_finished_training_deletes_its_checkpoints_unless_told_otherwise(tmp_p
     fit(make_model(), cb.BackupAndRestore(tmp_path / "deleted", 2))
     assert not (tmp_path / "deleted").exists()
     fit(make_model(), cb.BackupAndRestore(tmp_path / "kept", 2, delete_checkpoint=False))
-    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert len(list((tmp_path / "kept").glob("step_*"))) == 2
     model = make_model()
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path / "kept", "epoch")), *undisturbed)
 
@@ -129,7 +129,7 @@ def test_a_finished_training_deletes_its_checkpoints_unless_told_otherwise(tmp_p
 @pytest.mark.parametrize(("double", "count"), [(True, 2), (False, 1)])
 def test_so_many_checkpoints_are_kept(tmp_path, double, count):
     fit(make_model(), cb.BackupAndRestore(tmp_path, 2, double_checkpoint=double, delete_checkpoint=False), epochs=1)
-    assert len(list(tmp_path.iterdir())) == count
+    assert len(list(tmp_path.glob("step_*"))) == count
 
 
 def test_training_can_be_prolonged(tmp_path, undisturbed):
@@ -394,12 +394,12 @@ def raise_at(epoch, error=Interruption):
 
 
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
-def test_an_exception_at_an_epochs_border_leaves_a_run_that_goes_on(tmp_path, undisturbed, hook, capfd):
+def test_an_exception_at_an_epochs_border_leaves_a_run_that_goes_on(tmp_path, undisturbed, hook, caplog):
     rates = cb.LambdaCallback()  # changes what the exception must not leave behind
     rates.on_epoch_end = lambda epoch, logs: setattr(
         rates.model.optimizer, "learning_rate", 0.5 if epoch == 1 else 0.02)
     failing(tmp_path, Interruption, *[rates] * (hook == "on_epoch_end"), cb.LambdaCallback(**{hook: raise_at(1)}))
-    assert f"The run is saved in {str(tmp_path)!r}, as it was before the exception" in capfd.readouterr().err
+    assert f"The run is saved in {str(tmp_path)!r}, as it was before the exception" in caplog.text
     assert_goes_on(tmp_path, undisturbed)
 
 
@@ -432,7 +432,7 @@ def test_an_exception_in_the_data_leaves_a_run_that_goes_on(tmp_path, fails_at):
 def test_a_callback_that_fails_after_a_batch_leaves_what_was_saved_before(tmp_path):
     with pytest.warns(UserWarning, match=r"could not be saved.* a step had run after batch 3 of epoch 1"):
         failing(tmp_path, Interruption, Interrupt(0, 3))
-    assert not list(tmp_path.glob("*"))
+    assert not list(tmp_path.glob("step_*"))
 
 
 def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tmp_path):
@@ -444,7 +444,7 @@ def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tm
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tmp_path, undisturbed, times, capfd):
+def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tmp_path, undisturbed, times, caplog):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def press(batch, logs):
@@ -458,7 +458,7 @@ def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tm
             failing(tmp_path, KeyboardInterrupt, cb.LambdaCallback(on_train_batch_end=press))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "Ctrl-C: the run ends after these batches" in capfd.readouterr().err
+    assert "Ctrl-C: the run ends after these batches" in caplog.text
     if times == 1:
         assert_goes_on(tmp_path, undisturbed)
 

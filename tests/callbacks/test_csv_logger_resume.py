@@ -194,7 +194,7 @@ def test_a_run_that_begins_anew_cuts_the_rows_of_the_one_before_it(start):
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_rows_that_another_run_has_appended_are_kept_aside(tmp_path, capsys, resumes):
+def test_rows_that_another_run_has_appended_are_kept_aside(tmp_path, caplog, resumes):
     path = tmp_path / "log.csv"
     logger = begun(path, append=True)
     log(logger, 0, int(resumes))
@@ -210,7 +210,7 @@ def test_rows_that_another_run_has_appended_are_kept_aside(tmp_path, capsys, res
     log(logger, int(resumes), 2)
     assert len(end(logger).splitlines()) == 3
     assert (tmp_path / "log.csv.cut").read_bytes() == of_other
-    assert f"has moved the rows behind it to '{path}.cut'" in capsys.readouterr().out
+    assert f"has moved the rows behind it to '{path}.cut'" in caplog.text
 
 
 def test_rows_of_another_file_are_not_cut(tmp_path):

@@ -1,6 +1,7 @@
 """ProgressBar: what is printed in a pipe and in a terminal, and how seldom logs are read."""
 
 import io
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -213,9 +214,17 @@ def test_a_notebook_gets_a_live_bar(capsys, clock, monkeypatch):
     class Output:
         def __init__(self, content):
             outputs.append([content["text/plain"]])
+            self.check(content)
 
         def update(self, content, raw):
             outputs[-1].append(content["text/plain"])
+            self.check(content)
+
+        def check(self, content):
+            # The same words, in HTML.
+            words = re.sub("<[^>]*>", " ", content["text/html"]).split()
+            assert words == [word for word in content["text/plain"].split() if word != "-" and word[0] not in "█░"]
+            assert ("width:50.0%" in content["text/html"]) == (f"{'█' * 10}░" in content["text/plain"])
 
     display = SimpleNamespace(display=lambda content, raw, display_id: Output(content))
     monkeypatch.delenv("CI", raising=False)

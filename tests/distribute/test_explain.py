@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
-from trainer.distribute.strategies.explain import readable_bytes, report
+from trainer.distribute.strategies.explain import readable_bytes, readable_flops, report
 
 PARAMS = {"down": {"kernel": jax.ShapeDtypeStruct((8, 6), jnp.float32)},
           "up": {"bias": jax.ShapeDtypeStruct((8,), jnp.bfloat16), "kernel": jax.ShapeDtypeStruct((6, 8), jnp.float32)}}
@@ -228,7 +228,13 @@ def test_a_batch_adds_the_peak_of_a_step(shapes, devices, capsys):
     assert not model.built
     weights = (128 + 1) * 256 * 4
     assert 3 * weights / 4 + weights < found.peak_bytes < 4 * weights  # the state's parts, and whole gradients
-    assert f"Peak of a step         {readable_bytes(found.peak_bytes)}\n" in capsys.readouterr().out
+    assert 2 * weights < found.temporary_bytes + 4096 < found.peak_bytes  # gathered parameters, and whole gradients
+    assert found.step_flops == pytest.approx(2 * 2 * (16 // 4) * 128 * 256, rel=1.0)
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    shown = {line[0]: line[-1].strip() for line in lines}
+    assert shown["Peak of a step"] == readable_bytes(found.peak_bytes)
+    assert shown["Gradients, activations, temporary"] == readable_bytes(found.temporary_bytes)
+    assert shown["Operations of a step"] == readable_flops(found.step_flops)
 
 
 def test_a_peak_needs_a_model_that_is_compiled(devices):

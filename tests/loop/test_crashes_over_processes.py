@@ -131,7 +131,7 @@ def test_a_preempted_training_goes_on_with_another_number_of_processes(processes
     run(commands[processes], tmp_path, code=143, TRAINER_KILL_AT_STEP="5", TRAINER_KILL_SIGNAL="15",
         TRAINER_KILL_PROCESS=str(processes - 1))
     assert not (tmp_path / "result.npz").exists()
-    *in_turn, last = sorted(int(path.name.removeprefix("step_")) for path in (tmp_path / "backup").iterdir())
+    *in_turn, last = sorted(int(path.name.removeprefix("step_")) for path in (tmp_path / "backup").glob("step_*"))
     assert in_turn == [4 * ((last - 1) // 4)] and last >= 5, "one checkpoint more, of one step"
     received = run(commands[3 - processes], tmp_path)
     assert received.pop("replicas") == 3 - processes

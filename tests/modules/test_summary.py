@@ -6,7 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from trainer.modules import LayerRow, as_functional, render_summary
+from trainer.modules import LayerRow, as_functional, render_summary, with_shardings
 
 IMAGES = jax.ShapeDtypeStruct((5, 4, 4, 3), jnp.float32)
 
@@ -58,7 +58,41 @@ CASES = [
 
 @pytest.mark.parametrize(("module", "rows"), CASES)
 def test_rows_are_the_layers_that_hold_numbers_or_call_no_other(module, rows):
-    assert as_functional(module).summary_rows(IMAGES) == rows
+    assert [row[:5] for row in as_functional(module).summary_rows(IMAGES)] == [row[:5] for row in rows]
+
+
+@pytest.mark.parametrize("module", [module for module, _ in CASES])
+def test_rows_have_the_bytes_and_the_operations_of_their_layers_for_a_row_of_inputs(module):
+    own, conv, norm, head, dropout = as_functional(module).summary_rows(IMAGES)
+    assert [row.nbytes for row in (own, conv, norm, head, dropout)] == [4 * row.params for row in
+                                                                        (own, conv, norm, head, dropout)]
+    assert own.flops == 48  # the offset is added
+    assert conv.flops == 2 * 3 * 3 * 3 * 6 * 16 + 6 * 16  # products, and the bias
+    assert head.flops == 2 * 96 * 2 + 2 and dropout.flops == 0
+    assert 3 * 96 < norm.flops < 5 * 96
+
+
+def test_operations_in_a_loop_count_for_each_iteration():
+    class Layers(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layer = nn.scan(nn.remat(Layer), variable_axes={"params": 0}, split_rngs={"params": True}, length=5)
+            return layer()(x, None)[0]
+
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return nn.Dense(16, use_bias=False)(x), None
+
+    (row,) = as_functional(Layers()).summary_rows(jnp.zeros((3, 16)))
+    assert (row.params, row.flops) == (5 * 256, 5 * 2 * 256)
+
+
+def test_how_parameters_are_split_is_told_of_their_layer():
+    rows = with_shardings([LayerRow("", "Net", "", 8, 8), LayerRow("up", "Dense", "", 72, 72)], {
+        "up/kernel": "(None, 'model')", "up/bias": "('model',)", "offset": "('model',)"})
+    assert [row.sharding for row in rows] == ["offset ('model',)", "kernel (None, 'model'), bias ('model',)"]
+    assert render_summary(rows, "Net", 80, 80, 0)[1].split()[-1] == "Sharding"
 
 
 @pytest.mark.parametrize("module", [module for module, _ in CASES])
@@ -83,7 +117,7 @@ def test_a_summary_allocates_nothing_and_leaves_the_module_alone(module):
 def test_a_layer_that_is_called_twice_has_one_row():
     shared = nn.Dense(3)
     assert as_functional([shared, shared]).summary_rows(jnp.zeros((2, 3))) == [
-        LayerRow("layers_0", "Dense", "(None, 3)", 12, 12)]
+        LayerRow("layers_0", "Dense", "(None, 3)", 12, 12, 48, 2 * (2 * 9 + 3))]
 
 
 def test_the_shapes_of_several_outputs_are_all_shown():
@@ -105,8 +139,8 @@ def test_named_modules_are_listed_under_their_names():
 def test_the_table_groups_thousands_and_counts_state_as_not_trainable():
     row = LayerRow("", "Net", "(None, 10)", 3_538_984, 3_504_872)
     lines = render_summary([row], "Net", total=3_538_984, trainable=3_470_760, state_count=34_112)
-    assert lines[-4:] == ["Total params: 3,538,984", "Trainable params: 3,470,760", "Non-trainable params: 68,224",
-                          "Model state among these: 34,112"]
+    assert lines[-4:] == ["Total params: 3,538,984 (0 B)", "Trainable params: 3,470,760",
+                          "Non-trainable params: 68,224", "Model state among these: 34,112"]
     assert lines[0] == "Model: Net"
     assert len({len(line) for line in lines[1:-4]}) == 1
     assert "3,538,984" in lines[3]

@@ -16,15 +16,20 @@ def read_events(log_dir):
     """Returns the run, the tag, the plugin, the step and the value of everything in the event files."""
     rows = []
     for path in sorted(pathlib.Path(log_dir).rglob("events.out.tfevents.*")):
-        content = path.read_bytes()
-        while content:
-            length = struct.unpack_from("<Q", content)[0]  # length, its checksum, the event, its checksum
-            event = event_file.Event.FromString(content[12:12 + length])
-            content = content[16 + length:]
+        for event in events_of(path):
             for value in event.summary.value:
                 plugin = value.metadata.plugin_data.plugin_name
                 rows.append((path.parent.name, value.tag, plugin, event.step, read_tensor(value.tensor, plugin)))
     return rows
+
+
+def events_of(path):
+    """Yields the events of a file."""
+    content = path.read_bytes()
+    while content:
+        length = struct.unpack_from("<Q", content)[0]  # length, its checksum, the event, its checksum
+        yield event_file.Event.FromString(content[12:12 + length])
+        content = content[16 + length:]
 
 
 def read_tensor(tensor, plugin):

@@ -7,13 +7,19 @@ scanned over, and of microbatches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 _LOOP = "scan"
+# What moves or makes numbers and computes nothing.
+_MOVES = frozenset((
+    "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "device_put",
+    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota", "name", "optimization_barrier", "pad",
+    "random_fold_in", "random_seed", "random_unwrap", "random_wrap", "reshape", "rev", "sharding_constraint", "slice",
+    "split", "squeeze", "stop_gradient", "transpose"))
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
@@ -102,6 +108,41 @@ def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:
       True
     """
     return _flops(program, all_iterations=True) - _flops(program, all_iterations=False)
+
+
+def flops_by_scope(program: ClosedJaxpr | Jaxpr, scope_of: Callable[[str], Any], outer: Any = None) -> dict[Any, float]:
+    """Returns the floating-point operations of a traced program by the named scope that they are in.
+
+    They are counted as in `repeated_flops`, without operations that only move numbers.
+
+    Args:
+      program: traced, such as by `jax.make_jaxpr`.
+      scope_of: returns the key of a scope from the names of all scopes around an operation, joined by "/"; None where
+        that of the operations around it counts.
+      outer: the key of the operations around the program.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> def square(x):
+      ...     with jax.named_scope("product"):
+      ...         return x @ x
+      >>> flops_by_scope(jax.make_jaxpr(square)(jnp.ones((4, 4))), lambda names: names or None)
+      {'product': 128.0}
+    """
+    total: dict[Any, float] = {}
+    for equation in _plain(program).eqns:
+        found = scope_of(str(equation.source_info.name_stack))
+        key, inner = outer if found is None else found, list(_inner(equation))
+        iterations = equation.params["length"] if equation.primitive.name == _LOOP else 1
+        parts = [flops_by_scope(part, scope_of, key) for part in inner]
+        if not inner and equation.primitive.name not in _MOVES:
+            parts = [{key: _operations_per_output(equation) * sum(
+                math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars)}]
+        for part in parts:
+            for name, flops in part.items():
+                total[name] = total.get(name, 0.0) + iterations * flops
+    return total
 
 
 def _flops(program: ClosedJaxpr | Jaxpr, all_iterations: bool) -> float:

@@ -20,6 +20,7 @@ class RunContext:
       timing: the clock of the run.
       sets: the names of the sets that it evaluates on; one that has no name is "".
       validator: while a `fit` with validation data runs, the function that evaluates on them; else None.
+      describe: while a `fit` runs, the function that returns what it was given and its data, as plain data; else None.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class RunContext:
         self.timing.end()
         self.validator: Callable[[], dict[str, Any]] | None = None
         self.sets: Sequence[str] = ()
+        self.describe: Callable[[], dict[str, Any]] | None = None
 
     def check_is_idle(self, fix: str) -> None:
         """Raises RuntimeError while a run lasts; `fix` says what to do later."""
@@ -61,3 +63,12 @@ class RunContext:
             yield
         finally:
             self.validator, self.sets = outer
+
+    @contextlib.contextmanager
+    def described(self, describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
+        """Lets callbacks ask what the run was given while a block lasts."""
+        outer, self.describe = self.describe, describe
+        try:
+            yield
+        finally:
+            self.describe = outer

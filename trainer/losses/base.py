@@ -222,6 +222,9 @@ class Loss:
                      if name != "name" and isinstance(value, (bool, int, float, str)) and value != defaults.get(name)]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
+    def __repr__(self) -> str:
+        return self.kind
+
     @property
     def expects_probabilities(self) -> bool:
         """Whether `y_pred` must lie in [0, 1]: logits would train, silently, to something else."""

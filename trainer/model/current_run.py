@@ -74,6 +74,10 @@ class CurrentRun:
         """Makes the averages that `ema_decay` or an averaging optimizer keeps the weights."""
         self._state.adopt_averages()
 
+    def description(self) -> dict[str, Any]:
+        """Returns what a `fit` that begins was started with, as plain data by name."""
+        return self._context.describe() if self._context.describe else {}
+
     def begin_save(self, filepath: Any) -> None:
         """Begins to write what `Model.save` writes to a folder; see `trainer.callbacks.RunDetails`."""
         with self.timing.measure("checkpoint"):

@@ -1,20 +1,27 @@
 """The call of a model: its module's outputs, compiled for each shape of inputs.
 
-Owns when a call is compiled, when the module is called operation by operation instead, and when it may not be called.
+Owns when a call is compiled, when the module is called operation by operation instead, and when it may not be called;
+and the table of the layers that are called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from trainer.compile.jit import compiled
-from trainer.core import trace_purity
+from trainer.core import replica_context, trace_purity
 from trainer.core.replica_context import in_replica_context
 from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
+from trainer.distribute.strategies.explain import REPLICATED, spec_text
 from trainer.model.configuration import Configuration
+from trainer.modules import LayerRow, with_shardings, without_frozen
+
+if TYPE_CHECKING:
+    from trainer.model.stateful_model import StatefulModel
 
 
 def check_is_outside_of_steps(model: Any) -> None:
@@ -68,3 +75,32 @@ def _arrays(outputs: Any) -> Any:
     if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(outputs)):
         raise _NotArrays
     return outputs
+
+
+def trained_names(model: StatefulModel) -> set[str]:
+    """Returns the names of the parameters that are trained.
+
+    Raises:
+      RuntimeError: if the model is not built.
+    """
+    state = model._state_holder.current
+    trained = state.params if state.optimizer is None else state.trainable(state.params)
+    return set(named_leaves(trained)) if model._configuration.trainable else set()
+
+
+def table_of_layers(model: StatefulModel) -> tuple[list[LayerRow], str, int, int, int]:
+    """Returns what `render_summary` is given for a model: its layers, its name, and how many numbers it holds.
+
+    Raises:
+      RuntimeError: if the model is not built.
+    """
+    holder, trained = model._state_holder, trained_names(model)
+    state = holder.current
+    params = named_leaves(state.params)
+    frozen = {name: leaf.size for name, leaf in params.items() if name not in trained}
+    total, others = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
+    with replica_context.enter(replica_context.context_outside(holder.inputs)):
+        rows = without_frozen(model._functional.summary_rows(holder.inputs), frozen)
+    split = {name: spec for name, leaf in params.items()
+             if (spec := spec_text(leaf.sharding, leaf.shape)) != REPLICATED}
+    return with_shardings(rows, split), model.name, total + others, total - sum(frozen.values()), others

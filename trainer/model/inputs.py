@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from trainer.callbacks import CallbackList
+from trainer.callbacks import Callback, CallbackList, RunRecord
 from trainer.core import arguments, errors
 from trainer.core.types import Data, Phase
 from trainer.data import Batch, HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
@@ -197,8 +198,19 @@ def callback_list(model: Any, callbacks: Any, verbose: Any, history: bool = Fals
     verbose = arguments.check_verbose(verbose)
     if isinstance(callbacks, CallbackList):
         callbacks = callbacks.callbacks
-    return CallbackList(
-        callbacks, add_history=history, add_progbar=verbose != 0, model=model, verbose=verbose, **params)
+    made = CallbackList(callbacks, add_history=history, add_progbar=verbose != 0)
+    if history:
+        made.callbacks += _records(made.callbacks)
+    made.set_model(model)
+    made.set_params({"verbose": verbose, **params})
+    return made
+
+
+def _records(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Returns what keeps `run.json` in the folders of a `fit`'s callbacks."""
+    recorded = {callback.folder for callback in callbacks if isinstance(callback, RunRecord)}
+    folders = {os.path.abspath(callback.run_folder) for callback in callbacks if callback.run_folder}
+    return [RunRecord(folder) for folder in sorted(folders - recorded)]
 
 
 def rows_of(x: Any) -> int:

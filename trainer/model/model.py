@@ -7,6 +7,7 @@ Owns the public surface alone: compiling and running here, steps in `overridable
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
@@ -17,6 +18,7 @@ from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
+from trainer.loop.run_description import describe_run
 from trainer.loop.run_limits import RunLimits
 from trainer.losses.regularizers import Penalty
 from trainer.model import inputs
@@ -249,6 +251,7 @@ class Model(StatefulModel):
           ValueError: for data and arguments that cannot be used, before the train step compiles.
           TypeError: for arguments of a wrong type.
         """
+        given = {name: value for name, value in locals().items() if name != "self"}
         self._configuration.require_compiled("fit")
         arguments.check_count("epochs", epochs, 0)
         arguments.check_validation_freq(validation_freq)
@@ -263,8 +266,10 @@ class Model(StatefulModel):
             called = inputs.callback_list(
                 self, callbacks, verbose, history=True, epochs=epochs, steps=reader.num_batches)
             history = next(callback for callback in called.callbacks if isinstance(callback, History))
+            describe = functools.partial(describe_run, self, Model.compile, Model.fit, given, reader, validation)
             try:
-                loop.fit(model, reader, called, epochs, initial_epoch, validation, validation_freq, timing, limits)
+                with self._run_context.described(describe):
+                    loop.fit(model, reader, called, epochs, initial_epoch, validation, validation_freq, timing, limits)
             finally:
                 called.release()
                 self._state_holder.end_fit()

@@ -102,8 +102,8 @@ def plan(
     return planned
 
 
-def state_and_peak(model: StatefulModel, strategy: Strategy, batch: Any) -> tuple[TrainState, int]:
-    """Returns the shapes of a model's state, and the bytes of one device at the peak of a train step.
+def state_and_step(model: StatefulModel, strategy: Strategy, batch: Any) -> tuple[TrainState, explain.StepSize]:
+    """Returns the shapes of a model's state, and what a train step takes of one device.
 
     Args:
       model: a compiled model, made under any strategy. It stays as it is.
@@ -113,7 +113,8 @@ def state_and_peak(model: StatefulModel, strategy: Strategy, batch: Any) -> tupl
     model._configuration.require_compiled("explain")
     _check_is_synchronous(strategy)
     train = planned_phase(model, strategy, "train", inputs.sample_batch(_host_arrays(batch), None))
-    return train.state, peak_bytes(train.compiled)
+    temporary = int(train.compiled.memory_analysis().temp_size_in_bytes)
+    return train.state, explain.StepSize(peak_bytes(train.compiled), temporary, train.phase.step_flops)
 
 
 def strategy_over(strategy: Strategy, topology: Any) -> Strategy:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,11 +16,10 @@ import jax
 import numpy as np
 
 from trainer.compile.entry_points import with_entry_points
-from trainer.core import arguments, errors, replica_context
+from trainer.core import arguments, errors
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.rng import default_seed
 from trainer.core.train_state import TrainState
-from trainer.core.tree_paths import named_leaves
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
@@ -34,7 +34,7 @@ from trainer.model.types import ModuleLike
 from trainer.model.views.configured_model import ConfiguredModel
 from trainer.model.views.layers import ModelLayer, find
 from trainer.model.views.variables import ModelVariable
-from trainer.modules import CallKwargs, as_functional, render_summary, without_frozen
+from trainer.modules import CallKwargs, as_functional, print_summary, render_summary
 from trainer.saving import formats
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
@@ -55,17 +55,6 @@ def _some_rows(sample: ArrayTree) -> Batch:
                          f"Received: {errors.describe(sample)}. {error}") from error
 
 
-def trained_names(model: StatefulModel) -> set[str]:
-    """Returns the names of the parameters that are trained.
-
-    Raises:
-      RuntimeError: if the model is not built.
-    """
-    state = model._state_holder.current
-    trained = state.params if state.optimizer is None else state.trainable(state.params)
-    return set(named_leaves(trained)) if model._configuration.trainable else set()
-
-
 @with_entry_points
 class StatefulModel(ConfiguredModel, OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
@@ -83,6 +72,14 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         self._state_holder = StateHolder(
             self._functional, self.strategy, seed, self._configuration, self._run_context)
         self.current_run = CurrentRun(self._state_holder, self._configuration, self.strategy, self._run_context)
+
+    def __repr__(self) -> str:
+        size = "not built"
+        if self.built:
+            state = self._state_holder.state_or_shapes
+            size = f"{sum(leaf.size for leaf in jax.tree.leaves((state.params, state.model_state))):,} weights"
+        compiled = "compiled" if self._configuration.is_compiled else "not compiled"
+        return f"{type(self).__name__}({self.name!r}, {size}, {compiled}, {self.strategy!r})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.built:
@@ -188,24 +185,24 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
 
         return planned_step
 
-    def summary(self, print_fn: Callable[[str], Any] = print) -> None:
-        """Prints a table of the layers, their output shapes and weights.
+    def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
+        """Prints a table of the layers, their output shapes, weights, bytes and floating-point operations.
+
+        The operations are those of a forward pass, for a row of inputs. Where a strategy splits parameters, a column
+        has how. Nothing is computed.
 
         Args:
-          print_fn: called with each line.
+          print_fn: called with each line of plain text; by default the table is printed, to a terminal in colors.
 
         Raises:
           RuntimeError: if the model is not built.
         """
-        state, holder = self._state_holder.current, self._state_holder
-        trained = trained_names(self)
-        frozen = {name: leaf.size for name, leaf in named_leaves(state.params).items() if name not in trained}
-        params, others = (
-            sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
-        with replica_context.enter(replica_context.context_outside(holder.inputs)):
-            rows = without_frozen(self._functional.summary_rows(holder.inputs), frozen)
-        for line in render_summary(rows, self.name, params + others, params - sum(frozen.values()), others):
-            print_fn(line)
+        table = forward.table_of_layers(self)
+        if print_fn is None and sys.stdout.isatty():
+            print_summary(*table)
+            return
+        for line in render_summary(*table):
+            (print_fn or print)(line)
 
     def count_params(self) -> int:
         """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""

@@ -147,8 +147,14 @@ class LinenFunctional(FunctionalModule):
             args, kwargs = observer.begin(path, type(context.module).__name__, (args, kwargs))
             return observer.end(path, next_call(*args, **kwargs))
 
+        def outputs_of(params: dict, state: dict, batch: PyTree) -> Any:
+            key = jax.random.key(0)
+            return self.apply(params, state, batch, training=False, make_key=lambda name: key_for(key, name))[0]
+
+        params, collections, _ = jax.eval_shape(lambda batch: self._create(jax.random.key(0), batch), inputs)
+        state = {name: values for name, values in collections.items() if name not in self._sown}
         with nn.intercept_methods(record):
-            params, collections, _ = observer.trace(lambda batch: self._create(jax.random.key(0), batch), inputs)
+            observer.trace(outputs_of, params, state, inputs)
         return params, list(collections.values())
 
     @on_mesh_of_strategy()

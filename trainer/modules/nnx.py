@@ -311,12 +311,12 @@ class NNXFunctional(FunctionalModule):
             args, kwargs = observer.begin(layer.to_nnx__path, type(layer).__name__, (args, kwargs))
             return observer.end(layer.to_nnx__path, call(layer, *args, **kwargs))
 
-        def record(params: dict, model_state: dict, batch: Any) -> None:
+        def record(params: dict, model_state: dict, batch: Any) -> Any:
             module = self._merge(params, model_state, lambda _: jax.random.key(0), _Variant(training=False))
             _hook_calls(module, record_call)
             args, kwargs = self._arguments(module, batch, False, lambda _: jax.random.key(0))
             with _may_sow():
-                module(*args, **kwargs)
+                return module(*args, **kwargs)
 
         params, model_state = self._values(self._template)
         observer.trace(record, params, model_state, inputs)

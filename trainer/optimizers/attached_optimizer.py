@@ -41,6 +41,9 @@ class AttachedOptimizer:
                                  "another optimizer.")
         super().__setattr__(name, value)
 
+    def __repr__(self) -> str:
+        return repr(self._optimizer)
+
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer itself."""

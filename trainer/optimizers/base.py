@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from trainer.core import configs
@@ -104,6 +105,10 @@ class Optimizer(ComparesByConfiguration):
         self.schedule = learning_rate if callable(learning_rate) else None
         self._initial = 1.0 if callable(learning_rate) else as_rate(learning_rate, "a number or a schedule")
 
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in _changed_arguments(type(self), *self._given).items())
+        return f"{type(self).__name__}({given})"
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make an equal optimizer, as plain data.
 
@@ -139,6 +144,7 @@ class Optimizer(ComparesByConfiguration):
         return cls(**config)
 
     def _attributes(self) -> dict[str, Any]:
+        # How it was written does not matter: `SGD(0.1)` is `SGD(learning_rate=0.1)`.
         return {name: key for name, key in super()._attributes().items() if name != "_given"}
 
     @property
@@ -213,6 +219,12 @@ class Optimizer(ComparesByConfiguration):
         return state._replace(learning_rate=jnp.full_like(state.learning_rate, stored))
 
     @property
+    def initial_learning_rate(self) -> float | None:
+        """The rate that the optimizer was made with; None where a schedule gives it, or it is unknown."""
+        rate = _changed_arguments(type(self), *self._given).get("learning_rate")
+        return float(rate) if isinstance(rate, (int, float, np.number, np.ndarray, jax.Array)) else None
+
+    @property
     def learning_rate(self) -> LearningRate:
         """The rate of the first update, for as long as the optimizer has no state.
 
@@ -242,3 +254,17 @@ class Optimizer(ComparesByConfiguration):
                 "updates, and setting one multiplies it by a factor. Give the optimizer a rate or a schedule above 0."
             )
         return rate / scheduled
+
+
+def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by name, but for those that are the defaults."""
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    try:
+        bound = signature.bind(None, *arguments, **options)
+    except TypeError:  # which `__init__` is about to raise, or a copy is being made
+        return {}
+    bound.apply_defaults()
+    further = bound.arguments.pop("further", {})
+    names = list(bound.arguments)[1:]
+    return {name: bound.arguments[name] for name in names
+            if name == "learning_rate" or bound.arguments[name] is not signature.parameters[name].default} | further

@@ -47,6 +47,9 @@ class _OptaxOptimizer(Optimizer):
     def kind(self) -> str:
         return self._kind
 
+    def __repr__(self) -> str:
+        return f"optax({self._kind})"
+
     def schedule_count(self, state: OptimizerState) -> jax.Array:
         # A transformation that skips or collects updates counts those that it makes.
         counts = [node.count for node in jax.tree.leaves(state.inner, is_leaf=_counts) if _counts(node)]

@@ -164,8 +164,8 @@ def find_learning_rate(
         raise ValueError(f"The loss is not finite at the learning rate {rates[len(losses) - 1]:g}. Search from a lower "
                          "`min_rate`, and check the data for numbers that are not finite.")
     if len(losses) < _MIN_STEPS:
-        raise ValueError(f"The search ended after {len(losses)} steps, and needs at least {_MIN_STEPS}. Pass data with more "
-                         "batches, or a greater `stop_factor`.")
+        raise ValueError(f"The search ended after {len(losses)} steps, and needs at least {_MIN_STEPS}. Pass data with "
+                         "more batches, or a greater `stop_factor`.")
     return LearningRateSearch(rates[:len(losses)], losses, np.array(test.smoothed), test.diverged)
 
 
@@ -323,8 +323,8 @@ def find_batch_size(
 
 
 def _compiled(model: Model, rows: tuple[Any, ...], size: int, budget: int) -> BatchSizeTrial:
-    _, peak = planned_step.state_and_peak(model, model.strategy, _repeated(rows, size))
-    return BatchSizeTrial(size, peak <= budget, peak)
+    _, step = planned_step.state_and_step(model, model.strategy, _repeated(rows, size))
+    return BatchSizeTrial(size, step.peak_bytes <= budget, step.peak_bytes)
 
 
 def _run(model: Model, rows: tuple[Any, ...], size: int) -> BatchSizeTrial:

@@ -16,8 +16,8 @@ from trainer.callbacks.progress.notebook_line import is_in_notebook
 from trainer.core import arguments, replica_context
 from trainer.core.errors import wrong_type
 from trainer.core.tree_paths import named_leaves
+from trainer.model.forward import trained_names
 from trainer.model.model import Model
-from trainer.model.stateful_model import trained_names
 from trainer.utils.layer_graph import Layer, LayerGraph, layer_graph
 
 _FORMATS = ("png", "svg", "pdf", "jpg", "jpeg", "dot")

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+REPLICATED = "replicated"  # of an array that is whole on each device
 DEFAULT_MEMORY = "device"  # the memory that an accelerator computes from, whatever a platform calls it
 
+_FLOP_UNITS = ((1.0, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"), (1e15, "P"))
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -37,6 +39,20 @@ class ParameterRow(NamedTuple):
     device_bytes: int
 
 
+class StepSize(NamedTuple):
+    """What a train step takes of one device.
+
+    Attributes:
+      peak_bytes: of its memory, at the peak of an execution.
+      temporary_bytes: of these, what lives during a step alone: gradients, activations and temporary buffers.
+      flops: floating-point operations of one step; None if XLA does not know.
+    """
+
+    peak_bytes: int
+    temporary_bytes: int
+    flops: float | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class StateReport:
     """What one device holds of a training state, in bytes; its text is a table.
@@ -53,6 +69,8 @@ class StateReport:
       unsharded_bytes: what one device would hold if it had all of these whole.
       peak_bytes: what a device's memory holds at the peak of an execution of a train step, with its batches,
         activations and temporary buffers; None if no batch was given.
+      temporary_bytes: what gradients, activations and temporary buffers take of it; likewise.
+      step_flops: floating-point operations of a step on one device; likewise, and None where XLA does not know.
     """
 
     title: str
@@ -63,6 +81,8 @@ class StateReport:
     model_state: Mapping[str, int]
     unsharded_bytes: int
     peak_bytes: int | None = None
+    temporary_bytes: int | None = None
+    step_flops: float | None = None
 
     @property
     def parameter_bytes(self) -> int:
@@ -111,12 +131,29 @@ class StateReport:
                  for name, by_memory in parts.items() for memory, size in (by_memory or {DEFAULT_MEMORY: 0}).items()]
         summary = columns([("Per device", "", ""), *sizes,
                             ("One device, unsharded", readable_bytes(self.unsharded_bytes), ""),
-                            *([] if self.peak_bytes is None else [
-                                ("Peak of a step", readable_bytes(self.peak_bytes), "")])], right_aligned=(1,))
+                            *self._step_rows()], right_aligned=(1,))
         rule = "-" * max(map(len, table + summary))
         return "\n".join([self.title, table[0], rule, *table[1:], rule, *summary,
                           "Batches, activations and temporary buffers are not counted" + (
                               "." if self.peak_bytes is None else ", but in the peak.")])
+
+    def _step_rows(self) -> list[tuple[str, str, str]]:
+        if self.peak_bytes is None or self.temporary_bytes is None:
+            return []
+        rows = [("Gradients, activations, temporary", readable_bytes(self.temporary_bytes), ""),
+                ("Peak of a step", readable_bytes(self.peak_bytes), "")]
+        return rows if self.step_flops is None else [
+            *rows, ("Operations of a step", readable_flops(self.step_flops), "")]
+
+
+def readable_flops(flops: float) -> str:
+    """Returns a number of floating-point operations in the unit that suits it.
+
+    >>> readable_flops(512), readable_flops(3.21e9)
+    ('512 FLOP', '3.21 GFLOP')
+    """
+    unit = next((unit for unit in _FLOP_UNITS if flops < 1000 * unit[0]), _FLOP_UNITS[-1])
+    return f"{flops / unit[0]:.3g} {unit[1]}FLOP"
 
 
 def report(
@@ -128,7 +165,7 @@ def report(
     model_state: Mapping[str, Any],
     model_state_shardings: Mapping[str, Sharding],
     gradients_shardings: Mapping[str, Sharding],
-    peak_bytes: int | None = None,
+    step: StepSize | None = None,
 ) -> StateReport:
     """Returns what one device would hold.
 
@@ -141,7 +178,7 @@ def report(
       model_state: leaves of the model's state by path.
       model_state_shardings: where each is placed.
       gradients_shardings: where gradients are placed, by the paths of the parameters that have one.
-      peak_bytes: of the peak of a step, if it is known.
+      step: what a step takes, if it is known.
 
     Raises:
       ValueError: if a leaf has no sharding, or a sharding no leaf.
@@ -179,11 +216,11 @@ def report(
             has, lacks = ("a shape", "sharding") if path in leaves else ("a sharding", "shape")
             raise ValueError(f"In `{name}`, {path!r} has {has} but no {lacks}. Give both for the same paths.")
     sizes = {name: _bytes_by_memory(leaves, shardings) for name, leaves, shardings in parts}
-    rows = tuple(ParameterRow(path, tuple(leaf.shape), str(leaf.dtype), _spec_text(params_shardings[path], leaf.shape),
+    rows = tuple(ParameterRow(path, tuple(leaf.shape), str(leaf.dtype), spec_text(params_shardings[path], leaf.shape),
                               _device_bytes(leaf, params_shardings[path])) for path, leaf in params.items())
     unsharded = sum(_bytes(leaf.shape, leaf.dtype) for _, leaves, _ in parts for leaf in leaves.values())
     return StateReport(title, rows, sizes["params"], sizes["gradients"], sizes["opt_state"], sizes["model_state"],
-                       unsharded, peak_bytes)
+                       unsharded, *(step or (None, None, None)))
 
 
 def readable_bytes(size: int) -> str:
@@ -225,10 +262,11 @@ def _memory_of(sharding: Sharding) -> str:
     return DEFAULT_MEMORY if kind == device.default_memory().kind else kind
 
 
-def _spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
+def spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
+    """Returns how an array of a shape is split: the mesh axes of its dimensions, or `REPLICATED`."""
     if isinstance(sharding, NamedSharding):
-        return "replicated" if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
-    return "replicated" if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"
+        return REPLICATED if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
+    return REPLICATED if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"
 
 
 def columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:

@@ -258,7 +258,8 @@ class Strategy(CustomLoops):
           model: a `trainer.Model`, compiled, so that its optimizer's state is known.
           sample: some rows of inputs `x`, which a model that is not built needs.
           batch: one batch as `fit` would be given it, over all replicas, or `jax.ShapeDtypeStruct`s in its place. Its
-            train step is compiled then, and the report has the peak of its memory, activations included.
+            train step is compiled then, and the report has the peak of its memory, what of that gradients, activations
+            and temporary buffers take, and the floating-point operations.
 
         Raises:
           ValueError: if the model is not built and there is neither, or if the strategy cannot place its state.
@@ -266,16 +267,16 @@ class Strategy(CustomLoops):
         from trainer.distribute.strategies.explain import report
 
         if batch is None:
-            state, peak = model.state_shapes(sample), None
+            state, step = model.state_shapes(sample), None
         else:
-            state, peak = model._planner.state_and_peak(model, self, batch)
+            state, step = model._planner.state_and_step(model, self, batch)
         shardings = self.state_shardings(state)
         found = report(
             f"{model.name} under {self!r}",
             named_leaves(state.params), named_leaves(shardings.params),
             named_leaves(state.opt_state), named_leaves(shardings.opt_state),
             named_leaves(state.model_state), named_leaves(shardings.model_state),
-            named_leaves(self.gradient_shardings(state)), peak)
+            named_leaves(self.gradient_shardings(state)), step)
         print(found)
         return found
 

@@ -43,6 +43,7 @@ class CheckpointSaver(BackupAndRestore):
     """
 
     state_attributes = ("_first_step",)
+    run_folder = None  # an estimator trains many times in its folder
 
     def __init__(self, model_dir: str, save_freq: int | datetime.timedelta | None, keep: int | None,
                  listeners: Sequence[CheckpointSaverListener], has_ended: bool):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import logging
 import os
 import shutil
-import sys
 import threading
-import traceback
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,6 +27,8 @@ from trainer.core import errors, file_locks
 from trainer.saving.arrays import safetensors_file
 from trainer.saving.checkpoint import disk, layout, parts, plain, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
+
+LOGGER = logging.getLogger(__name__)
 
 _HOST_MEMORY = ("pinned_host", "unpinned_host")
 _in_background: list[threading.Thread] = []  # the last save of this process, by whichever writer
@@ -115,6 +117,8 @@ class CheckpointWriter:
                 raise _save_error(os.fspath(path), error) from error
             raise
 
+        begin = time.monotonic()
+
         def finish() -> None:
             try:
                 files = _write_together(os.path.join(temporary, layout.STATE), copies, group)
@@ -122,6 +126,7 @@ class CheckpointWriter:
                     _write_document(temporary, text, document_arrays)
                     write_manifest(temporary, {f"{layout.STATE}/{name}": file for name, file in files.items()})
                     disk.put_in_place(temporary, place)
+                    LOGGER.info("Saved %r in %.1f s.", os.fspath(path), time.monotonic() - begin)
                 lock.close()
             except Exception as error:
                 self._error = _save_error(os.fspath(path), error)
@@ -130,8 +135,7 @@ class CheckpointWriter:
                     shutil.rmtree(temporary, ignore_errors=True)
                 lock.close()
                 if not threading.main_thread().is_alive():  # so that nothing will wait
-                    print("The process ends without `close` of its CheckpointWriter:", file=sys.stderr)
-                    traceback.print_exception(self._error)
+                    LOGGER.error("The process ends without `close` of its CheckpointWriter", exc_info=self._error)
                 return
             if on_saved is not None and jax.process_index() == 0:
                 try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import select
@@ -22,6 +23,8 @@ from typing import Any
 
 from trainer.cluster import ClusterError, ClusterTimeout, split_address
 from trainer.distribute.parameter_server.processes.failures import EXIT_CODE
+
+LOGGER = logging.getLogger(__name__)
 
 ROLES = ("worker", "ps")
 _MODULE = f"{__package__}.ray_node"
@@ -170,8 +173,7 @@ def serve(chief: str, name: str) -> int:
         try:
             told = lines.next(while_true=lambda: node.poll() is None)
             if told is None and node.poll() is not None:
-                print(f"{name} ends: Ray has ended on this machine, or could not be started. See above.",
-                      file=sys.stderr, flush=True)
+                LOGGER.error("%s ends: Ray has ended on this machine, or could not be started. See above.", name)
         finally:
             _end_node(node)
     return EXIT_CODE if told is None else int(told["exit"])

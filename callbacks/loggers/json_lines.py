@@ -1,0 +1,94 @@
+"""All that is logged, in a file with a JSON object on each line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.core import arguments
+
+
+class JSONLines:
+    """Writes a JSON object on a line of its own for each call: parameters, metrics and artifacts.
+
+    Metrics are `{"step": 3, "loss": 0.5}`; parameters `{"params": {...}}`, the first line; an artifact
+    `{"artifact": name, "path": path}`, which stays where it is. NaN and infinity, for which JSON has no numbers, are
+    null. Each line is on disk at once.
+
+    A new run replaces the file. A run that resumes keeps what was there when it was saved, and no more.
+
+    Args:
+      path: the file, such as "runs/first/log.jsonl"; its folder is made if it does not exist.
+
+    Raises:
+      OSError: from the methods, if the file cannot be written.
+
+    Example:
+
+    >>> import pathlib
+    >>> log = JSONLines("run/log.jsonl")
+    >>> log.log_params({"optimizer": "adam"})
+    >>> log.log_metrics({"loss": 0.5}, step=0)
+    >>> log.finish()
+    >>> print(pathlib.Path("run/log.jsonl").read_text())
+    {"params": {"optimizer": "adam"}}
+    {"step": 0, "loss": 0.5}
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = arguments.as_path("path", path)
+        self._end = 0  # bytes that are kept when the file is opened
+        self._is_begun = False
+
+    @property
+    def folder(self) -> str:
+        """The folder of the file."""
+        return os.path.dirname(self.path) or os.curdir
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Writes a line."""
+        self._write({"step": step, **metrics})
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Writes a line, unless a run that resumes has it already."""
+        if not self._end:
+            self._write({"params": dict(params)})
+
+    def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        """Writes where the artifact lies."""
+        path = os.fspath(path)
+        self._write({"artifact": name or os.path.basename(path), "path": os.path.abspath(path)})
+
+    def finish(self, failed: bool = False) -> None:
+        """Lets the next run begin another file."""
+        self._end, self._is_begun = 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how long the file is, in bytes."""
+        return {"end": self._end}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on after so many bytes; the rest go with the next line."""
+        self._end, self._is_begun = state["end"], False
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        if not self._is_begun:
+            os.makedirs(self.folder, exist_ok=True)
+            with open(self.path, "ab") as file:
+                file.truncate(min(self._end, file.tell()))
+            self._is_begun = True
+        line = json.dumps({name: _without_nan(item) for name, item in value.items()}, default=str) + "\n"
+        with open(self.path, "ab") as file:
+            file.write(line.encode())
+            self._end = file.tell()
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,170 @@
+"""Keeping `run.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.callbacks.base.callback import Callback, Logs, adds_logs
+from trainer.callbacks.base.run_protocol import run_of
+from trainer.callbacks.record.environment import environment, peak_memory
+from trainer.core import arguments
+from trainer.core.types import Phase
+
+FILE_NAME = "run.json"
+FORMAT = 1
+MIN_SECS_BETWEEN_WRITES = 5.0
+
+LOGGER = logging.getLogger(__name__)
+
+
+class RunRecord(Callback):
+    """Keeps a file `run.json` in a folder: what the run was started with, where it ran, and how it went.
+
+    These are the versions of the trainer, JAX and the packages around it, the command and the commit of the script's
+    folder, the devices and the strategy, the seed, what `compile` and `fit` were given, a fingerprint of the data,
+    where the time went, and the history. The file is there after the first step, and written again after epochs, though
+    not more than every five seconds, and at the end. `trainer.report(folder)` makes a page of it.
+
+    `fit` keeps such a file by itself in the folder of `BackupAndRestore`, of `TensorBoard` and of `LogTo` (see
+    `Callback.run_folder`). What goes wrong here is logged, and ends no training. Of several processes the first one
+    writes.
+
+    Args:
+      folder: the folder, which is made if it does not exist.
+
+    Example:
+
+    >>> import json, pathlib
+    >>> import numpy as np, trainer
+    >>> from flax import linen as nn
+    >>> model = trainer.Model(nn.Dense(1))
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[RunRecord("run")])
+    >>> record = json.loads(pathlib.Path("run/run.json").read_text())
+    >>> record["status"], record["compile"]["loss"], len(record["history"]["loss"])
+    ('finished', 'mse', 1)
+    """
+
+    runs_on = "chief"
+    stops_consistently = True
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = os.path.abspath(arguments.as_path("folder", folder, "the path of a folder"))
+        self._record: dict[str, Any] | None = None
+        self._is_written = False
+        self._written_at = 0.0
+
+    @property
+    def path(self) -> str:
+        """The path of the file."""
+        return os.path.join(self.folder, FILE_NAME)
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        self._record, self._is_written = None, False
+        with _unharmed("describe the run"):
+            describe = getattr(run_of(self.model), "description", None)
+            self._record = {"format": FORMAT, "status": "running", "begin": _now(), "end": None,
+                            "model": {"name": self.model.name}, **(describe() if describe else {})}
+
+    def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
+        if self._record is not None and not self._is_written and phase == "train":
+            # Not before: a run that resumes may yet be refused, and its folder is then that of another run.
+            with _unharmed("write"):
+                is_resumed = bool(getattr(self.model.history, "epoch", ()))
+                self._record |= {**environment(), "earlier": _earlier(self.path) if is_resumed else []}
+                os.makedirs(self.folder, exist_ok=True)
+                self._write(self._record)
+            self._is_written = True
+
+    @adds_logs()
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        if time.monotonic() - self._written_at >= MIN_SECS_BETWEEN_WRITES:
+            self._update("running")
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._update("finished")
+        self._record = None
+
+    def release(self) -> None:
+        error = sys.exc_info()[1]
+        if self._record is not None and error is not None:
+            self._record["error"] = f"{type(error).__name__}: {error}"
+        self._update("failed" if isinstance(error, Exception) else "interrupted")
+        self._record = None
+
+    def _update(self, status: str) -> None:
+        # `BackupAndRestore` may have deleted the folder.
+        if self._record is None or not self._is_written or not os.path.isdir(self.folder):
+            return
+        with _unharmed("write"):
+            run, history = run_of(self.model), getattr(self.model, "history", None)
+            self._write(self._record | {
+                "status": status, "end": _now(), "timing": dict(run.timing.report()) if run is not None else {},
+                "epochs": list(getattr(history, "epoch", ())), "history": dict(getattr(history, "history", {})),
+                "epochs_of": _epochs_of(history),
+                "peak_memory": peak_memory(), "train_step_flops": _call(run, "train_step_flops")})
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        text = json.dumps(_as_json(record), indent=1)
+        with open(f"{self.path}.tmp", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{self.path}.tmp", self.path)
+        self._written_at = time.monotonic()
+
+
+@contextlib.contextmanager
+def _unharmed(what: str) -> Any:
+    try:
+        yield
+    except Exception as error:
+        LOGGER.warning("%s could not %s: %s: %s", FILE_NAME, what, type(error).__name__, error)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _epochs_of(history: Any) -> dict[str, list[int]]:
+    """Returns the epochs of the logs that not every epoch has."""
+    every = list(getattr(history, "epoch", ()))
+    found = {log: history.epochs_of(log) for log in getattr(history, "history", {})}
+    return {log: epochs for log, epochs in found.items() if epochs != every}
+
+
+def _call(run: Any, method: str) -> Any:
+    found = getattr(run, method, None)
+    return None if found is None else found()
+
+
+def _earlier(path: str) -> list[Any]:
+    """Returns what the file of a run that was interrupted says of its times, and of the times before it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        return [*record["earlier"], {name: record.get(name) for name in ("status", "begin", "end", "timing")}]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
+def _as_json(value: Any) -> Any:
+    """Returns what JSON can hold: arrays are numbers or lists, NaN and infinity null, and other objects texts."""
+    if hasattr(value, "dtype"):
+        value = np.asarray(value).tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)

@@ -1,0 +1,128 @@
+"""Runs of experiment trackers on this machine: loggers that need no server, and what their packages have kept."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import struct
+import time
+import zipfile
+
+from trainer.callbacks import loggers
+
+BLOCK_BYTES = 32768  # of wandb's files, which are logs as LevelDB writes them
+
+
+def mlflow_logger(folder):
+    return loggers.MLflow("digits", run_name="first", tracking_uri=f"sqlite:///{folder}/mlflow.db", tags={"a": "b"})
+
+
+def mlflow_runs(folder):
+    client = mlflow_logger(folder).client
+    experiment = client.get_experiment_by_name("digits").experiment_id
+    return [{"params": run.data.params, "status": run.info.status.lower(),
+             "metrics": {name: [(metric.step, metric.value) for metric in client.get_metric_history(
+                 run.info.run_id, name)] for name in run.data.metrics}}
+            for run in client.search_runs([experiment])]
+
+
+def aim_logger(folder):
+    return loggers.Aim("digits", repo=folder, capture_terminal_logs=False, system_tracking_interval=None)
+
+
+def aim_runs(folder):
+    import aim
+
+    found = []
+    for name in aim.Repo(str(folder)).list_all_runs():
+        # For reading alone, Aim would look into an index that its server makes.
+        run = aim.Run(name, repo=str(folder), capture_terminal_logs=False, system_tracking_interval=None)
+        points = {metric.name: [(step, value) for step, (value, _, _) in metric.data.items()]
+                  for metric in run.metrics()}
+        found.append({"params": run["hparams"], "metrics": points, "status": "finished"})
+        run.close()
+    return found
+
+
+def comet_logger(folder):
+    import comet_ml
+
+    config = comet_ml.ExperimentConfig(
+        offline_directory=str(folder / "comet"), log_code=False, log_git_metadata=False, log_env_details=False,
+        auto_output_logging=False, display_summary_level=0, log_graph=False, parse_args=False)
+    return loggers.Comet("digits", online=False, experiment_config=config)
+
+
+def comet_runs(folder):
+    found = []
+    for path in sorted((folder / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime):
+        with zipfile.ZipFile(path) as archive:
+            messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
+        run = {"params": {}, "metrics": {}, "status": None}
+        for message in messages:
+            payload = message["payload"]
+            if message["type"] == "metric_msg":
+                metric = payload["metric"]
+                run["metrics"].setdefault(metric["metricName"], []).append(
+                    (metric["step"], float(metric["metricValue"])))
+            elif message["type"] == "parameter_msg":
+                run["params"][payload["param"]["paramName"]] = payload["param"]["paramValue"]
+            elif message["type"] == "log_other" and payload["key"] == "status":
+                run["status"] = payload["value"]
+        found.append(run)
+    return found
+
+
+def wandb_logger(folder):
+    return loggers.WandB("digits", mode="offline", dir=str(folder))
+
+
+def wandb_runs(folder):
+    # Another process writes the file, and may still do so when the run has ended.
+    deadline = time.monotonic() + 30
+    while True:
+        found = _wandb_runs(folder)
+        if all(run["status"] for run in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def _wandb_runs(folder):
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime):
+        run = {"params": {}, "metrics": {}, "status": None}
+        for data in leveldb_records(path):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.HasField("history"):
+                row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                for name in row.keys() - {"_step", "_runtime", "_timestamp"}:
+                    run["metrics"].setdefault(name, []).append((row["_step"], row[name]))
+            elif record.HasField("config"):
+                run["params"] |= {item.key: json.loads(item.value_json) for item in record.config.update}
+            elif record.HasField("exit"):
+                run["status"] = "failed" if record.exit.exit_code else "finished"
+        found.append(run)
+    return found
+
+
+def leveldb_records(path: pathlib.Path):
+    """Yields the records of a log as LevelDB writes it, after wandb's seven bytes of header."""
+    content, position, record = path.read_bytes(), 7, b""
+    while position + 7 <= len(content):
+        left = BLOCK_BYTES - position % BLOCK_BYTES
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        record += content[position + 7:position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+# By the name of the package: the logger, and what the package has of its runs.
+TRACKERS = {"mlflow": (mlflow_logger, mlflow_runs), "wandb": (wandb_logger, wandb_runs),
+            "comet_ml": (comet_logger, comet_runs), "aim": (aim_logger, aim_runs)}

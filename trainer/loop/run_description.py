@@ -1,0 +1,90 @@
+"""What a run was started with, as plain data: for `run.json` and for loggers.
+
+Owns how arguments are told without their contents: arrays by their shapes, objects by their texts. Nothing here waits
+for the devices, on which the weights may still be being made.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from trainer.core.errors import describe
+from trainer.data import Reader
+from trainer.optimizers.named import NamedRules
+from trainer.optimizers.update_rule import UpdateRule
+
+if TYPE_CHECKING:
+    from trainer.model.stateful_model import StatefulModel
+
+_DATA = ("x", "y", "sample_weight", "validation_data")
+_UNSHOWN = ("callbacks", "verbose")
+
+
+def describe_run(
+    model: StatefulModel, compile_method: Callable[..., Any], fit_method: Callable[..., Any], given: Mapping[str, Any],
+    reader: Reader, validation: Mapping[str, Reader],
+) -> dict[str, Any]:
+    """Returns what `RunDetails.description` tells of a `fit` that begins.
+
+    Args:
+      model: what is trained.
+      compile_method: its `compile`, whose defaults are left out.
+      fit_method: `fit`, likewise.
+      given: the arguments of `fit` by name.
+      reader: the batches to train on, none of which has been taken yet.
+      validation: those to validate on, by the names of the sets; one that has no name is "".
+    """
+    holder, configuration = model._state_holder, model._configuration
+    leaves = jax.tree.leaves(holder.state_or_shapes.params) if holder.is_built else []
+    data = {"training": reader.fingerprint(), "validation": None, **{
+        f"validation {name!r}" if name else "validation": each.fingerprint() for name, each in validation.items()}}
+    fit = {**_not_default(given, fit_method), "epochs": given["epochs"]}
+    fit = {name: _text(value) for name, value in fit.items() if name not in (*_DATA, *_UNSHOWN)}
+    fit |= {name: _data_text(given[name]) for name in _DATA if given.get(name) is not None}
+    return {
+        "model": {"name": model.name, "class": type(model).__name__, "parameters": sum(leaf.size for leaf in leaves)},
+        "seed": holder.seed, "strategy": repr(model.strategy), "replicas": model.strategy.num_replicas_in_sync,
+        "compile": {**_optimizers(configuration.rules),
+                    **{name: _text(value) for name, value in _not_default(configuration.given, compile_method).items()
+                       if name != "optimizer"}},
+        "fit": fit, "data": data}
+
+
+def _optimizers(rules: UpdateRule | NamedRules | None) -> dict[str, Any]:
+    if rules is None:
+        return {}
+    if isinstance(rules, NamedRules):
+        return {"optimizer": {name: _text(rule.optimizer) for name, rule in rules.items()}}
+    rate = rules.optimizer.initial_learning_rate
+    return {"optimizer": _text(rules.optimizer), **({} if rate is None else {"learning_rate": rate})}
+
+
+def _not_default(given: Mapping[str, Any], method: Callable[..., Any]) -> dict[str, Any]:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
+    return {name: value for name, value in given.items() if not (
+        value is defaults[name] or (isinstance(value, (bool, int, float, str)) and value == defaults[name]))}
+
+
+def _data_text(value: Any) -> str:
+    text = describe(value)
+    return repr(value) if text == type(value).__name__ and type(value).__module__.startswith("trainer.") else text
+
+
+def _text(value: Any) -> Any:
+    """Returns a number, a text or None as it is, containers with texts of what they hold, and other objects' texts."""
+    if isinstance(value, Mapping):
+        return {str(name): _text(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_text(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return describe(value)
+    if inspect.isroutine(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    text = repr(value)
+    return type(value).__name__ if " object at 0x" in text or " at 0x" in text else text

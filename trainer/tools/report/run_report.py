@@ -1,0 +1,125 @@
+"""Making a report of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
+from trainer.core import arguments
+from trainer.core.errors import wrong_type
+from trainer.tools.report import predictions, sections
+from trainer.tools.report.html_page import as_html
+from trainer.tools.report.markdown import as_markdown, folder_of
+from trainer.tools.report.page import Page
+
+if TYPE_CHECKING:
+    from trainer.model.model import Model
+
+SUFFIXES = {"html": ".html", "markdown": ".md"}
+
+
+def report(
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    model: Model | None = None,
+    data: Any = None,
+    class_names: Sequence[str] | None = None,
+    format: Literal["html", "markdown"] = "html",
+) -> str:
+    """Writes a page about a run, and returns its path.
+
+    It has the curves of the metrics, where the time went, memory, what `compile` and `fit` were given, the data and
+    the environment. With a model, it has the table of its layers; with data, too, its confusion matrix, if the labels
+    are classes, or its residuals, if they are numbers.
+
+    Args:
+      folder: the folder of the run, with the `run.json` that `fit` keeps where there is a `TensorBoard`, `LogTo`,
+        `BackupAndRestore` or `RunRecord`. The run may still be going on.
+      path: the file to write; by default "report.html" or "report.md" in the folder.
+      model: the model, which is built; a model that was trained, or one that was loaded.
+      data: `(x, y)`, or batches of these, that the model shall predict; it is compiled, so that its loss is known.
+      class_names: names of the classes, for the confusion matrix.
+      format: "html" is one file with all that it shows; "markdown" has its figures in a folder beside it.
+
+    Raises:
+      FileNotFoundError: if the folder has no `run.json`.
+      ImportError: if matplotlib is not installed.
+      ValueError: if `run.json` is none of this package, for data without a model, and for an unknown format.
+
+    Example:
+
+    >>> import numpy as np, trainer
+    >>> from flax import linen as nn
+    >>> model = trainer.Model(nn.Dense(1))
+    >>> model.compile("sgd", "mse")
+    >>> x = np.ones((8, 2)); y = np.ones((8, 1))
+    >>> record = trainer.callbacks.RunRecord("run")
+    >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[record])
+    >>> report("run", model=model, data=(x, y))
+    'run/report.html'
+    """
+    folder = arguments.as_path("folder", folder, "the path of a folder")
+    arguments.check_word("format", format, SUFFIXES)
+    if data is not None and model is None:
+        raise ValueError("`data` is for a model to predict. Give it as `model`, too.")
+    if model is not None and not hasattr(model, "predict_on_batch"):
+        raise wrong_type("model", model, "a `trainer.Model`")
+    if class_names is not None and data is None:
+        raise ValueError("`class_names` is for the confusion matrix. Give `data`, too.")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("A report draws with matplotlib, which cannot be imported. Install it with "
+                          "`pip install 'trainer-jax[plot]'`.") from error
+    target = os.path.join(folder, f"report{SUFFIXES[format]}") if path is None else arguments.as_path("path", path)
+    record = _read(folder)
+    page = _page(record, model, data, class_names)
+    footer = f"From {FILE_NAME} in {os.path.abspath(folder)}."
+    if format == "html":
+        _write(target, as_html(page, footer).encode())
+        return target
+    text, files = as_markdown(page, footer, folder_of(target))
+    for name, content in files.items():
+        _write(os.path.join(os.path.dirname(target), folder_of(target), name), content)
+    _write(target, text.encode())
+    return target
+
+
+def _page(record: dict[str, Any], model: Model | None, data: Any, class_names: Sequence[str] | None) -> Page:
+    found = [sections.curves_section(record)]
+    if model is not None and data is not None:
+        found.append(predictions.section_of(model, data, class_names))
+    found.append(sections.time_section(record))
+    if model is not None:
+        found.append(sections.model_section(model))
+    found += [sections.memory_section(record, model), sections.settings_section(record), sections.data_section(record),
+              sections.environment_section(record)]
+    return Page(record.get("model", {}).get("name") or "Run", record.get("status", "unknown"), sections.facts(record),
+                [section for section in found if section.parts])
+
+
+def _read(folder: str) -> dict[str, Any]:
+    path = os.path.join(folder, FILE_NAME)
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{folder!r} has no {FILE_NAME}, of which a report is made. `fit` keeps one in the folder of "
+            "`RunRecord(folder)`, `TensorBoard`, `LogTo` or `BackupAndRestore(delete_checkpoint=False)`.") from None
+    except ValueError as error:
+        raise ValueError(f"{path!r} cannot be read: {error}.") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise ValueError(f"{path!r} is not what this version of the trainer writes.")
+    return record
+
+
+def _write(path: str, content: bytes) -> None:
+    if os.path.dirname(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
