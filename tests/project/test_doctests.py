@@ -4,6 +4,7 @@ import doctest
 import importlib
 
 import pytest
+import sklearn  # noqa: F401  it sets environment variables, and a module with examples imports it
 
 from tests.support import project_files
 

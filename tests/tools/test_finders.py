@@ -146,6 +146,15 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
     assert tools.LearningRateSearch(rates, losses, losses, False).suggestion == pytest.approx(1e-2)
 
 
+def test_the_noise_of_batches_is_not_taken_for_a_fall_of_the_loss():
+    rates = np.geomspace(1e-7, 10, 100)
+    fall = 1 - 1 / (1 + np.exp(-2 * (np.log(rates) - np.log(1e-2))))
+    for seed in range(10):
+        losses = 2 * fall + 0.15 * np.random.default_rng(seed).normal(size=100)
+        found = tools.LearningRateSearch(rates, losses, fall, False)
+        assert 1e-3 < found.suggestion < 1e-1
+
+
 def test_the_plot_has_both_curves_and_the_suggestion():
     import matplotlib
 

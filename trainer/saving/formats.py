@@ -52,12 +52,13 @@ def save(format_name: str, path: str, predict_step: Callable[[TrainState, Any], 
         export.save(path, predict_step, state, inputs, batch_size, platforms)
         return
     _check_target(format_name, path)
-    convert = {"stablehlo": _stablehlo, "saved_model": _saved_model, "onnx": onnx_format.save}[format_name]
+    converters: dict[str, Callable[..., None]] = {
+        "stablehlo": _stablehlo, "saved_model": _saved_model, "onnx": onnx_format.save}
     modules = _required(format_name)
     names = export.checked_platforms(platforms)
     prediction = prediction_of(predict_step, state, inputs, batch_size, format_name)
     describe_tree(inputs, "x"), describe_tree(prediction.outputs, "outputs")  # refuses other containers
-    convert(path, prediction, batch_size, names if platforms is not None else names[:1], *modules)
+    converters[format_name](path, prediction, batch_size, names if platforms is not None else names[:1], *modules)
 
 
 # --- StableHLO -------------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ def _portable(text: str) -> tuple[str, bytes, str]:
         for operation in assertions:
             operation.erase()
         module.operation.verify()
-        portable = module.operation.get_asm(enable_debug_info=False)
+        portable = str(module.operation.get_asm(enable_debug_info=False))
         version = stablehlo.get_version_from_compatibility_requirement(
             stablehlo.StablehloCompatibilityRequirement.WEEK_12)
         return portable, stablehlo.serialize_portable_artifact(module, version), version

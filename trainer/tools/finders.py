@@ -30,7 +30,7 @@ from trainer.model.inputs import rows_of
 from trainer.model.model import Model
 
 _PLOT = "pip install 'trainer-jax[plot]'"
-_WINDOWS = 40  # a window of averages has twice this part of the steps, and one
+_WINDOWS = 20  # a window of averages has twice this part of the steps, and one
 _MIN_STEPS = 3
 
 
@@ -296,9 +296,9 @@ def find_batch_size(
         return trials[-1].fits
 
     if not fits(start):
-        least = trials[-1].peak_bytes
-        needed = "" if least is None or budget is None else (
-            f" A step of it holds {readable_bytes(least)}, and {readable_bytes(budget)} may be used.")
+        peak = trials[-1].peak_bytes
+        needed = "" if peak is None or budget is None else (
+            f" A step of it holds {readable_bytes(peak)}, and {readable_bytes(budget)} may be used.")
         raise ValueError(f"Not even a batch of {start} rows fits.{needed} Pass a smaller `start`, or compile the model "
                          "with `microbatches`, `remat` or `precision`.")
     size = start

@@ -217,6 +217,8 @@ class TrainerClassifier(ClassifierMixin, _TrainerEstimator):
     Source: `keras.wrappers.SKLearnClassifier`.
     """
 
+    classes_: np.ndarray
+
     def __init__(
         self, module: Any = None, *, module_kwargs: Mapping[str, Any] | None = None, optimizer: Any = "adam",
         loss: Any = None, metrics: Any = None, epochs: int = 20, batch_size: int | None = 32, callbacks: Any = None,
