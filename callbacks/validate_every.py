@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -28,9 +28,9 @@ class ValidateEvery(TrainBatchCallback):
         between.
       minutes: validate once so many minutes have passed since `fit` began or the last validation ended, after the
         execution that is running then. Either this or `steps` is given.
-      validation_data: a tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated again, as
-        `evaluate` takes them; None for the `validation_data` of `fit`. A `Dataset` of arrays may stay on the devices
-        from one validation to the next; other data are sent there each time.
+      validation_data: a tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or batches that can be iterated again, or
+        a dict of such sets by name, as `evaluate` takes them; None for the `validation_data` of `fit`. A `Dataset`
+        of arrays may stay on the devices from one validation to the next; other data are sent there each time.
       verbose: 1 prints a line for each validation, 0 does not.
 
     Attributes:
@@ -78,9 +78,10 @@ class ValidateEvery(TrainBatchCallback):
         if isinstance(validation_data, (tuple, list)) and len(validation_data) not in (2, 3):
             raise ValueError("`validation_data` must be `(x, y)`, `(x, y, sample_weight)` or an iterable of batches. "
                              f"Received: a {type(validation_data).__name__} of {len(validation_data)}.")
-        if isinstance(validation_data, Iterator):
-            raise ValueError("`validation_data` must be data that can be iterated again for each validation. Received: "
-                             f"a {type(validation_data).__name__}, which yields its batches once.")
+        for data in validation_data.values() if isinstance(validation_data, Mapping) else [validation_data]:
+            if isinstance(data, Iterator):
+                raise ValueError("`validation_data` must be data that can be iterated again for each validation. "
+                                 f"Received: a {type(data).__name__}, which yields its batches once.")
         self.steps = None if steps is None else int(steps)
         self.minutes = None if minutes is None else float(minutes)
         self.validation_data = validation_data

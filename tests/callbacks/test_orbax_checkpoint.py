@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
 @pytest.mark.filterwarnings("ignore:Can save best model only:UserWarning")
 @pytest.mark.parametrize("case", CASES)
@@ -162,6 +163,7 @@ def test_without_the_monitor_nothing_is_saved_and_a_warning_says_so(tmp_path):
     assert names(tmp_path / "run") == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_freq", ["epoch", 2])
 def test_a_run_that_resumes_has_the_checkpoints_of_an_undisturbed_one(tmp_path, save_freq):
     class Fails(Callback):

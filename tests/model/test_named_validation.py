@@ -59,6 +59,21 @@ def test_the_logs_of_each_set_are_those_of_evaluate():
     np.testing.assert_allclose(model.get_metrics_result()["loss"], noisy["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_several_replicas_have_the_logs_of_one_device():
+    def run(strategy):
+        with strategy.scope():
+            model = compiled()
+        return model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, validation_data=sets(), validation_batch_size=4,
+                         verbose=0).history
+
+    expected = run(trainer.distribute.OneDeviceStrategy("cpu:0"))
+    history = run(trainer.distribute.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]))
+    assert list(history) == list(expected)
+    for name, values in history.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5)
+
+
 def test_the_training_is_that_without_a_validation():
     models = compiled(), compiled()
     losses = [model.fit(X, Y, epochs=3, verbose=0, validation_data=data).history["loss"]
@@ -115,6 +130,13 @@ def test_validating_in_the_middle_of_epochs_takes_the_sets_of_fit_or_its_own():
         np.testing.assert_allclose(shared.history[name][-1], history.history[name][0], rtol=1e-6)
 
 
+def test_sets_that_can_be_read_once_are_none_to_validate_on_again_and_again():
+    with pytest.raises(ValueError, match="Received: a tuple_iterator, which yields its batches once"):
+        ValidateEvery(2, validation_data={"clean": CLEAN, "noisy": iter((CLEAN,))})
+    with pytest.raises(ValueError, match="data that can be read again for each checkpoint"):
+        trainer.SidecarEvaluator(compiled(), {"clean": CLEAN, "noisy": iter((CLEAN,))}, "backup")
+
+
 def test_a_sidecar_evaluates_each_set(tmp_path):
     model = compiled()
     backup = BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
@@ -148,6 +170,7 @@ def generated():
             yield X[begin:begin + 4], Y[begin:begin + 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation", [3, 4])  # the first and the second set of the second epoch
 @pytest.mark.parametrize("kind", ["arrays", "generator"])
 def test_a_run_that_ends_in_the_validation_of_a_set_resumes_exactly(tmp_path, validation, kind):
@@ -171,6 +194,7 @@ def test_a_run_that_ends_in_the_validation_of_a_set_resumes_exactly(tmp_path, va
         np.testing.assert_array_equal(weight, same)
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_sets(tmp_path):
     def run(data, epochs=2):
         compiled().fit(X, Y, epochs=epochs, verbose=0, validation_data=data,

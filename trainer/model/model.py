@@ -439,7 +439,7 @@ class Model(StatefulModel):
         return self.predict(x, batch_size=inputs.rows_of(x), verbose=0)
 
     def validate(self) -> dict[str, float]:
-        """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running.
+        """Returns the logs, without "val_", over the `validation_data` of the `fit` that is running, of all its sets.
 
         Raises:
           ValueError: if there are none.
