@@ -18,8 +18,10 @@ with pytest.MonkeyPatch.context() as patch:
 pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")
 
 ROWS = (4, 2)  # of the updates: a mean of means would be noticed
-CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]))
-         for name, cases in METRICS.items() for case in cases]
+QUICK = 2  # cases of a metric
+CASES = [pytest.param(name, *case, id="-".join([name, *map(str, case[0].values()), case[1]]),
+                      marks=[pytest.mark.slow] if number >= QUICK else [])
+         for name, cases in METRICS.items() for number, case in enumerate(cases)]
 # Not here: what the names of tests/support/keras_differences.py are about.
 OURS_ALONE = {"AUCCurve", "AUCSummationMethod", "LossMetric", "Variable", "accuracy", "resolve", "cosine_similarity"}
 
