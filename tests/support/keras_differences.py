@@ -74,6 +74,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         lambda library: library.losses.MeanSquaredError(reduction=None)(
             _reals(4, 3), np.zeros((4, 3), "float32"), sample_weight=_reals(4, 1))),
     Difference(
+        "losses", "all, of a single row", "With a scalar weight, `mean_with_sample_weight` does not divide by it.",
+        "It divides, as for any other number of rows.", "The last batch of an epoch may be a single row.",
+        lambda library: library.losses.MeanSquaredError(reduction="mean_with_sample_weight")(
+            _reals(1, 3), np.zeros((1, 3), "float32"), sample_weight=0.5)),
+    Difference(
         "losses", "all", "Labels `(n, 1)` and predictions `(n, k)` are broadcast.", "ValueError.",
         "It is nearly always a mistake, which trains to something else in silence.",
         lambda library: library.losses.MeanSquaredError()(_reals(4, 1), _reals(4, 3))),
@@ -172,7 +177,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "They give 0.", "One such row would make the result of an epoch NaN.",
         lambda library: _metric(library.metrics.PearsonCorrelation(), np.ones((2, 3), "float32"), _reals(2, 3))),
     Difference(
-        "metrics", "`R2Score`", "Weights that are all 0 give NaN.", "They give 0.", "As all other metrics do.",
+        "metrics", "`R2Score`", "Weights that are all 0, or all but one, give NaN.", "They give 0.",
+        "As all other metrics do.",
         lambda library: _metric(library.metrics.R2Score(), _reals(4, 1), _reals(4, 1) ** 2,
                                 sample_weight=np.zeros(4, "float32"))),
     Difference(
