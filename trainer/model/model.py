@@ -467,7 +467,8 @@ class Sequential(Model):
     def __init__(self, layers: Sequence[Layer] | None = None, *, seed: int | None = None, name: str | None = None):
         if layers is not None and not isinstance(layers, (list, tuple)):
             raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
-        super().__init__(list(layers or []) or EmptyStack(), seed=seed, name=name or "sequential")
+        stack: Any = list(layers or []) or EmptyStack()
+        super().__init__(stack, seed=seed, name=name or "sequential")
         self.module: list[Layer] = list(layers or [])
 
     def add(self, layer: Layer) -> None:
