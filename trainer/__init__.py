@@ -8,6 +8,7 @@ if _typing.TYPE_CHECKING:
     from trainer import (
         callbacks,
         data,
+        datasets,
         distribute,
         estimator,
         losses,
@@ -29,7 +30,6 @@ if _typing.TYPE_CHECKING:
     from trainer.tools.report import report
     from trainer.tools.sklearn_wrappers import TrainerClassifier as TrainerClassifier
     from trainer.tools.sklearn_wrappers import TrainerRegressor as TrainerRegressor
-    from trainer.utils import datasets
 
     __version__: str
 
@@ -68,7 +68,6 @@ _HOMES = {
     "TrainState": "core.train_state",
     "TrainerClassifier": "tools.sklearn_wrappers",  # not in `__all__`: `import *` must work without scikit-learn
     "TrainerRegressor": "tools.sklearn_wrappers",
-    "datasets": "utils",
     "enable_compilation_cache": "compile.persistent_cache",
     "load": "model.load",
     "load_exported": "saving.export",

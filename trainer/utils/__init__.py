@@ -17,7 +17,6 @@ from trainer.data import (
     timeseries_dataset_from_array,
     unpack_x_y_sample_weight,
 )
-from trainer.utils import datasets
 from trainer.utils.arrays import normalize, pad_sequences, to_categorical
 from trainer.utils.dataset_split import split_dataset
 from trainer.utils.files.get_file import get_file
@@ -31,7 +30,6 @@ __all__ = [
     "Progbar",
     "PyDataset",
     "Sequence",
-    "datasets",
     "disable_interactive_logging",
     "enable_interactive_logging",
     "get_file",

@@ -7,8 +7,8 @@ import os
 import numpy as np
 
 from trainer.core import arguments
-from trainer.utils.datasets import word_sequences
-from trainer.utils.datasets.keras_files import Split, npz_arrays, path_of, shuffled
+from trainer.datasets import word_sequences
+from trainer.datasets.keras_files import Split, npz_arrays, path_of, shuffled
 
 _SHA256 = "69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f"
 _MD5_OF_WORDS = "bfafd718b763782e994055a2d397834f"

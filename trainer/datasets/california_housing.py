@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trainer.core.arguments import check_word
-from trainer.utils.datasets.keras_files import Split, npz_arrays, path_of, shuffled_split
+from trainer.datasets.keras_files import Split, npz_arrays, path_of, shuffled_split
 
 _SHA256 = "1a2e3a52e0398de6463aebe6f4a8da34fb21fbb6b934cf88c3425e766f2a1a6f"
 

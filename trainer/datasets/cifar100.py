@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trainer.core import arguments
-from trainer.utils.datasets.keras_files import Split, cifar_batches
+from trainer.datasets.keras_files import Split, cifar_batches
 from trainer.utils.files.get_file import get_file
 
 _ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"

@@ -3,7 +3,7 @@
 Owns where Keras's files are looked for, and how they are read: nothing in them is executed.
 """
 
-from trainer.utils.datasets import (
+from trainer.datasets import (
     boston_housing,
     breast_cancer,
     california_housing,

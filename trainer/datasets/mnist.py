@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trainer.utils.datasets.keras_files import Split, npz_arrays, path_of
+from trainer.datasets.keras_files import Split, npz_arrays, path_of
 
 _SHA256 = "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from trainer.core import arguments
-from trainer.utils.datasets import word_sequences
-from trainer.utils.datasets.keras_files import Split, npz_arrays, path_of, shuffled_split
+from trainer.datasets import word_sequences
+from trainer.datasets.keras_files import Split, npz_arrays, path_of, shuffled_split
 
 _SHA256 = "d6586e694ee56d7a4e65172e12b3e987c03096cb01eab99753921ef915959916"
 _MD5_OF_WORDS = "4d44cc38712099c9e383dc6e5f11a921"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trainer.utils.datasets.keras_files import Split, npz_arrays, path_of, shuffled_split
+from trainer.datasets.keras_files import Split, npz_arrays, path_of, shuffled_split
 
 _SHA256 = "f553886a1f8d56431e820c5b82552d9d95cfcb96d1e678153f8839538947dff5"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.utils.datasets.keras_files import Split, shuffled_split
-from trainer.utils.datasets.scikit_learn import bundled
+from trainer.datasets.keras_files import Split, shuffled_split
+from trainer.datasets.scikit_learn import bundled
 
 
 def load_data(test_split: float = 0.2, seed: int = 113) -> Split:

@@ -13,7 +13,7 @@ import pytest
 import sklearn.datasets
 
 import trainer
-from trainer.utils.datasets import keras_files, scikit_learn
+from trainer.datasets import keras_files, scikit_learn
 from trainer.utils.files import object_stream
 
 datasets = trainer.datasets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trainer.core import arguments
-from trainer.utils.datasets.keras_files import ORIGIN, Split, idx_array
+from trainer.datasets.keras_files import ORIGIN, Split, idx_array
 from trainer.utils.files.get_file import get_file
 
 _FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz",
