@@ -219,7 +219,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(scikit_learn.importlib, "import_module", without)
-    with pytest.raises(ImportError, match=r"pip install 'trainer-jax\[datasets\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'trainer-jax\[sklearn\]'"):
         scikit_learn.bundled("load_iris")
 
 
