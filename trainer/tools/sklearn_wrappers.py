@@ -292,8 +292,8 @@ class TrainerRegressor(RegressorMixin, _TrainerEstimator):
     """
 
     def predict(self, X: Any) -> np.ndarray:
-        """Returns the outputs for each row, float64 as scikit-learn's regressors, in the shape of the targets."""
-        outputs = self._predicted(X).astype(np.float64)
+        """Returns the outputs for each row, in the shape of the targets and the dtype that the model computes in."""
+        outputs = self._predicted(X)
         return outputs[:, 0] if self._is_flat else outputs
 
     def __sklearn_tags__(self) -> Any:
