@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from trainer.tools.command_line import commands, installed, machine, network
+from trainer.tools.command_line import commands, doctor, installed, machine, network
 
 X, Y = np.ones((20, 4), np.float32), np.ones((20, 3), np.float32)
 WHOLE = "All bytes have the checksums that were saved with them."
@@ -184,6 +184,18 @@ def test_a_wrong_tf_config_is_a_problem(capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "PROBLEM  description: TF_CONFIG has a cluster without 'chief' and 'worker'" in text
     assert text.endswith("1 problem.\n")
+
+
+def test_a_check_that_fails_is_a_problem_and_the_others_are_made(monkeypatch):
+    def fails():
+        raise ImportError("No module named 'jax'")
+
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setattr(machine, "memory", fails)
+    found = list(doctor.examine(1.0))
+    problems = [finding for finding in found if finding.status == "problem"]
+    assert problems == [("memory", "check", "problem", "cannot be made: ImportError: No module named 'jax'")]
+    assert found[-1].section == "optional packages"
 
 
 def described(monkeypatch, addresses, index=0):

@@ -292,7 +292,7 @@ class TrainerRegressor(RegressorMixin, _TrainerEstimator):
     """
 
     def predict(self, X: Any) -> np.ndarray:
-        """Returns the outputs for each row, in the shape of the targets."""
+        """Returns the outputs for each row, in the shape of the targets and the dtype that the model computes in."""
         outputs = self._predicted(X)
         return outputs[:, 0] if self._is_flat else outputs
 

@@ -1,7 +1,7 @@
 """`python -m trainer doctor`: whether this machine, or this process of a cluster, can train.
 
-Owns the order of the checks and the exit code. Each check catches what it expects to go wrong; it joins no cluster and
-changes nothing on the disk.
+Owns the order of the checks and the exit code. Each check catches what it expects to go wrong, and what else does is a
+finding too. They join no cluster and change nothing on the disk.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ def examine(timeout_secs: float) -> Iterator[Finding]:
     Args:
       timeout_secs: how long to wait for each other machine of a cluster.
     """
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        installed.versions, machine.devices, machine.memory, lambda: network.cluster(timeout_secs),
-        machine.compile_cache, installed.extras]
-    for check in checks:
-        yield from check()
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "versions": installed.versions, "devices": machine.devices, "memory": machine.memory,
+        "cluster": lambda: network.cluster(timeout_secs), "compile cache": machine.compile_cache,
+        "optional packages": installed.extras}
+    for section, check in checks.items():
+        try:
+            yield from check()
+        except Exception as error:  # without JAX, say, the other checks are all the more of use
+            yield Finding(section, "check", "problem", f"cannot be made: {type(error).__name__}: {error}")
