@@ -467,7 +467,8 @@ class Sequential(Model):
     def __init__(self, layers: Sequence[Layer] | None = None, *, seed: int | None = None, name: str | None = None):
         if layers is not None and not isinstance(layers, (list, tuple)):
             raise errors.wrong_type("layers", layers, "a list of Flax layers and functions")
-        super().__init__(_stacked(layers or []), seed=seed, name=name or "sequential")
+        stack: Any = list(layers or []) or EmptyStack()
+        super().__init__(stack, seed=seed, name=name or "sequential")
         self.module: list[Layer] = list(layers or [])
 
     def add(self, layer: Layer) -> None:
@@ -493,10 +494,6 @@ class Sequential(Model):
         return last
 
     def _take_over(self, layers: list[Layer]) -> None:
-        functional = as_functional(_stacked(layers))
+        functional = as_functional(layers or EmptyStack())
         self._state_holder.exchange_module(functional)
         self._functional, self.module = functional, layers
-
-
-def _stacked(layers: Sequence[Layer]) -> Any:
-    return list(layers) or EmptyStack()
