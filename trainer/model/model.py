@@ -106,8 +106,8 @@ class Model(StatefulModel):
             (or the mean over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or
             `train_step` is overridden.
           loss_weights: factors of the outputs' losses, a list or dict like `loss`.
-          metrics: names, metrics of `trainer.metrics`, or functions like `loss`: a list, or a dict by output name.
-            Those of clu, metrax and `nnx.metrics` are taken too, and are merged by their own rules.
+          metrics: names, metrics of `trainer.metrics`, clu, metrax or `nnx.metrics`, or functions like `loss`: a list,
+            or a dict by output name.
           weighted_metrics: the same, for metrics that use sample weights.
           run_eagerly: run steps uncompiled, as one replica, to debug with prints and breakpoints.
           steps_per_execution: how many steps go into one execution. "auto" decides by the cost of a step. Callbacks
