@@ -28,6 +28,8 @@ REGRESSION = make_regression(120, 5, n_targets=2, random_state=0)
 
 # Rows that weigh nothing still fill batches, and repeated rows fall into other batches than rows that weigh twice.
 EXPECTED_FAILURES = {"check_sample_weight_equivalence_on_dense_data": "rows are trained on in batches"}
+# Compared nearly bit for bit: on some machines XLA rounds a row's last bit otherwise at another place of a batch.
+MAY_FAIL = dict.fromkeys(["check_methods_sample_order_invariance", "check_methods_subset_invariance"], "the last bit")
 FAILURES_OF_REGRESSORS = {"check_regressor_multioutput": "predictions are float32, as the model computes them"}
 
 
@@ -49,10 +51,20 @@ def small(**options):
 @pytest.mark.parametrize(("make", "failures"), [
     (TrainerClassifier, EXPECTED_FAILURES), (TrainerRegressor, {**EXPECTED_FAILURES, **FAILURES_OF_REGRESSORS})])
 def test_the_checks_of_scikit_learn_pass(make, failures):
-    results = check_estimator(make(), expected_failed_checks=failures, on_skip=None, on_fail=None)
+    results = check_estimator(make(), expected_failed_checks=failures | MAY_FAIL, on_skip=None, on_fail=None)
     assert [result["check_name"] for result in results if result["status"] == "failed"] == []
-    assert {result["check_name"] for result in results if result["status"] == "xfail"} == set(failures)
+    expected = {result["check_name"] for result in results if result["status"] == "xfail"}
+    assert expected - set(MAY_FAIL) == set(failures)
     assert sum(result["status"] == "passed" for result in results) > 45
+
+
+@pytest.mark.parametrize("make", [small, lambda: TrainerRegressor(epochs=2)])
+def test_a_row_has_its_prediction_at_any_place_and_alone(make):
+    estimator = make().fit(X, Y)
+    method = getattr(estimator, "predict_proba", estimator.predict)
+    order = np.random.default_rng(0).permutation(len(X))
+    np.testing.assert_allclose(method(X[order]), method(X)[order], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(method(X[:1]), method(X)[:1], rtol=1e-5, atol=1e-6)
 
 
 def test_it_trains_as_fit_does_and_translates_labels():
