@@ -90,3 +90,22 @@ def test_an_interrupted_run_goes_on_with_their_state(tmp_path):
 def test_a_class_is_refused_by_name():
     with pytest.raises(TypeError, match="Give an instance, not the class"):
         fitted(keras.callbacks.EarlyStopping)
+
+
+class LogsTheOptimizer(keras.callbacks.Callback):
+    """What callbacks of trackers, such as MLflow's, ask a model for."""
+
+    def on_train_begin(self, logs=None):
+        self.config = self.model.optimizer.get_config()
+
+
+def test_a_tracker_reads_the_optimizers_arguments():
+    callback = LogsTheOptimizer()
+    fitted(callback, epochs=1)
+    assert callback.config["name"] == "sgd" and callback.config["learning_rate"] == pytest.approx(0.05)
+
+
+def test_tqdms_callback_counts_epochs_and_batches(capsys):
+    tqdm_keras = pytest.importorskip("tqdm.keras")
+    _, history = fitted(tqdm_keras.TqdmCallback(verbose=1), epochs=2)
+    assert "2/2" in capsys.readouterr().err and list(history) == ["loss", "val_loss"]

@@ -78,6 +78,10 @@ class AttachedOptimizer:
             with jax.transfer_guard("allow"):
                 self._write(self.optimizer.with_learning_rate(state, value))
 
+    def get_config(self) -> dict[str, Any]:
+        """Returns the optimizer's arguments, as `Optimizer.get_config` does; callbacks of trackers log them."""
+        return self.optimizer.get_config()
+
     @property
     def iterations(self) -> int:
         """How many updates were made."""
