@@ -43,7 +43,7 @@ class NotebookLine:
 def as_html(title: str, step: int, steps: int | None, logs: Sequence[str], timings: Sequence[str] = ()) -> str:
     """Returns the line as HTML: the bar in a color, and lines that break between logs only.
 
-    >>> as_html("Epoch 1/3", 5, 10, ["loss: 0.5"])[-75:]
+    >>> as_html("Epoch 1/3", 5, 10, ["loss: 0.5"])[-66:]
     '<b>5/10</b><span style="white-space:nowrap">loss: 0.5</span></div>'
     """
     share = min(step / steps, 1.0) if steps else 0.0

@@ -316,11 +316,11 @@ def test_a_saved_state_does_not_change_with_the_callback(model):
     history.on_epoch_end(0, {"loss": 0.5})
     state = history.state_dict()
     history.on_epoch_end(1, {"loss": 0.25})
-    assert state == {"history": {"loss": [0.5]}, "epoch": [0]}
+    assert state["history"] == {"loss": [0.5]} and state["epoch"] == [0]
     fresh = in_run(History(), model)
     fresh.load_state_dict(state)
     fresh.on_epoch_end(1, {"loss": 0.25})
-    assert state == {"history": {"loss": [0.5]}, "epoch": [0]}
+    assert state["history"] == {"loss": [0.5]} and state["epoch"] == [0]
 
 
 def test_a_state_of_another_callback_is_refused():

@@ -182,7 +182,7 @@ def test_no_run_is_saved_from_the_bad_batch_on(tmp_path, mlp_of_one, save_freq, 
         assert steps == (newest and open_checkpoint(newest).document["batches"])
 
 
-def test_a_run_that_is_told_to_end_after_a_bad_batch_keeps_what_it_saved_before(tmp_path, mlp_of_one, capfd):
+def test_a_run_that_is_told_to_end_after_a_bad_batch_keeps_what_it_saved_before(tmp_path, mlp_of_one, caplog):
     def tell(batch, logs):
         if batch == 5:
             signal.raise_signal(signal.SIGTERM)
@@ -191,7 +191,7 @@ def test_a_run_that_is_told_to_end_after_a_bad_batch_keeps_what_it_saved_before(
         fit(mlp_of_one, *data_with(np.nan, 5), BackupAndRestore(tmp_path, 2), TerminateOnNaN(),
             LambdaCallback(on_train_batch_end=tell))
     assert open_checkpoint(CheckpointFolder(tmp_path).newest_whole()).document["batches"] == 4
-    assert "SIGTERM: the weights are not finite, and only what was before is saved" in capfd.readouterr().err
+    assert "SIGTERM: the weights are not finite, and only what was before is saved" in caplog.text
 
 
 def test_only_a_save_makes_it_read_the_logs_of_the_last_execution(tmp_path):

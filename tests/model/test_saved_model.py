@@ -140,7 +140,7 @@ def test_other_files_are_told_apart(tmp_path, trained):
 def test_a_checkpoint_of_a_run_is_told_apart(tmp_path):
     fit_callbacks = [trainer.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)]
     make_model().fit(X, Y, epochs=1, callbacks=fit_callbacks, verbose=0)
-    (checkpoint,) = tmp_path.iterdir()
+    (checkpoint,) = tmp_path.glob("step_*")
     with pytest.raises(ValueError, match="`BackupAndRestore`"):
         trainer.load(checkpoint, make_model())
 

@@ -11,7 +11,7 @@ import trainer
 from tests.project.test_examples import metrics_of
 from tests.support import project_files
 
-FASTAPI = all(importlib.util.find_spec(name) for name in ("fastapi", "httpx"))
+FASTAPI = all(importlib.util.find_spec(name) for name in ("fastapi", "httpx2"))
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 
 
@@ -38,7 +38,7 @@ def test_ray_stops_trials_early_and_finds_a_good_one(tmp_path):
 @pytest.fixture(scope="module")
 def serve():
     if not FASTAPI:
-        pytest.skip("FastAPI or httpx is not installed")
+        pytest.skip("FastAPI or httpx2 is not installed")
     spec = importlib.util.spec_from_file_location("serve_fastapi", project_files.ROOT / "examples" / "serve_fastapi.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -204,7 +204,7 @@ class AUC(Metric):
             "summation_method": self.summation_method.value,
             "from_logits": self._from_logits,
         }
-        del config["thresholds"]
+        config.pop("thresholds", None)  # which a subclass may not take
         return config if self._init_thresholds is None else {**config, "thresholds": sorted(self._init_thresholds)}
 
 
