@@ -36,7 +36,8 @@ def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[i
     """
     for metric in metrics or ():
         if not isinstance(metric, str):
-            raise wrong_type("metrics", metric, 'names, each an argument of its own, such as `plot("loss", "accuracy")`')
+            raise wrong_type("metrics", metric,
+                             'names, each an argument of its own, such as `plot("loss", "accuracy")`')
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
