@@ -10,6 +10,7 @@ from trainer.callbacks.base.lazy_logs import begin_fetch
 from trainer.callbacks.base.run_protocol import Run
 from trainer.callbacks.record import tables
 from trainer.callbacks.record.curves import curves
+from trainer.core.arguments import require_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +69,8 @@ class History(Callback):
         """Returns the numbers, from 0, of the epochs that the values of a log are of.
 
         Raises:
-          KeyError: if there is no such log.
+          TypeError: if the name is no text.
+          KeyError: if there is no such log; the known ones are listed.
 
         >>> history = History()
         >>> history.on_epoch_end(0, {"loss": 0.5})
@@ -76,6 +78,10 @@ class History(Callback):
         >>> history.epochs_of("val_loss")
         [1]
         """
+        require_text(log=log)
+        if log not in self.history:
+            known = ", ".join(map(repr, self.history)) or "none yet"
+            raise KeyError(f"The history has no log {log!r}. Known logs: {known}.")
         values = self.history[log]
         epochs = (self._epochs or {}).get(log, [])
         # Values may be assigned, or of a state that did not tell.
@@ -88,10 +94,11 @@ class History(Callback):
         A notebook shows it, and `history.plot().savefig("curves.png")` writes it.
 
         Args:
-          *metrics: which metrics, such as "loss"; none for all. "val_loss" is drawn with "loss".
+          *metrics: which metrics, such as "loss"; none for all. "val_loss" is drawn with "loss", and no name here.
 
         Raises:
           ImportError: if matplotlib is not installed.
+          TypeError: for a metric that is no text.
           ValueError: for a metric that the history does not have, or a history without numbers.
         """
         return curves(self.history, {log: self.epochs_of(log) for log in self.history}, metrics or None)

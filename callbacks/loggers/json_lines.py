@@ -6,8 +6,9 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
+from trainer.callbacks.loggers.own_file import as_file_path, ready_file
 from trainer.core import arguments
 
 
@@ -18,12 +19,18 @@ class JSONLines:
     `{"artifact": name, "path": path}`, which stays where it is. NaN and infinity, for which JSON has no numbers, are
     null. Each line is on disk at once.
 
-    A new run replaces the file. A run that resumes keeps what was there when it was saved, and no more.
+    A new run starts the file again: what another `fit` has written there goes, unless `append=True`. A run that resumes
+    keeps what was there when it was saved, and no more.
 
     Args:
-      path: the file, such as "runs/first/log.jsonl"; its folder is made if it does not exist.
+      path: the file, such as "runs/first/log.jsonl"; its folder is made if it does not exist. Where a link lies, the
+        file that it leads to is written.
+      append: True keeps the lines of a file that exists, and adds those of this run, which begin with its parameters;
+        False replaces them. Lines of a run that is started again before its first checkpoint are kept, too.
 
     Raises:
+      IsADirectoryError: if there is a folder at the path.
+      ValueError: if there is something else than a file.
       OSError: from the methods, if the file cannot be written.
 
     Example:
@@ -38,10 +45,12 @@ class JSONLines:
     {"step": 0, "loss": 0.5}
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = arguments.as_path("path", path)
-        self._end = 0  # bytes that are kept when the file is opened
-        self._is_begun = False
+    def __init__(self, path: str | os.PathLike[str], append: bool = False):
+        self.path = as_file_path("path", path)
+        arguments.require_bool(append=append)
+        self.append = append
+        self._end: int | None = None  # bytes that are kept when the file is opened; None: all to append, none otherwise
+        self._is_begun = self._has_params = False
 
     @property
     def folder(self) -> str:
@@ -54,8 +63,9 @@ class JSONLines:
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Writes a line, unless a run that resumes has it already."""
-        if not self._end:
+        if not self._has_params:
             self._write({"params": dict(params)})
+            self._has_params = True
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         """Writes where the artifact lies."""
@@ -63,27 +73,43 @@ class JSONLines:
         self._write({"artifact": name or os.path.basename(path), "path": os.path.abspath(path)})
 
     def finish(self, failed: bool = False) -> None:
-        """Lets the next run begin another file."""
-        self._end, self._is_begun = 0, False
+        """Lets the next run begin."""
+        self._end, self._is_begun, self._has_params = None, False, False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how long the file is, in bytes."""
-        return {"end": self._end}
+        return {"end": self._end_now()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on after so many bytes; the rest go with the next line."""
-        self._end, self._is_begun = state["end"], False
+        self._end, self._is_begun, self._has_params = state["end"], False, state["end"] > 0
+
+    def _end_now(self) -> int:
+        if self._end is None:
+            self._end = os.path.getsize(self.path) if self.append and os.path.exists(self.path) else 0
+        return self._end
 
     def _write(self, value: Mapping[str, Any]) -> None:
         if not self._is_begun:
-            os.makedirs(self.folder, exist_ok=True)
-            with open(self.path, "ab") as file:
-                file.truncate(min(self._end, file.tell()))
+            ready_file(self.path)
+            end = self._end_now()
+            with open(self.path, "a+b") as file:
+                file.truncate(min(end, file.tell()))
+                _end_line(file)
             self._is_begun = True
         line = json.dumps({name: _without_nan(item) for name, item in value.items()}, default=str) + "\n"
         with open(self.path, "ab") as file:
             file.write(line.encode())
             self._end = file.tell()
+
+
+def _end_line(file: BinaryIO) -> None:
+    """Ends the last line of a file, which the end of a process may have cut."""
+    size = file.seek(0, os.SEEK_END)
+    if size:
+        file.seek(size - 1)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def _without_nan(value: Any) -> Any:

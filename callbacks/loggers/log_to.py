@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.log_values import learning_rates, scalars
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
+from trainer.callbacks.loggers.csv_file import CSVFile
+from trainer.callbacks.loggers.json_lines import JSONLines
 from trainer.callbacks.loggers.logger import Logger, ResumableLogger
 from trainer.callbacks.record.run_description import params_of
 from trainer.core.arguments import as_count_or_word
@@ -45,7 +48,7 @@ class LogTo(LateLogsCallback):
 
     Raises:
       TypeError: if something is no logger, or an argument is of a wrong type.
-      ValueError: without a logger.
+      ValueError: without a logger, or if two of them write the same file.
 
     Example:
 
@@ -64,6 +67,7 @@ class LogTo(LateLogsCallback):
             if isinstance(logger, type) or not isinstance(logger, Logger):
                 raise wrong_type("loggers", logger, "instances with `log_metrics`, `log_params`, `log_artifact` and "
                                  "`finish`")
+        _check_files_differ(loggers)
         if params is not None and not isinstance(params, Mapping):
             raise wrong_type("params", params, "a dict")
         self.loggers = loggers
@@ -173,6 +177,18 @@ class LogTo(LateLogsCallback):
                 self._have_failed.add(place)
             else:
                 self._have_taken.add(place)
+
+
+def _check_files_differ(loggers: tuple[Logger, ...]) -> None:
+    files: dict[str, Logger] = {}
+    for logger in loggers:
+        if isinstance(logger, (CSVFile, JSONLines)):
+            file = os.path.realpath(logger.path)
+            if file in files:
+                raise ValueError(f"`LogTo` has two loggers for the file {logger.path!r}: a "
+                                 f"`{type(files[file]).__name__}` and a `{type(logger).__name__}`. Give each a path of "
+                                 "its own.")
+            files[file] = logger
 
 
 def _is_chief() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.core.errors import unknown_name
+from trainer.core.errors import unknown_name, wrong_type
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,8 +31,13 @@ def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[i
 
     Raises:
       ImportError: if matplotlib is not installed.
+      TypeError: for a metric that is no text.
       ValueError: for a metric that the history does not have, or a history without numbers.
     """
+    for metric in metrics or ():
+        if not isinstance(metric, str):
+            raise wrong_type("metrics", metric,
+                             'names, each an argument of its own, such as `plot("loss", "accuracy")`')
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -41,6 +46,10 @@ def curves(history: Mapping[str, Sequence[Any]], epochs: Mapping[str, Sequence[i
                           "`pip install 'trainer-jax[plot]'`.") from error
     names = metric_names(history)
     for metric in metrics or ():
+        if metric not in names and metric in history and metric.removeprefix("val_") in names:
+            training = metric.removeprefix("val_")
+            raise ValueError(f"{metric!r} has no axis of its own: it is drawn with {training!r}. Call "
+                             f"`plot({training!r})`.")
         if metric not in names:
             raise unknown_name("metric", metric, names)
     shown = list(metrics) if metrics is not None else names

@@ -80,7 +80,7 @@ class RunRecord(Callback):
     def on_execution_end(self, phase: Phase, batch: int, logs: Logs | None = None) -> None:
         if self._record is not None and not self._is_written and phase == "train":
             # Not before: a run that resumes may yet be refused, and its folder is then that of another run.
-            with _unharmed("write"):
+            with _unharmed("be written"):
                 is_resumed = bool(getattr(self.model.history, "epoch", ()))
                 self._record |= {**environment(), "earlier": _earlier(self.path) if is_resumed else []}
                 os.makedirs(self.folder, exist_ok=True)
@@ -107,7 +107,7 @@ class RunRecord(Callback):
         # `BackupAndRestore` may have deleted the folder.
         if self._record is None or not self._is_written or not os.path.isdir(self.folder):
             return
-        with _unharmed("write"):
+        with _unharmed("be written"):
             run, history = run_of(self.model), getattr(self.model, "history", None)
             self._write(self._record | {
                 "status": status, "end": _now(), "timing": dict(run.timing.report()) if run is not None else {},
@@ -152,7 +152,10 @@ def _earlier(path: str) -> list[Any]:
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
-        return [*record["earlier"], {name: record.get(name) for name in ("status", "begin", "end", "timing")}]
+        last = {name: record.get(name) for name in ("status", "begin", "end", "timing")}
+        if last["status"] == "running":  # its process did not come to write another
+            last["status"] = "killed"
+        return [*record["earlier"], last]
     except (OSError, ValueError, LookupError, TypeError):
         return []
 

@@ -9,6 +9,8 @@ from typing import Any
 
 PACKAGE = "trainer"
 _FOLDER = "generated/api"
+# Public, and not in `__all__`: what needs an optional package, and modules of a package that are given by their names.
+_BESIDES = {"trainer": ["TrainerClassifier", "TrainerRegressor"], "trainer.callbacks": ["loggers"]}
 _NOTES = {"trainer": "What most programs need. The modules have pages of their own."}
 
 
@@ -18,7 +20,7 @@ def public_names() -> dict[str, list[str]]:
     waiting = [PACKAGE]
     while waiting:
         path = waiting.pop(0)
-        members = {name: getattr(named(path), name) for name in _listed(named(path))}
+        members = {name: getattr(named(path), name) for name in [*_listed(named(path)), *_BESIDES.get(path, ())]}
         modules = [name for name, value in members.items() if inspect.ismodule(value)]
         found[path] = [name for name in members if name not in modules]
         waiting += [f"{path}.{name}" for name in modules]

@@ -138,6 +138,21 @@ def test_training_can_be_prolonged(tmp_path, undisturbed):
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path), epochs=3), *undisturbed)
 
 
+def test_a_run_that_has_ended_says_that_nothing_is_left(tmp_path, capsys):
+    class Stops(cb.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    for name, callbacks, said in (
+            ("complete", (), "is complete, with 2 epochs: there is nothing left to train. Give more `epochs` to go on"),
+            ("stopped", (Stops(),), "was stopped after 1 epoch: there is nothing left to train. Start in another")):
+        for _ in range(2):
+            model = make_model()
+            fit(model, cb.BackupAndRestore(tmp_path / name, delete_checkpoint=False), *callbacks, epochs=2, verbose=2)
+        printed = capsys.readouterr().out
+        assert said in printed and "Resumed" not in printed
+
+
 def test_a_run_that_was_stopped_stays_stopped(tmp_path):
     class Stops(cb.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -24,8 +24,12 @@ def history():
 
 def test_values_know_their_epochs(history):
     assert history.epochs_of("loss") == [0, 1, 2, 3, 4] and history.epochs_of("val_accuracy") == [1, 4]
-    with pytest.raises(KeyError, match="mse"):
+    with pytest.raises(KeyError, match=r"no log 'mse'\. Known logs: 'loss', 'accuracy', 'val_loss', 'val_accuracy'\."):
         history.epochs_of("mse")
+    with pytest.raises(KeyError, match="Known logs: none yet"):
+        History().epochs_of("loss")
+    with pytest.raises(TypeError, match=r"`log` must be text\. Received: a value of type list"):
+        history.epochs_of(["loss"])
 
 
 def test_epochs_are_kept_where_a_run_is_resumed():
@@ -90,6 +94,13 @@ def test_a_plot_is_a_picture(history, tmp_path):
 def test_what_cannot_be_plotted_is_said(history, monkeypatch):
     with pytest.raises(ValueError, match=r"(?s)accurcy.*accuracy"):
         history.plot("accurcy")
+    with pytest.raises(ValueError, match=r"'val_loss' has no axis of its own: it is drawn with 'loss'"):
+        history.plot("val_loss")
+    with pytest.raises(ValueError, match=r"Unknown metric 'val_mae'"):
+        history.plot("val_mae")
+    for metrics in (["loss"], 3):
+        with pytest.raises(TypeError, match=r"`metrics` must be names, each an argument of its own"):
+            history.plot(metrics)
     with pytest.raises(ValueError, match="has no numbers to plot"):
         History().plot()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

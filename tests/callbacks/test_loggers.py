@@ -221,6 +221,10 @@ def test_a_logger_that_fails_later_costs_a_warning_and_not_the_training():
     (lambda: LogTo(Notes(), log_every="step"), ValueError, r"`log_every` must be 'epoch' or"),
     (lambda: LogTo(Notes(), params=[1]), TypeError, r"`params` must be a dict"),
     (lambda: loggers.CSVFile(""), ValueError, r"`path` must be"),
+    (lambda: loggers.CSVFile("a.csv", append="yes"), TypeError, r"`append` must be True or False"),
+    (lambda: loggers.JSONLines("/dev/null"), ValueError, r"regular file, .*'/dev/null', which is none"),
+    (lambda: LogTo(loggers.CSVFile("a"), loggers.JSONLines("./a")), ValueError,
+     r"two loggers for the file './a': a `CSVFile` and a `JSONLines`"),
 ])
 def test_what_cannot_be_used_is_said_at_once(make, error, message):
     with pytest.raises(error, match=message):
@@ -263,6 +267,62 @@ def test_a_column_that_comes_later_is_empty_before(tmp_path):
     assert (tmp_path / "new" / "log.tsv").read_text() == "step\tloss\ta,b\n0\t1.0\t\n1\t\t2.0\n"
 
 
+@pytest.mark.parametrize("kind", [loggers.CSVFile, loggers.JSONLines])
+def test_a_file_that_cannot_be_written_ends_the_training_at_once(tmp_path, kind):
+    with pytest.raises(IsADirectoryError, match=r"`path` must be the path of a file, and is that of a folder"):
+        kind(tmp_path)
+    log = kind(tmp_path / "log")
+    (tmp_path / "log").mkdir()  # since then
+    with pytest.raises(IsADirectoryError):
+        fit(LogTo(log))
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(OSError, match=r"cannot be written to its folder .*Give a path in a folder"):
+        fit(LogTo(kind(tmp_path / "file" / "log")))
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("kind", [loggers.CSVFile, loggers.JSONLines])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path, kind):
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "log")
+    for epochs in (2, 1):
+        fit(LogTo(kind(tmp_path / "link")), epochs=epochs)
+    assert (tmp_path / "link").is_symlink() and len((tmp_path / "disk" / "log").read_text().splitlines()) == 2
+    assert not list((tmp_path / "disk").glob("*.tmp"))
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_files_that_are_appended_to_keep_what_was_there(tmp_path, is_same):
+    def log():
+        return LogTo(loggers.CSVFile(tmp_path / "log.csv", append=True),
+                     loggers.JSONLines(tmp_path / "log.jsonl", append=True))
+
+    first = log()
+    fit(first, epochs=2)
+    before = (tmp_path / "log.jsonl").read_text()
+    second = first if is_same else log()
+    second.params_given["more"] = 1
+    model = compiled()
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[second])  # without validation
+    assert [(row["step"], bool(row["val_loss"])) for row in rows(tmp_path / "log.csv")] == [
+        ("0", True), ("1", True), ("0", False)]
+    assert (tmp_path / "log.jsonl").read_text().startswith(before)
+    assert [("params" in line, line.get("step")) for line in lines(tmp_path / "log.jsonl")[3:]] == [
+        (True, None), (False, 0)]
+
+
+def test_rows_are_not_added_to_another_table(tmp_path):
+    (tmp_path / "log.csv").write_text("epoch,loss\n0,1.0\n")
+    with pytest.raises(ValueError, match=r"whose first column is 'step'\. Received: .* columns 'epoch', 'loss'"):
+        fit(LogTo(loggers.CSVFile(tmp_path / "log.csv", append=True)))
+    assert (tmp_path / "log.csv").read_text() == "epoch,loss\n0,1.0\n"
+
+
+def test_a_line_that_was_cut_is_ended_before_others_are_appended(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 0}\n{"st')
+    loggers.JSONLines(tmp_path / "log.jsonl", append=True).log_metrics({}, step=1)
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 0}\n{"st\n{"step": 1}\n'
+
+
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +337,22 @@ def test_files_of_a_run_that_was_resumed_are_those_of_one_that_was_not_interrupt
     fit(LogTo(*file_loggers(tmp_path / "resumed"), log_every=2), Crash(9, 9),
         BackupAndRestore(tmp_path / "backup", save_freq=save_freq))
     for name in ("log.csv", "log.jsonl", "log.params.json"):
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_keeps_what_it_was_appended_to(tmp_path):
+    def log(folder):
+        return LogTo(loggers.CSVFile(tmp_path / folder / "log.csv", append=True),
+                     loggers.JSONLines(tmp_path / folder / "log.jsonl", append=True), log_every=2)
+
+    for folder in ("whole", "resumed"):
+        fit(log(folder), epochs=1)
+    fit(log("whole"))
+    with pytest.raises(KeyError):
+        fit(log("resumed"), Crash(1, 4), BackupAndRestore(tmp_path / "backup", save_freq=2))
+    fit(log("resumed"), Crash(9, 9), BackupAndRestore(tmp_path / "backup", save_freq=2))
+    for name in ("log.csv", "log.jsonl"):
         assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 

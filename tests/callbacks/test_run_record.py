@@ -113,6 +113,15 @@ def test_a_run_that_resumes_keeps_the_times_of_what_came_before(tmp_path):
     assert record["epochs"] == [0, 1] and "error" not in record
 
 
+def test_a_run_that_was_killed_is_told_apart_when_it_resumes(tmp_path):
+    with pytest.raises(RuntimeError):
+        fit(BackupAndRestore(tmp_path, delete_checkpoint=False), Crash(1, RuntimeError("broken")))
+    # What SIGKILL leaves.
+    (tmp_path / "run.json").write_text(json.dumps(read(tmp_path) | {"status": "running"}))
+    fit(BackupAndRestore(tmp_path, delete_checkpoint=False), Crash(9, None))
+    assert [each["status"] for each in read(tmp_path)["earlier"]] == ["killed"]
+
+
 def test_another_run_in_the_folder_has_nothing_before_it(tmp_path):
     fit(RunRecord(tmp_path))
     fit(RunRecord(tmp_path))
@@ -142,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_logged_and_costs_nothing(tmp_path, c
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "trainer"):
         history = fit(RunRecord(tmp_path / "file" / "folder"))
-    assert history.epoch == [0, 1] and "run.json could not write: NotADirectoryError" in caplog.text
+    assert history.epoch == [0, 1] and "run.json could not be written: NotADirectoryError" in caplog.text
 
 
 def test_a_model_that_cannot_be_described_is_logged_and_costs_nothing(tmp_path, caplog, monkeypatch):

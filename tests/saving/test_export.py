@@ -146,6 +146,10 @@ def test_a_loaded_model_tells_what_it_takes(exported_cases):
     spec = exported.input_spec["image"]
     assert (spec.shape[1:], spec.dtype, str(spec.shape[0])) == ((2, 3), np.float32, "rows")
     assert exported.batch_size is None and exported.platforms == ("cpu",)
+    text = repr(exported)
+    assert "'image': 'float32(rows, 2, 3)'" in text and "'scores': 'float32(rows, 2)'" in text
+    assert repr(load_exported(exported_cases[0] / "linen.export")) == (
+        "ExportedModel(float32(rows, 6) -> float32(rows, 3), for cpu)")
 
 
 def test_jax_arrays_lists_and_wider_dtypes_are_taken(exported_cases):
@@ -251,6 +255,7 @@ def test_a_model_that_must_know_the_number_of_rows_is_exported_for_one_number(tm
     model.export(path, batch_size=8)
     exported = load_exported(path)
     assert exported.batch_size == 8 and exported.input_spec.shape == (8, 6)
+    assert repr(exported) == "ExportedModel(float32(8, 6) -> float32(8, 2), for cpu)"
     expected = model.predict(X, verbose=0)
     np.testing.assert_allclose(exported(X[:8]), expected[:8], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(exported.predict(X[:21]), expected[:21], rtol=1e-5, atol=1e-6)

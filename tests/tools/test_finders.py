@@ -138,12 +138,15 @@ def test_a_loss_that_never_falls_has_no_suggestion():
     rising = tools.LearningRateSearch(np.geomspace(1e-4, 1, 40), np.arange(40.0), np.arange(40.0), False)
     with pytest.raises(ValueError, match=r"did not fall at any learning rate from 0.0001 to 1. Search lower rates"):
         _ = rising.suggestion
+    assert repr(rising) == "LearningRateSearch(no suggestion, as the loss never fell, 40 rates from 0.0001 to 1)"
 
 
 def test_the_suggestion_is_where_the_loss_falls_fastest():
     rates = np.geomspace(1e-5, 1, 101)
     losses = 1 - 1 / (1 + np.exp(-3 * (np.log(rates) - np.log(1e-2))))
     assert tools.LearningRateSearch(rates, losses, losses, False).suggestion == pytest.approx(1e-2)
+    assert repr(tools.LearningRateSearch(rates, losses, losses, True)) == (
+        "LearningRateSearch(suggestion=0.01, 101 rates from 1e-05 to 1, where the loss grew)")
 
 
 def test_the_noise_of_batches_is_not_taken_for_a_fall_of_the_loss():
@@ -234,7 +237,10 @@ def test_sizes_between_are_multiples_of_the_replicas(monkeypatch):
     found = tools.find_batch_size(model, X, Y, start=16, refine=5)
     assert found.batch_size == 100
     assert [trial.batch_size for trial in found.trials] == [16, 32, 64, 128, 96, 112, 104, 100]
-    assert tools.find_batch_size(model, X, Y, start=16, limit=80, refine=5).batch_size == 80
+    assert repr(found) == "BatchSizeSearch(batch_size=100, 104 does not fit)"
+    limited = tools.find_batch_size(model, X, Y, start=16, limit=80, refine=5)
+    assert limited.batch_size == 80
+    assert repr(limited) == "BatchSizeSearch(batch_size=80, the limit: larger ones were not tried)"
 
 
 @pytest.mark.slow

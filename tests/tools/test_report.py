@@ -184,7 +184,10 @@ def test_what_cannot_be_compared_is_said(run, tmp_path):
     folder, _ = run
     model = trainer.Model(nn.Dense(5))
     model.build(X)
-    page = page_of(trainer.report(folder, tmp_path / "page.html", model=model, data=(X, np.zeros((48, 2)))))
+    with pytest.warns(UserWarning, match=r"differs in name \(received 'Dense', in run\.json 'digits <1>'\) and "
+                                         r"parameters \(received 35, in run\.json 83\)"):
+        path = trainer.report(folder, tmp_path / "page.html", model=model, data=(X, np.zeros((48, 2))))
+    page = page_of(path)
     assert "are neither those of classes nor numbers to subtract" in page.text
 
 
@@ -193,6 +196,8 @@ def test_what_cannot_be_compared_is_said(run, tmp_path):
     ({"data": (X, Y)}, ValueError, "`data` is for a model to predict"),
     ({"model": 3}, TypeError, r"`model` must be a `trainer.Model`"),
     ({"class_names": ["a"]}, ValueError, "`class_names` is for the confusion matrix"),
+    ({"class_names": "abc"}, TypeError, r"`class_names` must be a list of names, .*type str"),
+    ({"class_names": {"a", "b"}}, TypeError, r"`class_names` must be a list of names, .*type set"),
 ])
 def test_what_cannot_be_used_is_said_at_once(run, options, error, message):
     with pytest.raises(error, match=message):
@@ -202,6 +207,21 @@ def test_what_cannot_be_used_is_said_at_once(run, options, error, message):
 def test_names_of_another_number_of_classes_are_refused(run):
     with pytest.raises(ValueError, match=r"names of the 3 classes\. Received: 2 names"):
         trainer.report(run[0], model=run[1], data=(X, Y), class_names=["a", "b"])
+
+
+@pytest.mark.parametrize("data", [(X[:3], Y), [(X[:9], Y[:9]), (X[9:12], Y[9:])]])
+def test_other_numbers_of_labels_than_of_rows_are_refused(run, tmp_path, data):
+    with pytest.raises(ValueError, match=r"a label for each row\. Received: 3 rows, and (48|39) labels"):
+        trainer.report(run[0], tmp_path / "page.html", model=run[1], data=data)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_file_may_be_given_and_no_other(run, tmp_path):
+    folder, _ = run
+    assert trainer.report(folder / "run.json") == str(folder / "report.html")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(NotADirectoryError, match=r"folder of a run, or its run\.json\. Received: .*other\.json"):
+        trainer.report(tmp_path / "other.json")
 
 
 def test_a_folder_without_a_record_says_who_keeps_one(tmp_path):

@@ -262,6 +262,12 @@ class TrainingRun:
         self._model.set_stops("train", document["stop_training"])
         self.is_epoch_over = document["stop_training"] and self.batch > 0
         self.is_over = document["stop_training"] and self.batch == 0
+        if self._has_no_epoch_left:
+            epochs = f"{self.epoch} epoch{'s' * (self.epoch != 1)}"
+            how = f"was stopped after {epochs}" if self.is_over else f"is complete, with {epochs}"
+            return (f"The run of {path!r} {how}: there is nothing left to train. "
+                    f"{'' if self.is_over else 'Give more `epochs` to go on, or '}"
+                    f"{'Start' if self.is_over else 'start'} in another folder to begin again.")
         return f"Resumed at epoch {self.epoch + 1}, batch {self.batch}, from {path!r}.{self._continue_data(document)}"
 
     def start_from(self, folder: str) -> None:
@@ -413,9 +419,11 @@ class TrainingRun:
             is_same = False
         return is_same
 
+    @property
+    def _has_no_epoch_left(self) -> bool:
+        return self.is_over or self.epoch >= self._epochs[1]
+
     def _continue_data(self, document: dict[str, Any]) -> str:
-        if self.is_over or self.epoch >= self._epochs[1]:
-            return ""
         begin = time.perf_counter()
         skipped = self._reader.resume(self.epoch, self.batch, document["data"])
         for name, reader in self._validation.items():

@@ -131,6 +131,11 @@ class ExportedModel:
         self._call = compiled(exported.call)
         self._weights = list(weights)
         self._outputs = outputs
+        self._output_text = _text(jax.tree.unflatten(outputs, exported.out_avals))
+
+    def __repr__(self) -> str:
+        return (f"ExportedModel({_text(self.input_spec)} -> {self._output_text}, for "
+                f"{' and '.join(self.platforms)})")
 
     def __call__(self, x: Any) -> Any:
         """Returns the outputs for a batch, on the device.
@@ -263,7 +268,7 @@ def _check_can_serialize() -> None:
 
 
 def _text(tree: Any) -> str:
-    """Returns shapes and dtypes for an error message."""
+    """Returns shapes and dtypes in one text."""
     leaves = jax.tree.leaves(tree)
     if leaves and tree is leaves[0]:
         return f"{tree.dtype}({', '.join(map(str, tree.shape))})"

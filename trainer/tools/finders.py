@@ -73,6 +73,15 @@ class LearningRateSearch:
                              "rates with more steps, and check the loss and the targets.")
         return float(self.learning_rates[steepest])
 
+    def __repr__(self) -> str:
+        try:
+            found = f"suggestion={self.suggestion:.3g}"
+        except ValueError:  # there is none
+            found = "no suggestion, as the loss never fell"
+        first, last = self.learning_rates[[0, -1]]
+        end = ", where the loss grew" if self.diverged else ""
+        return f"LearningRateSearch({found}, {len(self.losses)} rates from {first:.3g} to {last:.3g}{end})"
+
     def plot(self, ax: Any = None) -> Any:
         """Draws the losses over the rates, and the suggestion; returns matplotlib's axes.
 
@@ -237,6 +246,11 @@ class BatchSizeSearch:
     batch_size: int
     trials: tuple[BatchSizeTrial, ...]
     memory_bytes: int | None
+
+    def __repr__(self) -> str:
+        too_large = min((trial.batch_size for trial in self.trials if not trial.fits), default=None)
+        end = "the limit: larger ones were not tried" if too_large is None else f"{too_large} does not fit"
+        return f"BatchSizeSearch(batch_size={self.batch_size}, {end})"
 
 
 def find_batch_size(

@@ -46,17 +46,23 @@ def labels_and_outputs(model: Model, data: Any) -> tuple[np.ndarray | None, np.n
     Args:
       model: the model.
       data: `(x, y)`, or batches of these, which are read once.
+
+    Raises:
+      ValueError: for other data, and for another number of labels than of rows.
     """
     if isinstance(data, (tuple, list)) and len(data) in (2, 3) and not _is_batch(data[0]):
-        return _one_array([data[1]]), _one_array([model.predict(data[0], verbose=0)])
-    labels, outputs = [], []
+        outputs = model.predict(data[0], verbose=0)
+        _check_rows(data[1], outputs)
+        return _one_array([data[1]]), _one_array([outputs])
+    all_labels, all_outputs = [], []
     for batch in data:
         if not _is_batch(batch):
             raise ValueError("`data` must be `(x, y)`, or batches of these. Received: batches of "
                              f"{describe(batch)}.")
-        labels.append(batch[1])
-        outputs.append(model.predict_on_batch(batch[0]))
-    return _one_array(labels), _one_array(outputs)
+        all_labels.append(batch[1])
+        all_outputs.append(model.predict_on_batch(batch[0]))
+        _check_rows(all_labels[-1], all_outputs[-1])
+    return _one_array(all_labels), _one_array(all_outputs)
 
 
 def as_classes(labels: np.ndarray, outputs: np.ndarray, loss: str) -> tuple[np.ndarray, np.ndarray, int] | None:
@@ -174,6 +180,13 @@ def _of_numbers(labels: np.ndarray, outputs: np.ndarray) -> list[Table | Picture
         axis.grid(alpha=0.3)
     picture = Picture("residuals", "Predictions over labels, and a histogram of the residuals", figure)
     return [*parts, picture, Table(rows)]
+
+
+def _check_rows(labels: Any, outputs: Any) -> None:
+    label_array, output_array = _one_array([labels]), _one_array([outputs])
+    if label_array is not None and output_array is not None and len(label_array) != len(output_array):
+        raise ValueError(f"`data` must be `(x, y)` with a label for each row. Received: {len(output_array)} rows, and "
+                         f"{len(label_array)} labels.")
 
 
 def _share(part: int, whole: int) -> str:

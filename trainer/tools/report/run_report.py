@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal
+
+import jax
 
 from trainer.callbacks.record.run_record import FILE_NAME, FORMAT
 from trainer.core import arguments
@@ -38,17 +41,21 @@ def report(
 
     Args:
       folder: the folder of the run, with the `run.json` that `fit` keeps where there is a `TensorBoard`, `LogTo`,
-        `BackupAndRestore` or `RunRecord`. The run may still be going on.
+        `BackupAndRestore` or `RunRecord`; or the path of that file. The run may still be going on.
       path: the file to write; by default "report.html" or "report.md" in the folder.
-      model: the model, which is built; a model that was trained, or one that was loaded.
+      model: the model, which is built; a model that was trained, or one that was loaded. One of another name or number
+        of parameters than the run's is shown, with a warning.
       data: `(x, y)`, or batches of these, that the model shall predict; it is compiled, so that its loss is known.
       class_names: names of the classes, for the confusion matrix.
       format: "html" is one file with all that it shows; "markdown" has its figures in a folder beside it.
 
     Raises:
       FileNotFoundError: if the folder has no `run.json`.
+      NotADirectoryError: for another file.
       ImportError: if matplotlib is not installed.
-      ValueError: if `run.json` is none of this package, for data without a model, and for an unknown format.
+      TypeError: if the names of classes are no list.
+      ValueError: if `run.json` is none of this package, for data without a model, whose rows are more or fewer than
+        their labels, and for an unknown format.
 
     Example:
 
@@ -63,11 +70,19 @@ def report(
     'run/report.html'
     """
     folder = arguments.as_path("folder", folder, "the path of a folder")
+    if os.path.isfile(folder):
+        if os.path.basename(folder) != FILE_NAME:
+            raise NotADirectoryError(f"`folder` must be the folder of a run, or its {FILE_NAME}. Received: {folder!r}, "
+                                     "which is another file.")
+        folder = os.path.dirname(folder) or os.curdir
     arguments.check_word("format", format, SUFFIXES)
     if data is not None and model is None:
         raise ValueError("`data` is for a model to predict. Give it as `model`, too.")
     if model is not None and not hasattr(model, "predict_on_batch"):
         raise wrong_type("model", model, "a `trainer.Model`")
+    if class_names is not None and (isinstance(class_names, (str, bytes, Set, Mapping)) or not hasattr(
+            class_names, "__len__")):
+        raise wrong_type("class_names", class_names, "a list of names, in the order of the classes")
     if class_names is not None and data is None:
         raise ValueError("`class_names` is for the confusion matrix. Give `data`, too.")
     try:
@@ -77,6 +92,8 @@ def report(
                           "`pip install 'trainer-jax[plot]'`.") from error
     target = os.path.join(folder, f"report{SUFFIXES[format]}") if path is None else arguments.as_path("path", path)
     record = _read(folder)
+    if model is not None:
+        _compare(model, record.get("model", {}), folder)
     page = _page(record, model, data, class_names)
     footer = f"From {FILE_NAME} in {os.path.abspath(folder)}."
     if format == "html":
@@ -100,6 +117,17 @@ def _page(record: dict[str, Any], model: Model | None, data: Any, class_names: S
               sections.environment_section(record)]
     return Page(record.get("model", {}).get("name") or "Run", record.get("status", "unknown"), sections.facts(record),
                 [section for section in found if section.parts])
+
+
+def _compare(model: Model, recorded: Mapping[str, Any], folder: str) -> None:
+    """Warns of a model that is not the one of the run."""
+    here = {"name": model.name,
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.state.params)) if model.built else None}
+    differ = [f"{name} (received {here[name]!r}, in {FILE_NAME} {recorded[name]!r})" for name in here
+              if here[name] is not None and recorded.get(name) and here[name] != recorded[name]]
+    if differ:
+        warnings.warn(f"`model` is not that of the run in {folder!r}: it differs in {' and '.join(differ)}. The page "
+                      "has the curves of the run, and the layers and predictions of this model.", stacklevel=3)
 
 
 def _read(folder: str) -> dict[str, Any]:
