@@ -221,6 +221,28 @@ def test_docstrings_become_what_sphinx_reads():
         "Args:", "  one: a number", "      of rows.", "  other: a number", "      of rows.", "  last: another."]
 
 
+def test_code_in_docstrings_stays_as_it_is():
+    from site_pages import docstrings
+
+    example = [">>> class Sum(Metric):", "...     def __init__(self, total_=`x`):", "..."]
+    assert docstrings.restructured(["Sums.", "", *example, "", "In val_ too."]) == [
+        "Sums.", "", *example, "", "In val\\_ too."]
+    block = ["    def sample_inputs(self):", "        x_ = 'a'", "", "        return x_"]
+    assert docstrings.restructured(["Override it.", "", *block, "", "Or `not`."]) == [
+        "Override it.", "", "::", "", *block, "", "Or `not`."]
+
+
+def test_the_first_sentence_of_an_attribute_may_have_a_colon():
+    from site_pages import docstrings
+
+    napoleon = pytest.importorskip("sphinx.ext.napoleon")
+    for what, lines, shown in (("property", ["Whether it adds: then sums."], "Whether it adds: then sums."),
+                               ("method", ["Counts.", "", "Returns:", "  A list: all."], ":returns: A list: all.")):
+        lines = docstrings.restructured(lines, is_attribute=what == "property")
+        read = napoleon.GoogleDocstring(lines, napoleon.Config(), what=what, name="trainer.x").lines()
+        assert shown in docstrings.with_colons(read)
+
+
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
