@@ -55,7 +55,7 @@ def with_colons(lines: list[str]) -> list[str]:
 
 def _marked(lines: list[str]) -> Iterator[tuple[bool, str]]:
     """Yields the lines and whether they are code: doctests, and blocks that are indented more than the text before."""
-    margin, is_after_blank = 0, False  # of the text before
+    text, margin, is_after_blank = "", 0, False  # the line of text before
     is_doctest = is_block = False
     for line in lines:
         indent = len(line) - len(line.lstrip())
@@ -67,11 +67,12 @@ def _marked(lines: list[str]) -> Iterator[tuple[bool, str]]:
             is_doctest = True
         elif not is_block and not is_doctest and is_after_blank and line.strip() and indent > margin:
             is_block = True
-            yield from ((True, f"{' ' * margin}::"), (True, ""))
+            if not text.endswith("::"):
+                yield from ((True, f"{' ' * margin}::"), (True, ""))
         yield is_block or is_doctest, line
         is_after_blank = not line.strip()
         if line.strip() and not is_block and not is_doctest:
-            margin = indent
+            text, margin = line, indent
 
 
 def _prose(lines: list[str]) -> list[str]:
