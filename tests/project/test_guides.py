@@ -278,6 +278,7 @@ def test_links_lead_to_files_and_headings(page):
         linked = path.parent / target if target else path
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+    assert re.findall(r"\[\w+\.md\]\(", text) == [], "a page is named by its title"
 
 
 @pytest.mark.exhaustive  # minutes
