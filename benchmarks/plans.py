@@ -117,7 +117,7 @@ def main() -> None:
 
 What `strategy.plan` says of a train step on {TOPOLOGY}, with `precision="mixed_bfloat16"`, AdamW for the transformers
 and SGD for the others. Written by `python benchmarks/plans.py > docs/plans.md`, with {versions}, on a machine without a
-GPU. Nothing here was run: times are rooflines, below what any program reaches. [plan.md](plan.md) says what each number
+GPU. Nothing here was run: times are rooflines, below what any program reaches. [Plans](plan.md) says what each number
 is.
 
 | Model and batch | Strategy | State | Temporary | Peak | Fits | Sent in a step | FLOP | Fused | Least step | Bound by |

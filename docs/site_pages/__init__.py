@@ -24,6 +24,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", _generate)
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _rewrite, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", _restore_colons, priority=600)  # after it
     app.connect("autodoc-skip-member", _is_foreign)
     app.connect("autodoc-process-signature", _plain_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -53,7 +54,11 @@ def _read(app: Any, name: str, text: list[str]) -> None:
 
 
 def _rewrite(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = docstrings.restructured(lines)
+    lines[:] = docstrings.restructured(lines, is_attribute=what in ("attribute", "data", "property"))
+
+
+def _restore_colons(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = docstrings.with_colons(lines)
 
 
 def _is_foreign(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:

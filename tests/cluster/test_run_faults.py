@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_in_mid_epoch_is_named_with_its_step(came_of):
     chief, worker = struck.processes
     assert worker.code == -signal.SIGKILL
     assert_says(chief, rf"worker 1 is lost: its process has ended\. It was at step {FAULT_STEP}, in "
-                       r'"callbacks", \d\.\d s ago\. Worker 0 ends at step \d+ with exit code 75')
+                       r'"callbacks", up to \d+\.\d s ago\. Worker 0 ends at step \d+ with exit code 75')
     struck.assert_ended_in_time(0)
     assert_nothing_is_left(struck)
 
@@ -127,7 +127,7 @@ def test_a_worker_that_is_suspended_is_named_and_ends_when_it_goes_on(came_of):
     struck = came_of("worker suspended")
     chief, worker = struck.processes
     assert_says(chief, rf"worker 1 is lost: nothing was heard of it for [^\n]* It was at step {FAULT_STEP}, in "
-                       r'"callbacks", \d\.\d s ago\. Worker 0 ends at step \d+ with exit code 75')
+                       r'"callbacks", up to \d+\.\d s ago\. Worker 0 ends at step \d+ with exit code 75')
     struck.assert_ended_in_time(0)
     assert worker.code in (PEER_LOST, -signal.SIGABRT), worker.stderr
     assert worker.at - chief.at < ENDED_SECS
@@ -139,8 +139,8 @@ def test_a_chief_that_is_killed_in_mid_epoch_is_named_with_its_step(came_of):
     chief, worker = struck.processes
     assert chief.code == -signal.SIGKILL
     assert_says(worker, rf"worker 0, which coordinates the job, is lost: its process has ended\. It was at "
-                        rf'step {FAULT_STEP}, in "callbacks", \d\.\d s ago\. Worker 1 ends at step \d+ with exit code '
-                        r"75")
+                        rf'step {FAULT_STEP}, in "callbacks", up to \d+\.\d s ago\. Worker 1 ends at step \d+ with '
+                        r"exit code 75")
     struck.assert_ended_in_time(1)
     assert_nothing_is_left(struck)
 

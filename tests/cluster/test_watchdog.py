@@ -19,7 +19,7 @@ from tests.support.networks import LinenMLP
 from tests.support.rendezvous_cluster import until
 from trainer.cluster import membership
 from trainer.cluster.liveness import process_end
-from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose, is_repeated
+from trainer.cluster.liveness.diagnosis import Observer, Report, Seen, diagnose, is_repeated, lost
 from trainer.cluster.liveness.watchdog import Watchdog, is_peer_error
 from trainer.launch.job import Job
 from trainer.testing import LocalCluster, WorkerError
@@ -27,7 +27,7 @@ from trainer.testing import LocalCluster, WorkerError
 TIMEOUT_SECS = 3.0
 NOTICED_SECS = TIMEOUT_SECS + 1.5  # with time for a busy machine
 NOTICED_AT_ONCE_SECS = 2.0
-LAST_PLACE = r'It was at step 2, in "host", {} s ago\. Worker {} ends at step 3 with exit code 75'
+LAST_PLACE = r'It was at step 2, in "host", up to {} s ago\. Worker {} ends at step 3 with exit code 75'
 
 
 def seen(phase, step=7, still=0.0, silent=0.0, moves=1):
@@ -41,7 +41,7 @@ def judged(*processes, timeout_secs=4.0):
 def test_a_worker_that_is_not_heard_is_lost_even_if_no_other_waits_for_it():
     assert judged(seen("host"), seen("data", silent=3.9, still=3.9)) is None
     assert judged(seen("host"), seen("data", silent=4.0, still=4.0)) == (
-        'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data", 4.0 s ago.')
+        'worker 1 is lost: nothing was heard of it for 4.0 s. It was at step 7, in "data", up to 4.0 s ago.')
 
 
 def test_if_something_is_known_to_be_wrong_less_silence_is_enough():
@@ -164,13 +164,13 @@ def test_all_take_over_what_one_has_concluded_and_do_not_take_it_for_the_cause()
 def test_time_in_which_a_process_did_not_look_does_not_count():
     observer = Observer(heartbeat_secs=1.0)
     report = Report(1, 1, 1, "data")
-    assert observer.observe(100.0, {1: report})[1] == Seen(report, 0.0, 0.0)
-    assert observer.observe(101.0, {1: report})[1] == Seen(report, 1.0, 1.0)
-    assert observer.observe(901.0, {1: report})[1] == Seen(report, 3.0, 3.0), "it was suspended itself"
+    assert observer.observe(100.0, {1: report})[1] == Seen(report, 0.0, 0.0, 2.0)
+    assert observer.observe(101.0, {1: report})[1] == Seen(report, 1.0, 1.0, 2.0)
+    assert observer.observe(901.0, {1: report})[1] == Seen(report, 3.0, 3.0, 2.0), "it was suspended itself"
     heartbeats = Report(2, 1, 1, "data")
-    assert observer.observe(902.0, {1: heartbeats})[1] == Seen(heartbeats, 0.0, 4.0)
+    assert observer.observe(902.0, {1: heartbeats})[1] == Seen(heartbeats, 0.0, 4.0, 2.0)
     moves = Report(3, 2, 1, "data")
-    assert observer.observe(903.0, {1: moves})[1] == Seen(moves, 0.0, 0.0)
+    assert observer.observe(903.0, {1: moves})[1] == Seen(moves, 0.0, 0.0, 2.0)
 
 
 def report(store, worker):
@@ -216,8 +216,8 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
     wait_until(lambda: exits == [75])
     err = capfd.readouterr().err
     assert err.startswith("\nWatchdog: worker 1 is lost: nothing was heard of it for 0.")
-    assert re.search(r'It was at step 3, in "host", 0\.\d s ago\. Worker 0 ends at step 4 with exit code 75; its main '
-                     r'thread is here:\n', err)
+    assert re.search(r'It was at step 3, in "host", up to 0\.\d s ago\. Worker 0 ends at step 4 with exit code 75; its '
+                     r'main thread is here:\n', err)
     assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
     one.stop()
 
@@ -230,8 +230,15 @@ def test_a_place_that_is_known_from_an_old_report_says_how_old_it_is(exits, capf
     one._note_end(1, "")
     wait_until(lambda: exits == [75])
     one.stop()
-    said = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", 0\.[4-9] s ago\.'
+    said = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", up to 0\.[6-9] s ago\.'
     assert re.search(said, capfd.readouterr().err)
+
+
+def test_a_place_that_is_known_from_a_report_that_has_just_come_may_be_two_heartbeats_old():
+    observer = Observer(heartbeat_secs=5.0)
+    observer.observe(100.0, {1: Report(1, 1, 1, "data")})
+    found = observer.observe(105.0, {1: Report(2, 9, 15, "compile")})
+    assert lost(1, found, "its process has ended").endswith('It was at step 15, in "compile", up to 10.0 s ago.')
 
 
 def test_what_others_report_is_escaped(exits, capfd):
@@ -240,7 +247,7 @@ def test_what_others_report_is_escaped(exits, capfd):
     one = Watchdog(0.4, store, (0, 2))
     wait_until(lambda: exits == [75])
     one.stop()
-    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", 0.' in capfd.readouterr().err
+    assert 'It was at step 3, in "\\x1b[2J\\nWatchdog: x", up to 0.' in capfd.readouterr().err
 
 
 def test_a_coordinator_that_does_not_answer_is_process_0_lost(exits, capfd):

@@ -1,5 +1,6 @@
 """docs/errors.md and the messages fit: every entry is named by a message, and every name of a message has an entry."""
 
+import ast
 import re
 
 import pytest
@@ -24,6 +25,16 @@ def codes_in_the_sources():
     return found
 
 
+def texts_in_the_sources():
+    """Yields the strings of the code, with "…" for what is put into them."""
+    for path in project_files.modules().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
 def test_every_entry_is_named_by_a_message_and_every_name_has_an_entry():
     assert sorted(ENTRIES) == sorted(codes_in_the_sources())
 
@@ -36,6 +47,14 @@ def test_an_entry_is_an_anchor_as_it_stands():
 def test_every_entry_says_more_than_the_message():
     entries = re.split(r"^### .*$", MESSAGES, flags=re.MULTILINE)[1:]
     assert [text for text in entries if len(text.split()) < 20] == []
+
+
+def test_what_is_quoted_of_messages_is_in_the_sources():
+    texts = "\n".join(texts_in_the_sources())
+    quotes = [" ".join(quote.split()) for quote in re.findall(r"(?<![*\w])\*([^*]+)\*(?![*\w])", MESSAGES)]
+    assert len(quotes) >= len(ENTRIES)
+    parts = [part.strip(" .:,") for quote in quotes for part in quote.split("…")]
+    assert [part for part in parts if part not in texts] == []
 
 
 def test_a_message_ends_with_its_entry():

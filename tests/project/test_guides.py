@@ -59,16 +59,31 @@ def test_an_optax_transformation_trains_a_model_of_the_package():
 
 
 def test_the_custom_step_is_the_one_that_trains():
-    model = run(blocks("custom_training")[2])["model"]
+    model = run(blocks("custom_training")[3])["model"]
     before = model.get_weights()
     model.train_on_batch([[1.0, 1.0, 1.0]], [[1.0]])
     for old, new in zip(before, model.get_weights(), strict=True):
         assert abs(new - old) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_the_metric_of_ones_own_is_that_of_all_rows():
+    names = run(blocks("custom_training")[2])
+    model, x = names["model"], names["x"][:70]  # the last batch has fewer rows
+    near = np.abs(model.predict(x, verbose=0) - 3 * x) <= 0.2
+    assert 0 < near.mean() < 1
+    assert model.evaluate(x, 3 * x, verbose=0)["within_tolerance"] == pytest.approx(near.mean())
+
+
+@pytest.mark.slow
+def test_the_networks_of_the_gan_learn_the_place_of_the_points():
+    names = run(blocks("custom_training")[4])
+    assert names["made"].shape == (500, 2)
+    np.testing.assert_allclose(names["made"].mean(0), [2, -1], atol=0.9)
+
+
 @pytest.mark.slow
 def test_the_loop_of_ones_own_trains():
-    names = run(blocks("custom_training")[3])
+    names = run(blocks("custom_training")[5])
     assert names["loss"] < 0.5
     x, y = names["arrays"]
     assert names["model"].evaluate(x, y, verbose=0)["loss"] < names["loss"]
@@ -222,6 +237,28 @@ def test_docstrings_become_what_sphinx_reads():
         "Args:", "  one: a number", "      of rows.", "  other: a number", "      of rows.", "  last: another."]
 
 
+def test_code_in_docstrings_stays_as_it_is():
+    from site_pages import docstrings
+
+    example = [">>> class Sum(Metric):", "...     def __init__(self, total_=`x`):", "..."]
+    assert docstrings.restructured(["Sums.", "", *example, "", "In val_ too."]) == [
+        "Sums.", "", *example, "", "In val\\_ too."]
+    block = ["    def sample_inputs(self):", "        x_ = 'a'", "", "        return x_"]
+    assert docstrings.restructured(["Override it.", "", *block, "", "Or `not`."]) == [
+        "Override it.", "", "::", "", *block, "", "Or `not`."]
+
+
+def test_the_first_sentence_of_an_attribute_may_have_a_colon():
+    from site_pages import docstrings
+
+    napoleon = pytest.importorskip("sphinx.ext.napoleon")
+    for what, lines, shown in (("property", ["Whether it adds: then sums."], "Whether it adds: then sums."),
+                               ("method", ["Counts.", "", "Returns:", "  A list: all."], ":returns: A list: all.")):
+        lines = docstrings.restructured(lines, is_attribute=what == "property")
+        read = napoleon.GoogleDocstring(lines, napoleon.Config(), what=what, name="trainer.x").lines()
+        assert shown in docstrings.with_colons(read)
+
+
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +279,7 @@ def test_links_lead_to_files_and_headings(page):
         linked = path.parent / target if target else path
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+    assert re.findall(r"\[\w+\.md\]\(", text) == [], "a page is named by its title"
 
 
 @pytest.mark.exhaustive  # minutes

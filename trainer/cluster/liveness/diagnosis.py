@@ -50,11 +50,13 @@ class Seen(NamedTuple):
       report: the last report.
       silent_secs: since the heartbeat was last seen to change.
       still_secs: since the process was last seen to move.
+      delay_secs: how much older the report may be than that, as it waits to be sent, then to be read.
     """
 
     report: Report
     silent_secs: float
     still_secs: float
+    delay_secs: float = 0.0
 
     def __str__(self) -> str:
         return f'step {self.report.step}, "{self.report.phase}"'
@@ -70,7 +72,7 @@ class Observer:
     """
 
     def __init__(self, heartbeat_secs: float):
-        self._max_gap_secs = 2 * heartbeat_secs
+        self._max_gap_secs = self._delay_secs = 2 * heartbeat_secs
         self._looked_at: float | None = None
         self._clock = 0.0
         self._known: dict[int, tuple[Report, float, float]] = {}  # with the times of its last heartbeat and move
@@ -92,7 +94,7 @@ class Observer:
             if old is not None and (old.moves, old.step, old.phase) != (report.moves, report.step, report.phase):
                 moved = self._clock
             self._known[worker] = report, heard, moved
-        return {worker: Seen(report, self._clock - heard, self._clock - moved)
+        return {worker: Seen(report, self._clock - heard, self._clock - moved, self._delay_secs)
                 for worker, (report, heard, moved) in self._known.items()}
 
 
@@ -142,16 +144,17 @@ def diagnose(
 
 
 def lost(worker: int, seen: Mapping[int, Seen], why: str) -> str:
-    """Returns the diagnosis of a lost process, with how old the last report of its place is.
+    """Returns the diagnosis of a lost process, with the most that the last report of its place is old.
 
-    >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 0.5, 0.5)}, "its process has ended")
-    'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data", 0.5 s ago.'
+    >>> lost(0, {0: Seen(Report(9, 80, 7, "data"), 0.5, 0.5, delay_secs=2.0)}, "its process has ended")
+    'worker 0, which coordinates the job, is lost: its process has ended. It was at step 7, in "data", up to 2.5 s ago.'
     """
     name = f"{process_name(worker)}{', which coordinates the job,' if worker == 0 else ''}"
     if worker not in seen:
         return f"{name} is lost: {why}."
-    report, silent_secs, _ = seen[worker]
-    return f'{name} is lost: {why}. It was at step {report.step}, in "{report.phase}", {silent_secs:.1f} s ago.'
+    report, silent_secs, _, delay_secs = seen[worker]
+    secs = silent_secs + delay_secs
+    return f'{name} is lost: {why}. It was at step {report.step}, in "{report.phase}", up to {secs:.1f} s ago.'
 
 
 def _stall(seen: Mapping[int, Seen], timeout_secs: float) -> str | None:
