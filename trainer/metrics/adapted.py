@@ -156,10 +156,7 @@ class AdaptedMetric(Metric):
         needed = [argument] if argument else [name for name, each in names.items() if each.default is each.empty]
         lacking = [name for name in needed if name not in offered]
         if lacking:
-            raise ValueError(
-                f"The metric {self.name!r} is computed from {', '.join(map(repr, lacking))}. Received: labels and "
-                f"predictions, which it may call {', '.join(map(repr, offered))}. Give a metric of these, such as one "
-                "made by clu's `from_fun`; the loss is logged in any case.")
+            raise self._lacks(lacking)
         if "logits" in needed and labels.ndim == predictions.ndim and labels.shape[-1] == 1 < predictions.shape[-1]:
             offered.update(dict.fromkeys(_LABELS, labels[..., 0]))
         wanted = set(needed) if needed else names.keys() & offered.keys() or (set(offered) if takes_any else set())
@@ -171,6 +168,12 @@ class AdaptedMetric(Metric):
                 return {**arguments, name: jnp.asarray(sample_weight)}
         raise ValueError(f"The metric {self.name!r} takes no sample weights. Give it as one of `metrics`, or a "
                          "metric of `trainer.metrics` as one of `weighted_metrics`.")
+
+    def _lacks(self, names: Sequence[str]) -> ValueError:
+        return ValueError(
+            f"The metric {self.name!r} is computed from {', '.join(map(repr, names))}. Received: labels and predictions, "
+            f"which it may call {', '.join(map(repr, (*_LABELS, *_PREDICTIONS)))}. Give a metric of these, such as one "
+            "made by clu's `from_fun`; the loss is logged in any case.")
 
 
 class MergedMetric(AdaptedMetric):
@@ -184,7 +187,7 @@ class MergedMetric(AdaptedMetric):
     additive = False
 
     def __init__(self, cls: type, name: str | None = None):
-        super().__init__(cls, name)
+        super().__init__(cls, name or _function_name(cls))
         self._class: Any = cls
         # With shapes and dtypes for arrays, and no tree structure, which cannot be sent to other processes.
         self._example: Any = None
@@ -264,7 +267,14 @@ class MergedMetric(AdaptedMetric):
 
     def _of_rows(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         make = self._class.from_model_output
-        return make(**self.given(make, y_true, y_pred, sample_weight))
+        given = self.given(make, y_true, y_pred, sample_weight)
+        try:
+            return make(**given)
+        except KeyError as error:  # of clu's `from_output`, whose signature does not tell what it reads
+            name = error.args[0] if len(error.args) == 1 else None
+            if not isinstance(name, str) or name in given:
+                raise
+            raise self._lacks([name]) from None
 
     def result(self) -> Any:
         """Returns what the object computes."""
@@ -383,6 +393,15 @@ def _has(value: Any, *methods: str) -> bool:
 
 def _class_of(value: Any) -> type:
     return value if isinstance(value, type) else type(value)
+
+
+def _function_name(cls: Any) -> str | None:
+    """Returns the name of the function that clu's `from_fun` has made a class of; None for another class, or a lambda."""
+    if cls.__name__ != "FromFun":
+        return None
+    make = inspect.unwrap(getattr(cls.from_model_output, "__func__", cls.from_model_output))
+    name = getattr(inspect.getclosurevars(make).nonlocals.get("fun"), "__name__", "")
+    return name if name.isidentifier() else None
 
 
 def _annotations(collection: Any) -> dict[str, Any]:

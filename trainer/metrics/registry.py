@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from flax import nnx
 
 from trainer import losses
 from trainer.core import configs
@@ -229,6 +230,10 @@ def check(identifier: Any) -> None:
     elif is_of_another_library(identifier) or configs.is_config(identifier):
         return
     elif isinstance(identifier, type):
+        if issubclass(identifier, nnx.metrics.Metric):
+            name = identifier.__name__
+            raise TypeError(f"`metrics` takes objects of `nnx.metrics`, not their classes. Received: the class {name}. "
+                            f"Pass an instance: `{'nnx.metrics.' if hasattr(nnx.metrics, name) else ''}{name}(...)`.")
         if not issubclass(identifier, Metric):
             raise _not_a_metric(identifier)
     elif not isinstance(identifier, (Metric, Loss)) and not callable(identifier):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -79,9 +80,12 @@ class CompiledMetrics:
         Raises:
           ValueError: if a name is unknown, or targets and outputs do not fit a metric.
         """
-        return {entry.log_name: computed(MetricValue(
-                    updated(entry.metric, entry.metric.stateless_reset_state(), *arguments), entry.metric))
-                for entry, arguments in self.matched(y, outputs, sample_weight)}
+        values = {}
+        for entry, arguments in self.matched(y, outputs, sample_weight):
+            with _named_in_errors(entry.log_name):
+                accumulated = updated(entry.metric, entry.metric.stateless_reset_state(), *arguments)
+            values[entry.log_name] = computed(MetricValue(accumulated, entry.metric))
+        return values
 
     def matched(self, y: Any, outputs: Any, sample_weight: Any = None) -> list[tuple[_Entry, tuple[Any, ...]]]:
         """Returns each metric with the arguments of its update; see `values`."""
@@ -131,11 +135,28 @@ class CompiledMetrics:
                         raise _no_targets(identifier, output_name)
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
                     output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
-                    metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
+                    with _named_in_errors(_name_of(identifier)):
+                        metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
                     name = _free_name(metric.name, output_name, weighted, taken)
                     taken.add(name)
                     entries.append(_Entry(name, metric, index, weighted))
         return entries
+
+
+@contextlib.contextmanager
+def _named_in_errors(name: str) -> Iterator[None]:
+    """Adds a metric's name to an error of its code that does not have it."""
+    try:
+        yield
+    except Exception as error:
+        if repr(name) not in str(error):
+            error.add_note(f"It was raised by the metric {name!r}.")
+        raise
+
+
+def _name_of(identifier: Any) -> str:
+    names = (identifier, *(getattr(identifier, each, None) for each in ("name", "__name__")))
+    return next((name for name in names if isinstance(name, str)), type(identifier).__name__)
 
 
 def _flat(chosen: Any) -> Iterator[Any]:
@@ -188,7 +209,8 @@ class CompileMetrics(Metric, is_composite=True):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Updates each metric with its output."""
         for entry, arguments in self._compiled.matched(y_true, y_pred, sample_weight):
-            entry.metric.update_state(*arguments)
+            with _named_in_errors(entry.log_name):
+                entry.metric.update_state(*arguments)
 
     def result(self) -> dict[str, Any]:
         """Returns the results by the names of their logs."""
