@@ -10,12 +10,12 @@ import dataclasses
 import enum
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import as_arguments, in_dtype
@@ -39,6 +39,7 @@ _BETTER_IF_LARGER = ("Accuracy", "AUCPR", "AUCROC", "FBetaScore", "Precision", "
 def is_of_another_library(value: Any) -> bool:
     """Returns whether a value is a metric, or several, of clu, metrax or `nnx.metrics`.
 
+    >>> from flax import nnx
     >>> is_of_another_library(nnx.metrics.Accuracy()), is_of_another_library(max)
     (True, False)
     """
@@ -47,9 +48,18 @@ def is_of_another_library(value: Any) -> bool:
     return _is_merged(value) or _is_collection(value) or _is_updated(value)
 
 
+def check_is_object(value: type) -> None:
+    """Raises TypeError for a class of `nnx.metrics`, of which objects are taken."""
+    if "flax.nnx" in sys.modules and issubclass(value, sys.modules["flax.nnx"].metrics.Metric):
+        prefix = "nnx.metrics." if value.__module__.startswith("flax.") else ""
+        raise TypeError("`metrics` takes objects of the metrics of NNX, not their classes. Received: the class "
+                        f"{value.__name__}. Pass an instance: `{prefix}{value.__name__}()`.")
+
+
 def parts(value: Any) -> Iterator[Any]:
     """Yields a metric, or each of a clu `Collection` or an `nnx.MultiMetric`, under the name that it has there.
 
+    >>> from flax import nnx
     >>> [metric.name for metric in parts(nnx.MultiMetric(hits=nnx.metrics.Accuracy()))]
     ['hits']
     """
@@ -75,6 +85,7 @@ def adapted(value: Any, name: str | None = None) -> Metric:
     Raises:
       ValueError: for several metrics in one, and for one of `nnx.metrics` that does not begin with zeros.
 
+    >>> from flax import nnx
     >>> accuracy = adapted(nnx.metrics.Accuracy())
     >>> float(accuracy(jnp.array([0, 1]), jnp.array([[2.0, 1.0], [2.0, 1.0]])))
     0.5
@@ -86,6 +97,8 @@ def adapted(value: Any, name: str | None = None) -> Metric:
     if _is_collection(value) or isinstance(getattr(value, "_metric_names", None), tuple):
         raise ValueError("Several metrics in one have several results. Give it to `compile(metrics=[...])`, which "
                          f"takes each, or give single metrics. Received: {_class_of(value).__name__}.")
+    from flax import nnx
+
     return (WelfordMetric if isinstance(value, nnx.metrics.Welford) else UpdatedMetric)(value, name)
 
 
@@ -315,6 +328,8 @@ class UpdatedMetric(AdaptedMetric):
     """
 
     def __init__(self, metric: Any, name: str | None = None):
+        from flax import nnx
+
         super().__init__(type(metric), name)
         self._metric = nnx.clone(metric)
         leaves = jax.tree.leaves(nnx.state(self._metric))
@@ -339,6 +354,8 @@ class UpdatedMetric(AdaptedMetric):
         Raises:
           ValueError: see `AdaptedMetric.given`.
         """
+        from flax import nnx
+
         metric = self._object([variable.value for variable in self.variables])
         metric.update(**self.given(metric.update, y_true, y_pred, sample_weight, self._argument))
         for variable, leaf in zip(self.variables, jax.tree.leaves(nnx.state(metric)), strict=True):
@@ -349,6 +366,8 @@ class UpdatedMetric(AdaptedMetric):
         return _as_logs(self.name, self._object([variable.value for variable in self.variables]).compute())
 
     def _object(self, values: Sequence[Any]) -> Any:
+        from flax import nnx
+
         graphdef, state = nnx.split(self._metric)
         structure = jax.tree.structure(state)
         return nnx.merge(graphdef, jax.tree.unflatten(structure, [jnp.asarray(value) for value in values]))
@@ -363,6 +382,8 @@ class WelfordMetric(UpdatedMetric):
     additive = False
 
     def merge_variables(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        from flax import nnx
+
         one, other = self._object(first), self._object(second)
         counts = one.count[...], other.count[...]
         number = sum(counts)
@@ -384,7 +405,8 @@ def _is_collection(value: Any) -> bool:
 
 
 def _is_updated(value: Any) -> bool:
-    return isinstance(value, nnx.metrics.Metric)
+    # Importing NNX takes time, which a process that loads an exported model is spared.
+    return "flax.nnx" in sys.modules and isinstance(value, sys.modules["flax.nnx"].metrics.Metric)
 
 
 def _has(value: Any, *methods: str) -> bool:

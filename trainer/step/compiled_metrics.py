@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from trainer import metrics
 from trainer.core import errors
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
-from trainer.metrics.base import MetricValue
+from trainer.metrics.base import MetricValue, named_in_errors
 from trainer.metrics.registry import check
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.output_matching import match_arrays, match_choices, output_names
@@ -82,7 +81,7 @@ class CompiledMetrics:
         """
         values = {}
         for entry, arguments in self.matched(y, outputs, sample_weight):
-            with _named_in_errors(entry.log_name):
+            with named_in_errors(entry.log_name):
                 accumulated = updated(entry.metric, entry.metric.stateless_reset_state(), *arguments)
             values[entry.log_name] = computed(MetricValue(accumulated, entry.metric))
         return values
@@ -135,28 +134,11 @@ class CompiledMetrics:
                         raise _no_targets(identifier, output_name)
                     spec = jax.ShapeDtypeStruct(targets[index].shape, targets[index].dtype)
                     output_spec = jax.ShapeDtypeStruct(predictions[index].shape, predictions[index].dtype)
-                    with _named_in_errors(_name_of(identifier)):
-                        metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
+                    metric = metrics.resolve(identifier, spec, output_spec, losses[index] if losses else None)
                     name = _free_name(metric.name, output_name, weighted, taken)
                     taken.add(name)
                     entries.append(_Entry(name, metric, index, weighted))
         return entries
-
-
-@contextlib.contextmanager
-def _named_in_errors(name: str) -> Iterator[None]:
-    """Adds a metric's name to an error of its code that does not have it."""
-    try:
-        yield
-    except Exception as error:
-        if repr(name) not in str(error):
-            error.add_note(f"It was raised by the metric {name!r}.")
-        raise
-
-
-def _name_of(identifier: Any) -> str:
-    names = (identifier, *(getattr(identifier, each, None) for each in ("name", "__name__")))
-    return next((name for name in names if isinstance(name, str)), type(identifier).__name__)
 
 
 def _flat(chosen: Any) -> Iterator[Any]:
@@ -209,7 +191,7 @@ class CompileMetrics(Metric, is_composite=True):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Updates each metric with its output."""
         for entry, arguments in self._compiled.matched(y_true, y_pred, sample_weight):
-            with _named_in_errors(entry.log_name):
+            with named_in_errors(entry.log_name):
                 entry.metric.update_state(*arguments)
 
     def result(self) -> dict[str, Any]:
