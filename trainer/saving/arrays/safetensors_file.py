@@ -147,9 +147,10 @@ class ArraysFile(Mapping[str, np.ndarray]):
         self._path, self._file = path, file
         size = os.fstat(file.fileno()).st_size
         self._data_start = 8 + int.from_bytes(file.read(8), "little")
-        if size < 8 or (self._data_start > size and self._data_start > _LARGEST_HEADER):
-            what = "its first 8 bytes are not the length of a header" if size else "it is empty"
-            raise ValueError(f"{path!r} is not a safetensors file: {what}.")
+        if size < 8:
+            raise ValueError(f"{path!r} is not a safetensors file, or was cut short: it has {size} bytes.")
+        if self._data_start > max(size, _LARGEST_HEADER):
+            raise ValueError(f"{path!r} is not a safetensors file: its first 8 bytes are not the length of a header.")
         if self._data_start > size:
             raise ValueError(f"{path!r} is not a safetensors file, or was cut short: a header of "
                              f"{self._data_start - 8} bytes does not fit into {size} bytes.")
