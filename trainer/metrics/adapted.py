@@ -184,8 +184,8 @@ class AdaptedMetric(Metric):
 
     def _lacks(self, names: Sequence[str]) -> ValueError:
         return ValueError(
-            f"The metric {self.name!r} is computed from {', '.join(map(repr, names))}. Received: labels and predictions, "
-            f"which it may call {', '.join(map(repr, (*_LABELS, *_PREDICTIONS)))}. Give a metric of these, such as one "
+            f"The metric {self.name!r} is computed from {', '.join(map(repr, names))}. Received: labels and "
+            f"predictions, which it may call {', '.join(map(repr, (*_LABELS, *_PREDICTIONS)))}. Give a metric of these, such as one "
             "made by clu's `from_fun`; the loss is logged in any case.")
 
 
@@ -418,7 +418,7 @@ def _class_of(value: Any) -> type:
 
 
 def _function_name(cls: Any) -> str | None:
-    """Returns the name of the function that clu's `from_fun` has made a class of; None for another class, or a lambda."""
+    """Returns the name of the function that clu's `from_fun` made a class of; None for others and a lambda."""
     if cls.__name__ != "FromFun":
         return None
     make = inspect.unwrap(getattr(cls.from_model_output, "__func__", cls.from_model_output))

@@ -120,7 +120,8 @@ def find_learning_rate(
       min_rate, max_rate: the first and the last rate; those between grow by a constant factor.
       steps: how many rates.
       smoothing: the share of the average in the smoothed loss, in [0, 1).
-      stop_factor: the search ends where the smoothed loss is this many times its least value, above 1, or is not finite.
+      stop_factor: the search ends where the smoothed loss is this many times its least value, more than once, or is not
+        finite.
 
     Raises:
       RuntimeError: if the model is not compiled.
