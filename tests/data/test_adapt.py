@@ -43,6 +43,7 @@ def generator():
         (lambda: adapt(X, generator()), ["`y`", "object"]),
         (lambda: adapt(X, np.array(["a"] * 10)), ["`y`", "<U1"]),
         (lambda: adapt(None), ["Unrecognized data type", "NoneType"]),
+        (lambda: adapt(generator(), batch_size=3), ["generator", "Received: batch_size=3."]),
         (lambda: adapt("text"), ["Unrecognized data type", "str"]),
         (lambda: adapt(object()), ["Unrecognized data type", "object"]),
         (lambda: adapt((generator(), generator())), ["Unrecognized data type", "generator"]),

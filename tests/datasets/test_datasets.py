@@ -300,6 +300,9 @@ def test_a_cut_stream_is_refused():
 
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda folder: datasets.mnist.load_data(folder / "none.npz"), FileNotFoundError, "where there is no file"),
+    (lambda folder: datasets.cifar10.load_data("/nope"), FileNotFoundError, "there is no 'data_batch_1'"),
+    (lambda folder: datasets.cifar100.load_data(path=folder), FileNotFoundError, "there is no 'train'"),
+    (lambda folder: datasets.fashion_mnist.load_data(folder), FileNotFoundError, "no 'train-images-idx3-ubyte.gz'"),
     (lambda folder: datasets.mnist.load_data(folder / "text.npz"), ValueError, "no zip archive"),
     (lambda folder: datasets.mnist.load_data(folder / "table.npz"), ValueError, "x_train"),
     (lambda folder: datasets.boston_housing.load_data(folder / "table.npz", test_split=1), ValueError, "`test_split`"),

@@ -90,6 +90,15 @@ class Loss(Highest):
         return cls(loss)
 
 
+@struct.dataclass
+class LossByName(Highest):
+    """As clu's `from_output("loss")`, whose signature does not tell what it reads."""
+
+    @classmethod
+    def from_model_output(cls, **outputs):
+        return cls(outputs["loss"])
+
+
 class Several:
     """clu's protocol of a collection."""
 
@@ -238,12 +247,38 @@ class Product(Latest):
     (AllRows, ValueError, "'all_rows' keeps all rows, which a compiled step cannot.*model.predict"),
     (Loss, ValueError, "'loss' is computed from 'loss'. Received: labels and predictions"),
     (nnx.metrics.Average("loss"), ValueError, "'average' is computed from 'loss'.*the loss is logged in any case"),
+    (LossByName, ValueError, "'loss_by_name' is computed from 'loss'.*the loss is logged in any case"),
+    (nnx.metrics.Accuracy, TypeError, r"Received: the class Accuracy. Pass an instance: `nnx.metrics.Accuracy\(\)`"),
+    (Latest, TypeError, r"Received: the class Latest. Pass an instance: `Latest\(\)`"),
     (Product(), ValueError, "'product' does not begin with zeros.*additive = False"),
     (Latest(), ValueError, "'latest' does not accumulate by adding"),
 ])
 def test_what_cannot_be_computed_is_refused_before_anything_is(given, error, message):
     with pytest.raises(error, match=message):
         evaluated(distribute.OneDeviceStrategy(), [given])
+
+
+def takes_one(y_pred):
+    return y_pred
+
+
+def other_shapes(y_true, y_pred):
+    return y_pred @ y_true.reshape(1, -1)[:, :2]
+
+
+@struct.dataclass
+class Fails(Highest):
+    @classmethod
+    def from_model_output(cls, predictions, labels):
+        return cls(predictions @ predictions)
+
+
+@pytest.mark.parametrize(("given", "name"), [
+    (takes_one, "takes_one"), (other_shapes, "other_shapes"), (Fails, "fails")])
+def test_an_error_of_a_metrics_own_code_names_the_metric(given, name):
+    with pytest.raises(TypeError) as caught:
+        evaluated(distribute.OneDeviceStrategy(), ["accuracy", given])
+    assert f"It was raised by the metric {name!r}." in caught.value.__notes__
 
 
 def test_weights_are_refused_by_a_metric_that_takes_none():
@@ -280,6 +315,9 @@ def test_metrics_of_clu_are_clus_of_all_rows(devices, replicas):
     for name, value in expected.items():
         np.testing.assert_allclose(logs[name], value, rtol=1e-6, err_msg=name)
     assert logs.keys() == {"loss", *expected}
+    logs, _ = evaluated(strategy_of(replicas, devices), [
+        clu.Average.from_fun(right), clu.Average.from_fun(lambda logits, **_: logits[:, 0])])
+    assert list(logs) == ["loss", "right", "from_fun"]
     with pytest.raises(ValueError, match="keeps all rows"):
         evaluated(distribute.OneDeviceStrategy(), [clu.CollectingMetric.from_outputs(("logits",))])
 

@@ -83,6 +83,13 @@ def test_another_optimizer_is_refused(tmp_path, trained, name):
         trainer.load(tmp_path / name, make_model(optimizer=trainer.optimizers.Adam(amsgrad=True)))
 
 
+@pytest.mark.parametrize("name", ["model", "model.safetensors"])
+def test_a_model_that_is_not_compiled_is_told_so(tmp_path, trained, name):
+    trained.save(tmp_path / name)
+    with pytest.raises(ValueError, match=r"not compiled.*Call `compile\(...\)` as when.*errors.md#not-compiled"):
+        trainer.load(tmp_path / name, trainer.Model(LinenMLP(batch_norm=True, dropout=0.2)))
+
+
 def test_another_optimizer_with_the_same_state_is_refused(tmp_path, trained):
     trained.save(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"of the optimizer 'Adam'. Received: 'AdamW'\. Make and compile"):

@@ -271,7 +271,8 @@ def test_a_model_that_must_know_the_number_of_rows_is_exported_for_one_number(tm
 @pytest.mark.parametrize(("case", "x", "words"), [
     ("linen", X[:, :5], r"`x` must be float32\(rows, 6\), rows first. Received: array of shape \(40, 5\)"),
     ("linen", X[0], r"`x` must be float32\(rows, 6\)"),
-    ("linen", X.astype(np.int32), r"`x` must be float32\(rows, 6\).* dtype int32"),
+    ("linen", X.astype(np.int32),
+     r"`x` must be float32\(rows, 6\).* dtype int32.*float32 alone: convert it by `.astype\('float32'\)`"),
     ("linen", (X, X), r"`x` must be float32\(rows, 6\). Received: \(array"),
     ("linen", X[:0], "the same number of rows, at least one"),
     ("linen", np.full((2, 6), "a"), "numeric dtype"),

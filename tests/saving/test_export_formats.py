@@ -120,6 +120,8 @@ def test_a_stablehlo_program_is_evaluated_by_another_runtime(tmp_path, name):
 def test_a_stablehlo_program_for_one_number_of_rows(tmp_path):
     model = CASES["images"][0]()
     model.export(tmp_path / "model", format="stablehlo", batch_size=2)
+    with pytest.raises(ValueError, match=r"is a StableHLO export, for other programs\. Export .* `format='jax'`"):
+        trainer.load_exported(tmp_path / "model")
     x = images(2)
     found, signature = interpreted(tmp_path / "model", x)
     np.testing.assert_allclose(found[0], expected(model, x)[0], rtol=1e-4, atol=1e-5)

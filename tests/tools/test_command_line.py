@@ -83,15 +83,17 @@ def test_of_a_run_the_older_checkpoints_are_checked_too(saved, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("name", "file", "damaged"), [
-    ("weights.safetensors", "weights.safetensors", 1), ("state.safetensors", "state.safetensors", 12),
-    ("model.export", "model.export", 3), ("state", "state/state/0.bytes", 11)])
+    ("weights.safetensors", "weights.safetensors", 1), ("state.safetensors", "state.safetensors", 0),
+    ("model.export", "model.export", 0), ("state", "state/state/0.bytes", 11)])
 def test_a_flipped_bit_is_found(saved, tmp_path, capsys, name, file, damaged):
     copy = shutil.copytree if (saved / name).is_dir() else shutil.copy
     copy(saved / name, tmp_path / name)
     flip_bit(tmp_path / file, (tmp_path / file).stat().st_size - 1)
     found = inspected(capsys, tmp_path / name, code=1)
     assert found["whole"] is False and found["problems"]
-    assert [row["state"] for row in found["arrays"]].count("damaged") == damaged
+    states = [row["state"] for row in found["arrays"]]
+    assert states.count("damaged") == damaged
+    assert "verified" not in states or name in ("weights.safetensors", "state")
     assert commands.main(["inspect", str(tmp_path / name)]) == 1
     assert "DAMAGED: " in capsys.readouterr().out
 
@@ -103,6 +105,14 @@ def test_a_missing_file_of_a_checkpoint_and_a_damaged_manifest_are_found(saved, 
     assert "'document.json' is missing" in found["problems"][0] and found["arrays"] == []
     flip_bit(tmp_path / "state" / "manifest.json", 5)
     assert "'manifest.json' has other bytes" in inspected(capsys, tmp_path / "state", code=1)["problems"][0]
+
+
+def test_damage_beside_the_state_of_a_checkpoint_leaves_its_arrays_verified(saved, tmp_path, capsys):
+    shutil.copytree(saved / "state", tmp_path / "state")
+    flip_bit(tmp_path / "state" / "arrays.safetensors", 20)
+    found = inspected(capsys, tmp_path / "state", code=1)
+    assert "arrays.safetensors' has other bytes" in found["problems"][0] and len(found["problems"]) == 1
+    assert {row["state"] for row in found["arrays"]} == {"verified"} and found["step"] == 8
 
 
 def test_arrays_without_checksums_are_said_to_be_unchecked(tmp_path, capsys):
@@ -117,7 +127,8 @@ def test_arrays_without_checksums_are_said_to_be_unchecked(tmp_path, capsys):
 
 @pytest.mark.parametrize(("make", "code", "words"), [
     (lambda path: None, 2, "There is no file"),
-    (lambda path: path.write_text("no arrays"), 1, "is not a safetensors file"),
+    (lambda path: path.write_text("no arrays"), 1, "is not a safetensors file: its first 8 bytes are not the length"),
+    (lambda path: path.touch(), 1, "is not a safetensors file, or was cut short: it has 0 bytes"),
     (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(60)), 1, "an HDF5 file"),
     (lambda path: path.mkdir(), 1, "a folder without checkpoints"),
 ])

@@ -176,6 +176,7 @@ def test_the_plot_has_both_curves_and_the_suggestion():
     ({"min_rate": 1.0, "max_rate": 1.0}, ValueError, "`min_rate` must be less than `max_rate`"),
     ({"min_rate": 0.0}, ValueError, "`min_rate` must be a number above 0"),
     ({"max_rate": "1"}, TypeError, "`max_rate` must be a number"),
+    ({"stop_factor": 0.5}, ValueError, "`stop_factor` must be a number above 1. Received: stop_factor=0.5"),
     ({"steps": 2}, ValueError, "`steps` must be a whole number of at least 3"),
     ({"smoothing": 1.0}, ValueError, r"`smoothing` must be a number in \[0, 1\)"),
 ])
@@ -187,7 +188,7 @@ def test_arguments_that_cannot_be_used_are_refused(options, error, words):
 def test_models_that_cannot_be_searched_are_refused():
     with pytest.raises(TypeError, match=r"`model` must be a `trainer.Model`"):
         search(nn.Dense(3))
-    with pytest.raises(RuntimeError, match="compile"):
+    with pytest.raises(RuntimeError, match="before `find_learning_rate`"):
         search(trainer.Model(nn.Dense(3)))
     two = trainer.Model({"a": nn.Dense(3), "b": nn.Dense(3)})
     two.compile({"a": "adam", "b": "sgd"})

@@ -217,6 +217,7 @@ def test_a_notebook_shows_the_picture(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"to_file": "model.gif"}, ValueError, "`to_file` must be a path that ends with .png, .svg"),
+    ({"to_file": "model.bmp"}, ValueError, "Received: to_file='model.bmp'."),
     ({"to_file": ""}, ValueError, "`to_file` must be"),
     ({"rankdir": "left"}, ValueError, "`rankdir` must be one of 'TB'"),
     ({"dpi": 0}, ValueError, "`dpi` must be"),

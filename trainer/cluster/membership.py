@@ -182,7 +182,7 @@ def _initialize(**options: Any) -> None:
         if "before" not in str(error):
             raise
         sys.excepthook = before
-        raise _too_late(error) from error
+        raise _too_late(error) from None  # the message has what JAX says
     with threads_that_wait_their_turn(_uses_gloo):
         jax.devices()  # at once: the processes wait for each other in it
 
@@ -194,7 +194,7 @@ def _check_unused() -> None:
     try:
         jax.config.update("jax_num_cpu_devices", count + 1)
     except RuntimeError as error:
-        raise _too_late(error) from error
+        raise _too_late(error) from None  # the message has what JAX says
     jax.config.update("jax_num_cpu_devices", count)
 
 

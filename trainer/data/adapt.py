@@ -102,7 +102,8 @@ def adapt(
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             raise ValueError(f"When providing `x` as a {_kind(x)}, `{name}` should not be passed: "
-                             f"batches are taken as the {_kind(x)} yields them. Received: {name}={describe(value)}.")
+                             f"batches are taken as the {_kind(x)} yields them. Received: "
+                             f"{name}={value if isinstance(value, int) else describe(value)}.")
     if class_weights is None:
         return source
     if isinstance(source, SampleSource):

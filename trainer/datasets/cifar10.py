@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trainer.core import arguments
-from trainer.datasets.keras_files import Split, cifar_batches
+from trainer.datasets.keras_files import Split, cifar_batches, files_in
 from trainer.utils.files.get_file import get_file
 
 _ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -25,5 +25,5 @@ def load_data(path: str | os.PathLike[str] | None = None) -> Split:
               else arguments.as_path("path", path, "a folder"))
     inner = os.path.join(folder, "cifar-10-batches-py")
     folder = inner if os.path.isdir(inner) else folder
-    train = [os.path.join(folder, f"data_batch_{number}") for number in range(1, 6)]
-    return cifar_batches(train, "labels"), cifar_batches([os.path.join(folder, "test_batch")], "labels")
+    *train, test = files_in(folder, [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"])
+    return cifar_batches(train, "labels"), cifar_batches([test], "labels")

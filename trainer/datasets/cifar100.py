@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from trainer.core import arguments
-from trainer.datasets.keras_files import Split, cifar_batches
+from trainer.datasets.keras_files import Split, cifar_batches, files_in
 from trainer.utils.files.get_file import get_file
 
 _ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
@@ -27,5 +27,5 @@ def load_data(label_mode: str = "fine", path: str | os.PathLike[str] | None = No
               else arguments.as_path("path", path, "a folder"))
     inner = os.path.join(folder, "cifar-100-python")
     folder = inner if os.path.isdir(inner) else folder
-    train, test = (cifar_batches([os.path.join(folder, name)], f"{label_mode}_labels") for name in ("train", "test"))
+    train, test = (cifar_batches([file], f"{label_mode}_labels") for file in files_in(folder, ["train", "test"]))
     return train, test

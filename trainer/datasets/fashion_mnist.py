@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trainer.core import arguments
-from trainer.datasets.keras_files import ORIGIN, Split, idx_array
+from trainer.datasets.keras_files import ORIGIN, Split, files_in, idx_array
 from trainer.utils.files.get_file import get_file
 
 _FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz",
@@ -25,6 +24,6 @@ def load_data(path: str | os.PathLike[str] | None = None) -> Split:
         paths = [get_file(name, ORIGIN + name, cache_subdir=os.path.join("datasets", "fashion-mnist"))
                  for name in _FILES]
     else:
-        paths = [os.path.join(arguments.as_path("path", path, "a folder"), name) for name in _FILES]
+        paths = files_in(path, _FILES)
     x_train, y_train, x_test, y_test = map(idx_array, paths)
     return (x_train, y_train), (x_test, y_test)

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import zipfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,20 @@ def path_of(path: str | os.PathLike[str], file_hash: str, name: str) -> str:
         raise FileNotFoundError(f"`path` must be a name in the cache folder, such as {name!r}, or the path of a copy "
                                 f"of the file. Received: {path!r}, where there is no file.")
     return path
+
+
+def files_in(path: str | os.PathLike[str], names: Sequence[str]) -> list[str]:
+    """Returns the paths of files in a folder.
+
+    Raises:
+      FileNotFoundError: if one is missing.
+    """
+    folder = arguments.as_path("path", path, "a folder")
+    missing = [name for name in names if not os.path.isfile(os.path.join(folder, name))]
+    if missing:
+        raise FileNotFoundError(f"`path` must be a folder with the files {', '.join(map(repr, names))}. Received: "
+                                f"{folder!r}, where there is no {missing[0]!r}.")
+    return [os.path.join(folder, name) for name in names]
 
 
 def npz_arrays(path: str, *names: str) -> list[np.ndarray]:

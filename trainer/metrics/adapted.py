@@ -10,12 +10,12 @@ import dataclasses
 import enum
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import as_arguments, in_dtype
@@ -39,6 +39,7 @@ _BETTER_IF_LARGER = ("Accuracy", "AUCPR", "AUCROC", "FBetaScore", "Precision", "
 def is_of_another_library(value: Any) -> bool:
     """Returns whether a value is a metric, or several, of clu, metrax or `nnx.metrics`.
 
+    >>> from flax import nnx
     >>> is_of_another_library(nnx.metrics.Accuracy()), is_of_another_library(max)
     (True, False)
     """
@@ -47,9 +48,18 @@ def is_of_another_library(value: Any) -> bool:
     return _is_merged(value) or _is_collection(value) or _is_updated(value)
 
 
+def check_is_object(value: type) -> None:
+    """Raises TypeError for a class of `nnx.metrics`, of which objects are taken."""
+    if "flax.nnx" in sys.modules and issubclass(value, sys.modules["flax.nnx"].metrics.Metric):
+        prefix = "nnx.metrics." if value.__module__.startswith("flax.") else ""
+        raise TypeError("`metrics` takes objects of the metrics of NNX, not their classes. Received: the class "
+                        f"{value.__name__}. Pass an instance: `{prefix}{value.__name__}()`.")
+
+
 def parts(value: Any) -> Iterator[Any]:
     """Yields a metric, or each of a clu `Collection` or an `nnx.MultiMetric`, under the name that it has there.
 
+    >>> from flax import nnx
     >>> [metric.name for metric in parts(nnx.MultiMetric(hits=nnx.metrics.Accuracy()))]
     ['hits']
     """
@@ -75,6 +85,7 @@ def adapted(value: Any, name: str | None = None) -> Metric:
     Raises:
       ValueError: for several metrics in one, and for one of `nnx.metrics` that does not begin with zeros.
 
+    >>> from flax import nnx
     >>> accuracy = adapted(nnx.metrics.Accuracy())
     >>> float(accuracy(jnp.array([0, 1]), jnp.array([[2.0, 1.0], [2.0, 1.0]])))
     0.5
@@ -86,6 +97,8 @@ def adapted(value: Any, name: str | None = None) -> Metric:
     if _is_collection(value) or isinstance(getattr(value, "_metric_names", None), tuple):
         raise ValueError("Several metrics in one have several results. Give it to `compile(metrics=[...])`, which "
                          f"takes each, or give single metrics. Received: {_class_of(value).__name__}.")
+    from flax import nnx
+
     return (WelfordMetric if isinstance(value, nnx.metrics.Welford) else UpdatedMetric)(value, name)
 
 
@@ -156,10 +169,7 @@ class AdaptedMetric(Metric):
         needed = [argument] if argument else [name for name, each in names.items() if each.default is each.empty]
         lacking = [name for name in needed if name not in offered]
         if lacking:
-            raise ValueError(
-                f"The metric {self.name!r} is computed from {', '.join(map(repr, lacking))}. Received: labels and "
-                f"predictions, which it may call {', '.join(map(repr, offered))}. Give a metric of these, such as one "
-                "made by clu's `from_fun`; the loss is logged in any case.")
+            raise self._lacks(lacking)
         if "logits" in needed and labels.ndim == predictions.ndim and labels.shape[-1] == 1 < predictions.shape[-1]:
             offered.update(dict.fromkeys(_LABELS, labels[..., 0]))
         wanted = set(needed) if needed else names.keys() & offered.keys() or (set(offered) if takes_any else set())
@@ -171,6 +181,12 @@ class AdaptedMetric(Metric):
                 return {**arguments, name: jnp.asarray(sample_weight)}
         raise ValueError(f"The metric {self.name!r} takes no sample weights. Give it as one of `metrics`, or a "
                          "metric of `trainer.metrics` as one of `weighted_metrics`.")
+
+    def _lacks(self, names: Sequence[str]) -> ValueError:
+        return ValueError(
+            f"The metric {self.name!r} is computed from {', '.join(map(repr, names))}. Received: labels and "
+            f"predictions, which it may call {', '.join(map(repr, (*_LABELS, *_PREDICTIONS)))}. Give a metric of these, such as one "
+            "made by clu's `from_fun`; the loss is logged in any case.")
 
 
 class MergedMetric(AdaptedMetric):
@@ -184,7 +200,7 @@ class MergedMetric(AdaptedMetric):
     additive = False
 
     def __init__(self, cls: type, name: str | None = None):
-        super().__init__(cls, name)
+        super().__init__(cls, name or _function_name(cls))
         self._class: Any = cls
         # With shapes and dtypes for arrays, and no tree structure, which cannot be sent to other processes.
         self._example: Any = None
@@ -264,7 +280,14 @@ class MergedMetric(AdaptedMetric):
 
     def _of_rows(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         make = self._class.from_model_output
-        return make(**self.given(make, y_true, y_pred, sample_weight))
+        given = self.given(make, y_true, y_pred, sample_weight)
+        try:
+            return make(**given)
+        except KeyError as error:  # of clu's `from_output`, whose signature does not tell what it reads
+            name = error.args[0] if len(error.args) == 1 else None
+            if not isinstance(name, str) or name in given:
+                raise
+            raise self._lacks([name]) from None
 
     def result(self) -> Any:
         """Returns what the object computes."""
@@ -305,6 +328,8 @@ class UpdatedMetric(AdaptedMetric):
     """
 
     def __init__(self, metric: Any, name: str | None = None):
+        from flax import nnx
+
         super().__init__(type(metric), name)
         self._metric = nnx.clone(metric)
         leaves = jax.tree.leaves(nnx.state(self._metric))
@@ -329,6 +354,8 @@ class UpdatedMetric(AdaptedMetric):
         Raises:
           ValueError: see `AdaptedMetric.given`.
         """
+        from flax import nnx
+
         metric = self._object([variable.value for variable in self.variables])
         metric.update(**self.given(metric.update, y_true, y_pred, sample_weight, self._argument))
         for variable, leaf in zip(self.variables, jax.tree.leaves(nnx.state(metric)), strict=True):
@@ -339,6 +366,8 @@ class UpdatedMetric(AdaptedMetric):
         return _as_logs(self.name, self._object([variable.value for variable in self.variables]).compute())
 
     def _object(self, values: Sequence[Any]) -> Any:
+        from flax import nnx
+
         graphdef, state = nnx.split(self._metric)
         structure = jax.tree.structure(state)
         return nnx.merge(graphdef, jax.tree.unflatten(structure, [jnp.asarray(value) for value in values]))
@@ -353,6 +382,8 @@ class WelfordMetric(UpdatedMetric):
     additive = False
 
     def merge_variables(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        from flax import nnx
+
         one, other = self._object(first), self._object(second)
         counts = one.count[...], other.count[...]
         number = sum(counts)
@@ -374,7 +405,8 @@ def _is_collection(value: Any) -> bool:
 
 
 def _is_updated(value: Any) -> bool:
-    return isinstance(value, nnx.metrics.Metric)
+    # Importing NNX takes time, which a process that loads an exported model is spared.
+    return "flax.nnx" in sys.modules and isinstance(value, sys.modules["flax.nnx"].metrics.Metric)
 
 
 def _has(value: Any, *methods: str) -> bool:
@@ -383,6 +415,15 @@ def _has(value: Any, *methods: str) -> bool:
 
 def _class_of(value: Any) -> type:
     return value if isinstance(value, type) else type(value)
+
+
+def _function_name(cls: Any) -> str | None:
+    """Returns the name of the function that clu's `from_fun` made a class of; None for others and a lambda."""
+    if cls.__name__ != "FromFun":
+        return None
+    make = inspect.unwrap(getattr(cls.from_model_output, "__func__", cls.from_model_output))
+    name = getattr(inspect.getclosurevars(make).nonlocals.get("fun"), "__name__", "")
+    return name if name.isidentifier() else None
 
 
 def _annotations(collection: Any) -> dict[str, Any]:

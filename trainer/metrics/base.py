@@ -35,6 +35,17 @@ def snake_case(class_name: str) -> str:
     return re.sub(_WORD_STARTS, "_", class_name).lower()
 
 
+@contextlib.contextmanager
+def named_in_errors(name: str) -> Iterator[None]:
+    """Adds a metric's name to an error of its code that does not have it."""
+    try:
+        yield
+    except Exception as error:
+        if repr(name) not in str(error):
+            error.add_note(f"It was raised by the metric {name!r}.")
+        raise
+
+
 class StepMetrics(Protocol):
     """What metrics do while a step is traced, where they cannot keep what they accumulate."""
 

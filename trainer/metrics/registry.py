@@ -22,9 +22,9 @@ from trainer.metrics.accuracy import (
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
-from trainer.metrics.adapted import adapted, is_of_another_library
+from trainer.metrics.adapted import adapted, check_is_object, is_of_another_library
 from trainer.metrics.auc import AUC
-from trainer.metrics.base import Metric, snake_case
+from trainer.metrics.base import Metric, named_in_errors, snake_case
 from trainer.metrics.classification import (
     BinaryCrossentropy,
     CategoricalCrossentropy,
@@ -229,6 +229,7 @@ def check(identifier: Any) -> None:
     elif is_of_another_library(identifier) or configs.is_config(identifier):
         return
     elif isinstance(identifier, type):
+        check_is_object(identifier)
         if not issubclass(identifier, Metric):
             raise _not_a_metric(identifier)
     elif not isinstance(identifier, (Metric, Loss)) and not callable(identifier):
@@ -276,8 +277,9 @@ def resolve(
     _check_takes_labels(metric)
     if isinstance(identifier, str):
         metric.name = identifier
-    metric.validate(y_true, y_pred)
-    metric.build(y_true, y_pred)
+    with named_in_errors(metric.name):
+        metric.validate(y_true, y_pred)
+        metric.build(y_true, y_pred)
     return metric
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from trainer.core import tree_paths
-from trainer.core.errors import naming_file
+from trainer.core.errors import naming_file, see
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import to_host
 from trainer.model.state_holder import INIT_ROWS, StateHolder
@@ -83,6 +83,9 @@ def restore(path: str, holder: StateHolder) -> None:
         holder.build(inputs)
     state = holder.current
     now, then = optimizer_kinds(state.optimizer), document.get("optimizer")  # an older version did not save it
+    if now is None and then is not None:
+        raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer {then!r}. Call "
+                         f"`compile(...)` as when it was saved, before `load`. {see('not-compiled')}")
     if None not in (now, then) and now != then:
         raise ValueError(f"{path!r} is a training state of the optimizer {then!r}. Received: {now!r}. Make and compile "
                          "the model as it was when it was saved, or save and load its weights alone.")

@@ -41,6 +41,7 @@ MANIFEST_KEY = "exported_model"
 FORMAT_VERSION = 1
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _PROGRAM = "program"
+SIGNATURE, SAVED_MODEL = "signature.json", "saved_model.pb"  # which tell the folders of other formats; see `formats.py`
 
 
 def save(path: str, predict_step: Callable[[TrainState, Any], Any], state: TrainState, inputs: Any,
@@ -98,6 +99,10 @@ def load_exported(filepath: str | os.PathLike[str]) -> ExportedModel:
       ((5, 2), ShapeDtypeStruct(shape=(rows, 3), dtype=float32))
     """
     path = checked_path("filepath", filepath)
+    for name, kind in ((SIGNATURE, "StableHLO"), (SAVED_MODEL, "SavedModel")):
+        if os.path.isfile(os.path.join(path, name)):
+            raise ValueError(f"{path!r} is a {kind} export, for other programs. Export the model with `format='jax'` "
+                             "to load it here.")
     text, arrays = read_with_text(
         path, MANIFEST_KEY, "an exported model, as `Model.export` writes it",
         "A checkpoint folder is loaded with `trainer.load`.", "The `load_weights` of a model reads weights.")
@@ -195,7 +200,10 @@ class ExportedModel:
         for name, leaf, spec in zip(leaf_names(self.input_spec), leaves, specs, strict=True):
             received, wanted = (leaf.shape[1:], leaf.dtype), (spec.shape[1:], spec.dtype)
             if leaf.ndim != len(spec.shape) or match_arrays({name: received}, {name: wanted}).mismatched:
-                raise ValueError(f"`{name}` must be {_text(spec)}, rows first. Received: {errors.describe(leaf)}.")
+                cast = (f" The program computes with {spec.dtype} alone: convert it by `.astype({str(spec.dtype)!r})`."
+                        if received[0] == wanted[0] and leaf.ndim == len(spec.shape) else "")
+                raise ValueError(
+                    f"`{name}` must be {_text(spec)}, rows first. Received: {errors.describe(leaf)}.{cast}")
         rows = len(leaves[0])
         if rows == 0 or any(len(leaf) != rows for leaf in leaves):
             raise ValueError("All arrays of `x` must have the same number of rows, at least one. Received: "

@@ -26,8 +26,8 @@ from trainer.saving.checkpoint import disk
 from trainer.saving.prediction import Prediction, check_names, describe_tree, named, prediction_of, with_rows
 
 FORMATS = ("jax", "stablehlo", "saved_model", "onnx")
-SIGNATURE, TEXT, ARTIFACT, WEIGHTS = "signature.json", "model.mlir", "model.mlirbc", "weights.safetensors"
-SAVED_MODEL = "saved_model.pb"
+SIGNATURE, SAVED_MODEL = export.SIGNATURE, export.SAVED_MODEL
+TEXT, ARTIFACT, WEIGHTS = "model.mlir", "model.mlirbc", "weights.safetensors"
 FORMAT_VERSION = 1
 _ASSERTION = "shape_assertion"  # a custom call of JAX's, which checks shapes and computes nothing
 _EXTRAS = {"saved_model": "tensorflow", "onnx": "onnx"}

@@ -11,7 +11,7 @@ from trainer import metrics
 from trainer.core import errors
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
-from trainer.metrics.base import MetricValue
+from trainer.metrics.base import MetricValue, named_in_errors
 from trainer.metrics.registry import check
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.output_matching import match_arrays, match_choices, output_names
@@ -79,9 +79,12 @@ class CompiledMetrics:
         Raises:
           ValueError: if a name is unknown, or targets and outputs do not fit a metric.
         """
-        return {entry.log_name: computed(MetricValue(
-                    updated(entry.metric, entry.metric.stateless_reset_state(), *arguments), entry.metric))
-                for entry, arguments in self.matched(y, outputs, sample_weight)}
+        values = {}
+        for entry, arguments in self.matched(y, outputs, sample_weight):
+            with named_in_errors(entry.log_name):
+                accumulated = updated(entry.metric, entry.metric.stateless_reset_state(), *arguments)
+            values[entry.log_name] = computed(MetricValue(accumulated, entry.metric))
+        return values
 
     def matched(self, y: Any, outputs: Any, sample_weight: Any = None) -> list[tuple[_Entry, tuple[Any, ...]]]:
         """Returns each metric with the arguments of its update; see `values`."""
@@ -188,7 +191,8 @@ class CompileMetrics(Metric, is_composite=True):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Updates each metric with its output."""
         for entry, arguments in self._compiled.matched(y_true, y_pred, sample_weight):
-            entry.metric.update_state(*arguments)
+            with named_in_errors(entry.log_name):
+                entry.metric.update_state(*arguments)
 
     def result(self) -> dict[str, Any]:
         """Returns the results by the names of their logs."""

@@ -129,7 +129,8 @@ def find_learning_rate(
       min_rate, max_rate: the first and the last rate; those between grow by a constant factor.
       steps: how many rates.
       smoothing: the share of the average in the smoothed loss, in [0, 1).
-      stop_factor: the search ends where the smoothed loss is this many times its least value, or is not finite.
+      stop_factor: the search ends where the smoothed loss is this many times its least value, more than once, or is not
+        finite.
 
     Raises:
       RuntimeError: if the model is not compiled.
@@ -149,8 +150,9 @@ def find_learning_rate(
     Source: Leslie N. Smith, "Cyclical Learning Rates for Training Neural Networks", https://arxiv.org/abs/1506.01186,
     section 3.3; Smith and Topin, "Super-Convergence", https://arxiv.org/abs/1708.07120.
     """
-    _check_model(model)
-    arguments.require_positive(min_rate=min_rate, max_rate=max_rate, stop_factor=stop_factor)
+    _check_model(model, "find_learning_rate")
+    arguments.require_positive(min_rate=min_rate, max_rate=max_rate)
+    arguments.require({"stop_factor": stop_factor}, "a number above 1", lambda number: number > 1)
     arguments.require_decay_rate(smoothing=smoothing)
     arguments.check_count("steps", steps, _MIN_STEPS)
     if not min_rate < max_rate:
@@ -289,7 +291,7 @@ def find_batch_size(
       >>> find_batch_size(model, row, row, memory_bytes=32 * 2**20, refine=0).batch_size
       1024
     """
-    _check_model(model)
+    _check_model(model, "find_batch_size")
     for name, count, least in (("start", start, 1), ("limit", limit, 1), ("refine", refine, 0)):
         arguments.check_count(name, count, least)
     arguments.check_count("memory_bytes", memory_bytes, 1, optional=True)
@@ -406,7 +408,7 @@ def _model_of(callback: Callback) -> Any:
     return callback.model  # which callbacks know as a `Run` alone
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: Any, function: str) -> None:
     if not isinstance(model, Model):
         raise errors.wrong_type("model", model, "a `trainer.Model`")
-    model._configuration.require_compiled("fit")
+    model._configuration.require_compiled(function)

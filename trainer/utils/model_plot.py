@@ -60,7 +60,9 @@ def plot_model(
     """
     path = arguments.as_path("to_file", to_file)
     kind = os.path.splitext(path)[1].removeprefix(".").lower()
-    arguments.check_word("to_file", kind, _FORMATS, f"a path that ends with .{', .'.join(_FORMATS)}")
+    if kind not in _FORMATS:
+        raise ValueError(f"`to_file` must be a path that ends with .{', .'.join(_FORMATS)}. Received: "
+                         f"to_file={path!r}.")
     text = model_to_dot(model, show_shapes, show_dtype, show_layer_names, rankdir, expand_nested, dpi, show_trainable)
     _write(path, text.encode() if kind == "dot" else _rendered(text, kind))
     if kind in ("png", "jpg", "jpeg", "svg") and is_in_notebook():

@@ -39,6 +39,7 @@ _KINDS = {"bool": np.bool_, "signed integer": np.signedinteger, "unsigned intege
 _METADATA = "__metadata__"
 _CHECKSUMS = "sha256_of_arrays"  # in the metadata: that of each array, its name, dtype and shape, as JSON
 _ALIGNMENT = 8  # bytes
+_LARGEST_HEADER = 100_000_000  # bytes, of the format
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, jax.Array | np.ndarray],
@@ -146,7 +147,11 @@ class ArraysFile(Mapping[str, np.ndarray]):
         self._path, self._file = path, file
         size = os.fstat(file.fileno()).st_size
         self._data_start = 8 + int.from_bytes(file.read(8), "little")
-        if size < 8 or self._data_start > size:
+        if size < 8:
+            raise ValueError(f"{path!r} is not a safetensors file, or was cut short: it has {size} bytes.")
+        if self._data_start > max(size, _LARGEST_HEADER):
+            raise ValueError(f"{path!r} is not a safetensors file: its first 8 bytes are not the length of a header.")
+        if self._data_start > size:
             raise ValueError(f"{path!r} is not a safetensors file, or was cut short: a header of "
                              f"{self._data_start - 8} bytes does not fit into {size} bytes.")
         try:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-VERIFIED, DAMAGED, UNCHECKED = "verified", "damaged", "no checksum"
+VERIFIED, DAMAGED, UNKNOWN, UNCHECKED = "verified", "damaged", "unknown", "no checksum"
 IS_DAMAGED, REFUSED = 1, 2
 
 
@@ -27,7 +27,8 @@ class ArrayRow:
       dtype: the name of its dtype.
       shape: its shape.
       nbytes: how many bytes it takes.
-      state: "verified", "damaged", or "no checksum" if none was saved with it.
+      state: "verified", "damaged", "unknown" in a damaged file with one checksum for all of its arrays, or "no
+        checksum" if none was saved with it.
     """
 
     name: str
@@ -172,7 +173,7 @@ def _of_file_with_text(path: str, file: Any, key: str) -> Inspection:
     whole = is_whole(file, key)
     problems = [] if whole else [f"{path!r} does not have the checksum that it was saved with. It is one checksum for "
                                  "the whole file, so any of its arrays may be what differs."]
-    rows = [_row(name, spec, VERIFIED if whole else DAMAGED) for name, spec in file.shapes.items()]
+    rows = [_row(name, spec, VERIFIED if whole else UNKNOWN) for name, spec in file.shapes.items()]
     found = Inspection(path, _texts()[key], rows, problems=problems)
     try:
         document = json.loads(file.metadata[key])
@@ -261,7 +262,12 @@ def _of_checkpoint(path: str) -> Inspection:
     try:
         checkpoint = checkpoints.open_checkpoint(path, verify=False)
     except (ValueError, OSError) as error:
-        return Inspection(path, "checkpoint", problems=[*problems, *([] if problems else [str(error)])])
+        if layout.DOCUMENT_ARRAYS not in damages or layout.DOCUMENT in damages:
+            return Inspection(path, "checkpoint", problems=[*problems, *([] if problems else [str(error)])])
+        with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
+            content = json.load(file)
+        checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
+            path, None, layout.specs_from_json(content["arrays"]), content.get(layout.PROCESSES))
     index: Mapping[str, list[Any]] = {}
     state_folder = os.path.join(path, layout.STATE)
     if checkpoint.processes is not None:
