@@ -418,7 +418,8 @@ def test_a_step_of_ones_own_may_give_the_module_other_inputs_than_those_of_rank_
     class FromLabels(trainer.Model):
         def train_step(self, state, batch):
             labels = trainer.unpack_x_y_sample_weight(batch)[0]
-            return {"size": self.apply(state.params, state, jax.nn.one_hot(labels, 4))[0].mean()}, state
+            return {"size": self.apply(state.params, state, jax.nn.one_hot(labels, 4))[0].mean()}, (
+                state.replace(step=state.step + 1))
 
     made = FromLabels(nn.Conv(3, (2,)))
     made.compile("sgd")

@@ -19,7 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from trainer.metrics.variable import Variable, as_arrays, closed_values, has_temporary_values, temporary_values
+from trainer.metrics.variable import (
+    Variable,
+    as_arrays,
+    attributes_kept,
+    closed_values,
+    has_temporary_values,
+    temporary_values,
+)
 
 Direction = Literal["max", "min"]
 
@@ -219,7 +226,8 @@ class Metric:
           ValueError: for another number of values.
         """
         self._check_count(metric_variables)
-        with temporary_values(self.variables, metric_variables):
+        traced = metric_variables, args, kwargs
+        with temporary_values(self.variables, metric_variables), attributes_kept(self, traced):
             self.update_state(*args, **kwargs)
             return [variable.value for variable in self.variables]
 
