@@ -156,3 +156,8 @@ def test_an_update_that_asks_for_the_value_of_a_traced_array_names_its_metric():
     with pytest.raises(jax.errors.ConcretizationTypeError) as raised:
         jax.jit(metric.stateless_update_state)(metric.stateless_reset_state(), jnp.ones(4), jnp.ones(4))
     assert "`update_state` of the metric 'counting'" in raised.value.__notes__[-1]
+
+
+def test_a_name_in_the_place_of_a_shape_is_refused():
+    with pytest.raises(TypeError, match=r"first argument .* is `shape`.*Write `name=\"wrong\"`"):
+        metrics.Mean().add_weight("wrong", initializer="zeros")

@@ -28,6 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATES = ("lr", "learning_rate")
+_OF_DATA = ("workers", "use_multiprocessing", "max_queue_size")  # arguments of `fit` in earlier versions of Keras
 
 
 def entry_point(function: Function) -> Function:
@@ -106,4 +107,6 @@ def _unknown_keyword(
     hint = near_hint(name, names - {"self"})
     if name in _RATES and "optimizer" in names:
         hint = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
+    if name in _OF_DATA and "x" in names:
+        hint = f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
     return TypeError(f"`{called}` has no argument {name!r}. {hint}")

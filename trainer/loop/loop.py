@@ -176,7 +176,7 @@ def _naming_validation_data(name: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         argument = f"validation_data[{name!r}]" if name else "validation_data"
-        error.add_note(f"It is about `{argument}`, and not about the data to train on.")
+        error.add_note(f"This error is about `{argument}`, and not about the data to train on.")
         raise
 
 
