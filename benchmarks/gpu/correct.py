@@ -23,7 +23,7 @@ from trainer.testing import Kill, assert_resumes_exactly, assert_strategies_equa
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
 # Pages, and how many of their Python blocks run, one after another: those that any number of devices will do for.
-PAGES = {"README.md": 1, "docs/custom_training.md": 6, "docs/sharding.md": 1, "docs/large_batches.md": 4,
+PAGES = {"README.md": 1, "docs/custom_training.md": 7, "docs/sharding.md": 1, "docs/large_batches.md": 4,
          "docs/saving.md": 3, "docs/speed.md": 1}
 PROCESS_SECS = 150.0
 MOST_BESIDE = 4  # checks in processes of their own at a time

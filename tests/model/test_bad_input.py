@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -418,7 +419,8 @@ def test_a_step_of_ones_own_may_give_the_module_other_inputs_than_those_of_rank_
     class FromLabels(trainer.Model):
         def train_step(self, state, batch):
             labels = trainer.unpack_x_y_sample_weight(batch)[0]
-            return {"size": self.apply(state.params, state, jax.nn.one_hot(labels, 4))[0].mean()}, state
+            return {"size": self.apply(state.params, state, jax.nn.one_hot(labels, 4))[0].mean()}, (
+                state.replace(step=state.step + 1))
 
     made = FromLabels(nn.Conv(3, (2,)))
     made.compile("sgd")
@@ -469,3 +471,41 @@ def test_jaxs_own_watch_for_nan_names_the_batches_and_leaves_the_weights():
         fit(X * np.nan, compiled=made)
     for mine, other in zip(made.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize(("validation_data", "name"), [
+    ((X,), "validation_data"), ({"clean": (X, Y), "noisy": [(X,)]}, "validation_data['noisy']")])
+def test_an_error_of_validation_data_says_so(validation_data, name):
+    with pytest.raises(ValueError, match="The loss needs targets") as raised:
+        fit(validation_data=validation_data)
+    assert f"about `{name}`, and not about the data to train on" in raised.value.__notes__[-1]
+
+
+def test_a_module_that_flattens_its_rows_is_told_how_to_keep_them():
+    class Flattening(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x.flatten())
+
+    made = trainer.Model(Flattening())
+    made.build(X[:4])
+    with pytest.raises(flax.errors.ScopeParamShapeError) as raised:
+        made.predict(X[:8], verbose=0)
+    assert "`x.reshape(len(x), -1)`" in raised.value.__notes__[-1]
+
+
+def test_steps_of_named_modules_that_are_not_overridden_are_named():
+    made = trainer.Model({"first": nn.Dense(2), "last": nn.Dense(2)})
+    made.build({"first": X, "last": X})
+    with pytest.raises(ValueError, match=r'In `predict_step`: .*state.params\["first"\], .*module="first"') as raised:
+        made.predict(X, verbose=0)
+    assert "rows of shape" not in str(raised.value)
+
+
+def test_a_class_or_a_name_in_the_place_of_a_layer_is_told_what_to_write():
+    with pytest.raises(TypeError, match=r"an instance of a Flax module, not a class.*Dense\(...\)"):
+        trainer.Model(nn.Dense)
+    with pytest.raises(TypeError, match=r"Layer 1 .*Received: 'relu'. Use the function: `nn.relu`"):
+        trainer.Sequential([nn.Dense(1), "relu"])
+    with pytest.raises(TypeError, match=r"Received: 'reluu'. Names do not stand for layers"):
+        trainer.Sequential(["reluu"])

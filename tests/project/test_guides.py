@@ -59,7 +59,7 @@ def test_an_optax_transformation_trains_a_model_of_the_package():
 
 
 def test_the_custom_step_is_the_one_that_trains():
-    model = run(blocks("custom_training")[3])["model"]
+    model = run(blocks("custom_training")[4])["model"]
     before = model.get_weights()
     model.train_on_batch([[1.0, 1.0, 1.0]], [[1.0]])
     for old, new in zip(before, model.get_weights(), strict=True):
@@ -76,14 +76,14 @@ def test_the_metric_of_ones_own_is_that_of_all_rows():
 
 @pytest.mark.slow
 def test_the_networks_of_the_gan_learn_the_place_of_the_points():
-    names = run(blocks("custom_training")[4])
+    names = run(blocks("custom_training")[5])
     assert names["made"].shape == (500, 2)
     np.testing.assert_allclose(names["made"].mean(0), [2, -1], atol=0.9)
 
 
 @pytest.mark.slow
 def test_the_loop_of_ones_own_trains():
-    names = run(blocks("custom_training")[5])
+    names = run(blocks("custom_training")[6])
     assert names["loss"] < 0.5
     x, y = names["arrays"]
     assert names["model"].evaluate(x, y, verbose=0)["loss"] < names["loss"]
