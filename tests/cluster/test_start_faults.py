@@ -245,6 +245,7 @@ def test_jax_that_was_used_before_is_told_before_the_others_count_on_the_process
     first, second = processes.end()
     assert (first.code, second.code) == (FAILED, FAILED)
     assert "RuntimeError: `MultiWorkerMirroredStrategy` must be made before JAX is used" in first.last_line
+    assert "direct cause" not in first.stderr  # one traceback, not JAX's too
     assert first.secs < TIMEOUT_SECS
     assert f"It awaited worker 0 ({addresses[0]}): connection refused" in second.last_line
     assert port_is_free(addresses[0])

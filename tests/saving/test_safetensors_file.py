@@ -361,7 +361,7 @@ def test_a_name_that_is_there_twice_is_refused(path, twice):
 @pytest.mark.parametrize("content", [b"", b"short", b"\x80\x04\x95\x0b" + b"\0" * 40, b"PK\x03\x04" + b"a zip" * 9])
 def test_other_files_are_refused(path, content):
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"is not a safetensors file, or was cut short: a header of \d+ bytes"):
+    with pytest.raises(ValueError, match=r"is not a safetensors file(: its first 8|, or was cut short: it has \d)"):
         read_arrays(path)
 
 

@@ -185,8 +185,8 @@ class AdaptedMetric(Metric):
     def _lacks(self, names: Sequence[str]) -> ValueError:
         return ValueError(
             f"The metric {self.name!r} is computed from {', '.join(map(repr, names))}. Received: labels and "
-            f"predictions, which it may call {', '.join(map(repr, (*_LABELS, *_PREDICTIONS)))}. Give a metric of these, such as one "
-            "made by clu's `from_fun`; the loss is logged in any case.")
+            f"predictions, which it may call {', '.join(map(repr, (*_LABELS, *_PREDICTIONS)))}. Give a metric of "
+            "these, such as one made by clu's `from_fun`; the loss is logged in any case.")
 
 
 class MergedMetric(AdaptedMetric):
