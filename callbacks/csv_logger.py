@@ -30,7 +30,7 @@ class CSVLogger(Callback):
     is logged: another run may have added them meanwhile.
 
     Args:
-      filename: the path of the file; its folder must exist.
+      filename: the path of the file. Folders that do not exist are made.
       separator: the string between two values.
       append: True adds to a file that exists, without a second header; False replaces it, with the first row.
 
@@ -75,6 +75,7 @@ class CSVLogger(Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._close()  # an exception may have ended the last fit
+        os.makedirs(os.path.dirname(self.filename) or ".", exist_ok=True)
         # Not emptied yet: a resumed run, whose state comes after this, goes on with its rows.
         self.csv_file = open(self.filename, "a", newline="", encoding="utf-8")  # noqa: SIM115  Open for the whole fit.
         self.writer = self.keys = None

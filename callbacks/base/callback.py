@@ -5,10 +5,12 @@ Owns the hooks' names, arguments and meaning. Knows nothing of the loop that cal
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from trainer.callbacks.base.run_protocol import Run, SavePoint
+from trainer.core.errors import near_hint
 from trainer.core.types import Phase
 
 Logs: TypeAlias = dict[str, Any]
@@ -95,6 +97,15 @@ class Callback:
     saves: bool = False
     stops_consistently: bool = False
     run_folder: str | None = None
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        # Python's own message would not say which name was meant.
+        parameters = inspect.signature(cls.__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for name in () if takes_any else sorted(options.keys() - set(parameters)):
+            hint = near_hint(name, [known for known in parameters if known != "self"])
+            raise TypeError(f"{cls.__name__} has no argument {name!r}. {hint}")
+        return super().__new__(cls)
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Sets `params`; called once before each run."""

@@ -85,7 +85,7 @@ class MonitorCallback(Callback):
         if self.monitor not in available:
             raise ValueError(
                 f"{type(self).__name__} received monitor={self.monitor!r}, which no log has. "
-                f"{_advice(self.monitor, available)} {see('monitor')}"
+                f"{advice(self.monitor, available)} {see('monitor')}"
             )
         self._monitor_checked = True
 
@@ -135,11 +135,11 @@ def _in_float32(value: Any) -> Any:
         return np.float32(value) if isinstance(value, (float, np.floating)) else value
 
 
-def _advice(monitor: str, available: list[str]) -> str:
-    """Returns the sentence of an error that says which monitor to take instead."""
+def advice(monitor: str, available: list[str], verb: str = "monitor") -> str:
+    """Returns the sentence of an error that says which log to take instead, by what is done with it."""
     near = difflib.get_close_matches(monitor, available, n=3, cutoff=0.6)
     if monitor.startswith("val_") and not any(name.startswith("val_") for name in available):
-        return "Nothing is validated: pass `validation_data`, or monitor one of: " + ", ".join(available) + "."
+        return f"Nothing is validated: pass `validation_data`, or {verb} one of: " + ", ".join(available) + "."
     if near:
         return f"Did you mean {' or '.join(map(repr, near))}?"
     return f"Available: {', '.join(available)}."

@@ -18,9 +18,10 @@ import jax
 import numpy as np
 
 from trainer.callbacks.base.callback import Logs
-from trainer.callbacks.base.monitor_callback import Mode
+from trainer.callbacks.base.monitor_callback import Mode, advice
 from trainer.callbacks.checkpoints.periodic_saves import PeriodicSaves, delete
 from trainer.core import arguments
+from trainer.core.errors import see
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.types import Verbose
 
@@ -138,7 +139,9 @@ class ModelCheckpoint(PeriodicSaves):
         known = available | {"epoch"} | ({"batch"} if self.save_freq != "epoch" else set())
         for name in _fields(self.filepath):
             if name not in known:
-                raise self._format_error(name)
+                error = self._format_error(name)  # with Keras's message
+                error.add_note(f"No log has the name {name!r}. {advice(name, sorted(known), 'name')} {see('monitor')}")
+                raise error
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         super().on_train_end(logs)

@@ -93,6 +93,7 @@ class ProgressBar(Callback):
         self._epochs = params.get("epochs", 1)
         self._steps = params.get("steps")
         self._outermost = None  # an exception may have ended the last run
+        self._compiled_secs = 0.0
         self._validation_steps = None
         self.release()
 
@@ -176,7 +177,6 @@ class ProgressBar(Callback):
         if self._outermost is None:
             self._outermost = phase
             self._has_executed = False
-            self._compiled_secs = 0.0
             self._begin(title)
 
     def _end_unless_inside(self, phase: str, logs: Mapping[str, Any]) -> None:

@@ -274,3 +274,10 @@ def test_rows_of_a_run_that_was_killed_before_its_first_checkpoint_are_not_repea
         assert (tmp_path / "backup").exists() == (code != 0)
     assert [line.split(b",")[0] for line in (tmp_path / "log.csv").read_bytes().splitlines()] == [
         b"epoch", b"7", b"0", b"1", b"2"]
+
+
+def test_folders_that_do_not_exist_are_made(tmp_path):
+    logger = begun(tmp_path / "runs" / "1" / "log.csv", append=False)
+    log(logger, 0, 1)
+    logger.on_train_end()
+    assert (tmp_path / "runs" / "1" / "log.csv").read_text().startswith("epoch,")

@@ -131,6 +131,13 @@ def test_a_name_that_no_log_has_is_refused_before_training(name, missing, argume
     with pytest.raises(KeyError) as raised:
         CallbackList([ModelCheckpoint(name, **arguments)]).check_monitors(["loss", "val_loss"])
     assert raised.value.args == (f'Failed to format this callback filepath: "{name}". Reason: {missing!r}',)
+    assert raised.value.__notes__[-1].endswith("See docs/errors.md#monitor.")
+
+
+def test_a_name_of_a_validation_that_there_is_not_is_refused_with_advice():
+    with pytest.raises(KeyError) as raised:
+        CallbackList([ModelCheckpoint("c-{val_loss:.2f}.safetensors")]).check_monitors(["loss"])
+    assert "Nothing is validated: pass `validation_data`, or name one of: epoch, loss." in raised.value.__notes__[-1]
 
 
 def test_a_log_that_a_callback_before_it_adds_may_be_in_the_name(tmp_path):

@@ -131,3 +131,14 @@ def test_an_instance_can_be_used_in_another_fit(kind, model):
     fresh = kind("loss").state_dict()
     callback.on_train_begin()
     assert callback.state_dict() == fresh
+
+
+def test_an_unknown_argument_names_what_could_be_meant():
+    with pytest.raises(TypeError, match=r"EarlyStopping has no argument 'patient'. Did you mean 'patience'"):
+        EarlyStopping(patient=3)
+
+    class Own(EarlyStopping):
+        def __init__(self, **options):
+            super().__init__(patience=options["patient"])
+
+    assert Own(patient=3).patience == 3

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from flax import linen as nn
 from rich.console import Console
 
+import trainer
 from tests.support.screen import callback_list, fit, rows, shown
 from trainer.callbacks import LazyLogs, ProgressBar
 
@@ -334,3 +337,13 @@ def test_whole_lines_need_no_rich():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "Epoch 1/1 - 0s - loss: 0.5000\n"
+
+
+def test_the_time_of_compilation_is_shown_with_the_first_of_several_sets(capsys):
+    x, y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
+    model = trainer.Model(nn.Dense(1))
+    model.compile("sgd", "mse")
+    model.evaluate({"first": (x, y), "second": (x, y)}, verbose=2)
+    first, second = capsys.readouterr().out.strip().splitlines()
+    assert "compiled in" in first
+    assert "compiled in" not in second

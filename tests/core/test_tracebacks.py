@@ -107,6 +107,17 @@ def test_an_unknown_keyword_names_what_could_be_meant(keyword, hint):
         trainer.Model(nn.Dense(1)).compile("sgd", "mse", **{keyword: 0.1})
 
 
+def test_an_unknown_keyword_of_an_inherited_method_names_the_class_that_users_know():
+    class Mine(trainer.Model):
+        pass
+
+    for made in (trainer.Model, Mine):
+        with pytest.raises(TypeError, match=r"`Model.summary` has no argument 'expand_nested'"):
+            made(nn.Dense(1)).summary(expand_nested=True)
+    with pytest.raises(TypeError, match=r"`Model.fit` has no argument 'workers'. Give it to the data: .*PyDataset"):
+        trainer.Model(nn.Dense(1)).fit(X, Y, workers=3)
+
+
 @pytest.mark.parametrize(("method", "text"), [
     ("fit", "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), ("predict", "RESOURCE_EXHAUSTED: 9 bytes."),
     ("fit", "INTERNAL: Error dispatching computation: Out of memory allocating 9 bytes.")])

@@ -116,3 +116,48 @@ def test_variables_take_part_in_arithmetic():
         np.testing.assert_array_equal(received, expected)
     assert len(variable) == 2
     assert (variable.shape, variable.ndim, variable.dtype, variable.name) == ((2,), 1, "float32", "v")
+
+
+class Counting(metrics.Metric):
+    def __init__(self, increment):
+        super().__init__(name="counting")
+        self.n = 0
+        self.rows = None
+        self.total = self.add_weight(name="total")
+        self._increment = increment
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.rows = y_pred.shape[0]  # what shapes have decided may be noted
+        self.n += self._increment(y_pred)
+        self.total.assign_add(jnp.sum(y_pred))
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize("increment", [lambda y_pred: 1, jnp.mean])
+def test_a_traced_update_that_counts_in_an_attribute_is_refused(increment):
+    metric = Counting(increment)
+    with pytest.raises(TypeError, match=r"`Counting.update_state` set `self.n`, .*`self.n.assign_add\(...\)`"):
+        jax.jit(metric.stateless_update_state)(metric.stateless_reset_state(), jnp.ones(4), jnp.ones(4))
+    assert metric.n == 0
+    metric.update_state(jnp.ones(4), jnp.ones(4))  # which is not traced
+    assert metric.n == 1
+
+
+def test_a_traced_update_may_note_what_does_not_change():
+    metric = Counting(lambda y_pred: 0)
+    updated = jax.jit(metric.stateless_update_state)(metric.stateless_reset_state(), jnp.ones(4), jnp.ones(4))
+    assert (float(updated[0]), metric.rows) == (4.0, 4)
+
+
+def test_an_update_that_asks_for_the_value_of_a_traced_array_names_its_metric():
+    metric = Counting(lambda y_pred: float(y_pred[0]))
+    with pytest.raises(jax.errors.ConcretizationTypeError) as raised:
+        jax.jit(metric.stateless_update_state)(metric.stateless_reset_state(), jnp.ones(4), jnp.ones(4))
+    assert "`update_state` of the metric 'counting'" in raised.value.__notes__[-1]
+
+
+def test_a_name_in_the_place_of_a_shape_is_refused():
+    with pytest.raises(TypeError, match=r"first argument .* is `shape`.*Write `name=\"wrong\"`"):
+        metrics.Mean().add_weight("wrong", initializer="zeros")

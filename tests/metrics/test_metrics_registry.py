@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from trainer import losses, metrics
+from trainer.metrics import registry
 from trainer.metrics.registry import CLASSES
 
 
@@ -119,7 +120,8 @@ def test_resolve_gives_a_crossentropy_the_logits_of_the_loss_and_leaves_accuracy
     loss = losses.BinaryCrossentropy(from_logits=True)
     assert metrics.resolve("ce", y_true, y_pred, loss).from_logits
     assert not metrics.resolve("ce", y_true, y_pred, losses.BinaryCrossentropy()).from_logits
-    assert metrics.resolve("acc", y_true, y_pred, loss).threshold == 0.5
+    with pytest.warns(UserWarning, match="logits above 0 mean yes"):
+        assert metrics.resolve("acc", y_true, y_pred, loss).threshold == 0.5
 
 
 @pytest.mark.parametrize(("metric", "count"), [
@@ -173,3 +175,21 @@ def test_attributes_of_keras():
     assert metrics.RecallAtPrecision(0.7).precision == 0.7
     assert metrics.TopKCategoricalAccuracy(k=3).k == 3
     assert metrics.MeanIoU(num_classes=3).target_class_ids == [0, 1, 2]
+
+
+@pytest.mark.parametrize("loss", [losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy])
+def test_a_binary_accuracy_of_logits_is_warned_of(loss):
+    labels, logits = (jax.ShapeDtypeStruct((8, 1), "float32"),) * 2
+    for identifier in ("accuracy", "acc", "binary_accuracy", metrics.BinaryAccuracy()):
+        with pytest.warns(UserWarning, match=r"BinaryAccuracy\(.*threshold=0.0\)"):
+            registry.resolve(identifier, labels, logits, loss(from_logits=True))
+        registry.resolve(identifier, labels, logits, loss())
+    registry.resolve(metrics.BinaryAccuracy(threshold=0.0), labels, logits, loss(from_logits=True))
+
+
+@pytest.mark.parametrize(("name", "labels"), [("precision", (8,)), ("precision", (8, 1)), ("f1_score", (8,))])
+def test_an_error_of_shapes_names_the_metric_and_what_to_do_about_class_indices(name, labels):
+    shapes = jax.ShapeDtypeStruct(labels, "int32"), jax.ShapeDtypeStruct((8, 3), "float32")
+    with pytest.raises(ValueError, match=rf"The metric '{name}' .*`trainer.utils.to_categorical\(y, 3\)`") as raised:
+        registry.resolve(name, *shapes)
+    assert "Add the axis of outputs" not in str(raised.value)

@@ -418,7 +418,8 @@ def test_a_step_of_ones_own_may_give_the_module_other_inputs_than_those_of_rank_
     class FromLabels(trainer.Model):
         def train_step(self, state, batch):
             labels = trainer.unpack_x_y_sample_weight(batch)[0]
-            return {"size": self.apply(state.params, state, jax.nn.one_hot(labels, 4))[0].mean()}, state
+            return {"size": self.apply(state.params, state, jax.nn.one_hot(labels, 4))[0].mean()}, (
+                state.replace(step=state.step + 1))
 
     made = FromLabels(nn.Conv(3, (2,)))
     made.compile("sgd")
@@ -469,3 +470,11 @@ def test_jaxs_own_watch_for_nan_names_the_batches_and_leaves_the_weights():
         fit(X * np.nan, compiled=made)
     for mine, other in zip(made.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize(("validation_data", "name"), [
+    ((X,), "validation_data"), ({"clean": (X, Y), "noisy": [(X,)]}, "validation_data['noisy']")])
+def test_an_error_of_validation_data_says_so(validation_data, name):
+    with pytest.raises(ValueError, match="The loss needs targets") as raised:
+        fit(validation_data=validation_data)
+    assert f"about `{name}`, and not about the data to train on" in raised.value.__notes__[-1]

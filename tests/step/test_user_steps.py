@@ -326,3 +326,38 @@ def test_each_row_of_the_documents_tables_has_a_program(title):
     text = (ROOT / "docs" / "modules_and_steps.md").read_text()
     table = text.partition(f"## {title}")[2].partition("\n## ")[0]
     assert re.findall(r"^\| (.*?) \|", table, re.MULTILINE)[1:] == list(PROGRAMS[title])
+
+
+class ReturnsTheOldState(trainer.Model):
+    def train_step(self, state, batch):
+        logs, _ = super().train_step(state, batch)
+        return logs, state
+
+
+@pytest.mark.parametrize("eager", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_step_that_returns_the_state_that_it_was_given_is_warned_of(eager):
+    model = ReturnsTheOldState(nn.Dense(4))
+    model.compile("adam", "mse", run_eagerly=eager)
+    with pytest.warns(UserWarning, match="returned the state that it was given, so nothing is trained"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_step_that_is_not_to_train_is_not_warned_of():
+    class OnlyState(trainer.Model):
+        def train_step(self, state, batch):
+            logs, new = super().train_step(state, batch)
+            return logs, state.replace(model_state=new.model_state)
+
+    class Statistics(nn.Module):
+        @nn.compact
+        def __call__(self, x, training):
+            return nn.Dense(4)(nn.BatchNorm(use_running_average=not training)(x))
+
+    model = OnlyState(Statistics())
+    model.compile("adam", "mse")
+    model.fit(X, Y, verbose=0)
+
+    frozen = ReturnsTheOldState(nn.Dense(4))
+    frozen.trainable = False
+    frozen.compile("sgd", "mse")
+    frozen.fit(X, Y, verbose=0)

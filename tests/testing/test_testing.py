@@ -132,7 +132,7 @@ def test_logs_and_outputs_that_depend_on_the_replica_are_found():
     class Wrong(trainer.Model):
         def train_step(self, state, batch):
             _ = get_replica_context().replica_id_in_sync_group
-            return {"rows": jnp.float32(batch[0].shape[0])}, state
+            return {"rows": jnp.float32(batch[0].shape[0])}, state.replace(step=state.step + 1)
 
         def test_step(self, state, batch):
             return {"id": jnp.float32(get_replica_context().replica_id_in_sync_group)}

@@ -28,6 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NO_MESH = Mesh(np.empty((), object), ())
 _RATES = ("lr", "learning_rate")
+_OF_DATA = ("workers", "use_multiprocessing", "max_queue_size")  # arguments of `fit` in earlier versions of Keras
 
 
 def entry_point(function: Function) -> Function:
@@ -40,7 +41,7 @@ def entry_point(function: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         with shortened(), _script_mesh_hidden():
             if names is not None and not names.issuperset(kwargs):
-                raise _unknown_keyword(function, names, kwargs)
+                raise _unknown_keyword(function, names, args, kwargs)
             return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
@@ -96,9 +97,16 @@ def _keywords(function: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters)
 
 
-def _unknown_keyword(function: Callable[..., Any], names: frozenset[str], received: dict[str, Any]) -> TypeError:
-    name = min(received.keys() - names)
+def _unknown_keyword(
+    function: Callable[..., Any], names: frozenset[str], args: tuple[Any, ...], received: dict[str, Any]
+) -> TypeError:
+    name, called = min(received.keys() - names), function.__qualname__
+    if args and "self" in names:  # by the class that users know, and not by the base that defines it
+        public = [each for each in type(args[0]).__mro__ if each.__module__.startswith("trainer.")]
+        called = f"{public[0].__name__}.{function.__name__}" if public else called
     hint = near_hint(name, names - {"self"})
     if name in _RATES and "optimizer" in names:
         hint = "Give it to the optimizer: `optimizer=trainer.optimizers.Adam(learning_rate=...)`."
-    return TypeError(f"`{function.__qualname__}` has no argument {name!r}. {hint}")
+    if name in _OF_DATA and "x" in names:
+        hint = f"Give it to the data: `super().__init__({name}=...)` in a `trainer.utils.PyDataset`."
+    return TypeError(f"`{called}` has no argument {name!r}. {hint}")

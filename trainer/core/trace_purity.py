@@ -212,6 +212,11 @@ def _codes(function: Any) -> Iterator[types.CodeType]:
         yield code
 
 
+def has_tracers(value: Any) -> bool:
+    """Returns whether a value is a traced array, or a container that holds one."""
+    return any(True for _ in _tracers(value))
+
+
 def _tracers(value: Any) -> Iterator[Any]:
     return _within(value, lambda item: isinstance(item, jax.core.Tracer))
 

@@ -77,7 +77,10 @@ def fit(
     with model.run.timed(timing) as timing:
         # All epochs count, not those that are left: a resumed run decides the same.
         train = start_phase(model, "train", reader, passes=epochs, data_on_device=True)
-        tests = [start_phase(model, "test", each, passes=validations, name=name) for name, each in validation.items()]
+        tests = []
+        for name, each in validation.items():
+            with _naming_validation_data(name):
+                tests.append(start_phase(model, "test", each, passes=validations, name=name))
         validation_names = _distinct([f"val_{name}" for test in tests for name in test.log_names])
         _assert_consistent(model, "training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
@@ -164,6 +167,17 @@ def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]
     inputs.phase.store_metrics(running)
     if (loss := inputs.log_name("loss")) in logs:
         inputs.model.note_loss(logs[loss])
+
+
+@contextlib.contextmanager
+def _naming_validation_data(name: str) -> Iterator[None]:
+    """Adds to errors of the block that they are of `validation_data`, of the set of that name, if there are several."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        argument = f"validation_data[{name!r}]" if name else "validation_data"
+        error.add_note(f"This error is about `{argument}`, and not about the data to train on.")
+        raise
 
 
 def _distinct(names: Sequence[str]) -> Sequence[str]:

@@ -91,5 +91,18 @@ def as_table_pair(owner: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax
 def check_table(owner: str, y_true: jax.Array, y_pred: jax.Array) -> None:
     """Raises ValueError unless labels and predictions both have rank 2."""
     if len(y_true.shape) != 2 or len(y_pred.shape) != 2:
+        advice = one_hot_advice(y_true, y_pred) or "Add the axis of outputs."
         raise ValueError(f"{owner} expects 2D inputs with shape (batch_size, output_dim). Received: y_true.shape="
-                         f"{tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}. Add the axis of outputs.")
+                         f"{tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}. {advice}")
+
+
+def one_hot_advice(y_true: jax.Array | jax.ShapeDtypeStruct, y_pred: jax.Array | jax.ShapeDtypeStruct) -> str:
+    """Returns what to do about labels that look like class indices, if predictions have several classes; or nothing.
+
+    >>> one_hot_advice(jnp.zeros(8, "int32"), jnp.zeros((8, 3)))
+    'Labels that are class indices must be one-hot here: `trainer.utils.to_categorical(y, 3)`.'
+    """
+    rows, classes = y_pred.shape[:-1], y_pred.shape[-1:]
+    if classes in ((), (1,)) or y_true.shape not in (rows, (*rows, 1)):
+        return ""
+    return f"Labels that are class indices must be one-hot here: `trainer.utils.to_categorical(y, {classes[0]})`."

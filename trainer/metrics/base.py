@@ -19,7 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from trainer.metrics.variable import Variable, as_arrays, closed_values, has_temporary_values, temporary_values
+from trainer.metrics.variable import (
+    Variable,
+    as_arrays,
+    attributes_kept,
+    closed_values,
+    has_temporary_values,
+    temporary_values,
+)
 
 Direction = Literal["max", "min"]
 
@@ -155,9 +162,15 @@ class Metric:
           initializer: "zeros", "ones" or a function of `(shape, dtype)`.
           dtype: its dtype; the metric's, but at least float32, where None.
           name: its name; "variable" where None.
+
+        Raises:
+          TypeError: for a name in the place of the shape.
         """
         if not hasattr(self, "_variables"):
             raise RuntimeError(f"Call `super().__init__()` first in the `__init__` of {type(self).__name__}.")
+        if isinstance(shape, str):
+            raise TypeError(f"The first argument of `add_variable` and `add_weight` is `shape`. Received: {shape!r}. "
+                            f'Write `name="{shape}"`.')
         variable = Variable(shape, initializer, dtype or jnp.promote_types(self._dtype, "float32"), name or "variable")
         self._variables.append(variable)
         return variable
@@ -219,7 +232,8 @@ class Metric:
           ValueError: for another number of values.
         """
         self._check_count(metric_variables)
-        with temporary_values(self.variables, metric_variables):
+        traced = metric_variables, args, kwargs
+        with temporary_values(self.variables, metric_variables), attributes_kept(self, traced):
             self.update_state(*args, **kwargs)
             return [variable.value for variable in self.variables]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 
 from trainer import losses
 from trainer.core import configs
-from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.errors import see, unknown_name, wrong_type
 from trainer.losses import Loss, as_loss
 from trainer.losses.base import FunctionLoss
 from trainer.metrics import accuracy, correlation
@@ -23,6 +24,7 @@ from trainer.metrics.accuracy import (
     TopKCategoricalAccuracy,
 )
 from trainer.metrics.adapted import adapted, is_of_another_library
+from trainer.metrics.arrays import one_hot_advice
 from trainer.metrics.auc import AUC
 from trainer.metrics.base import Metric, snake_case
 from trainer.metrics.classification import (
@@ -276,9 +278,24 @@ def resolve(
     _check_takes_labels(metric)
     if isinstance(identifier, str):
         metric.name = identifier
-    metric.validate(y_true, y_pred)
-    metric.build(y_true, y_pred)
+    try:
+        metric.validate(y_true, y_pred)
+        metric.build(y_true, y_pred)
+    except ValueError as error:
+        advice = "" if "to_categorical" in str(error) else one_hot_advice(y_true, y_pred)
+        raise ValueError(f"The metric {metric.name!r} cannot take these labels and predictions: {error}"
+                         f"{advice and ' ' + advice}") from error
+    _warn_of_logits(metric, loss)
     return metric
+
+
+def _warn_of_logits(metric: Metric, loss: Any) -> None:
+    if (isinstance(metric, BinaryAccuracy) and metric.threshold == 0.5 and getattr(loss, "from_logits", False)
+            and isinstance(loss, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy))):
+        warnings.warn(f"The metric {metric.name!r} takes predictions above 0.5 for yes, but the loss {loss.name!r} has "
+                      "from_logits=True, and logits above 0 mean yes. Use "
+                      f'`trainer.metrics.BinaryAccuracy("{metric.name}", threshold=0.0)`. {see("logits")}',
+                      UserWarning, stacklevel=2)
 
 
 def _check_takes_labels(metric: Metric) -> None:

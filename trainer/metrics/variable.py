@@ -1,11 +1,13 @@
 """The variables of metrics, and the scope that makes their updates pure.
 
-Owns how a variable's value is read and written. It must not know what the values mean.
+Owns how a variable's value is read and written, and that a traced update keeps no value elsewhere. It must not know
+what the values mean.
 """
 
 from __future__ import annotations
 
 import contextlib
+import numbers
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,11 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core import trace_purity
 from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses.shapes import in_dtype
 
 # On the host: JAX would compile a program for each shape.
 INITIALIZERS: dict[str, Callable[..., Any]] = {"zeros": np.zeros, "ones": np.ones}
+
+_VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
+                    jax.errors.TracerIntegerConversionError, jax.errors.TracerBoolConversionError)
 
 
 class _Scope(threading.local):
@@ -220,3 +226,52 @@ def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> It
         yield
     finally:
         _scope.values = outer
+
+
+@contextlib.contextmanager
+def attributes_kept(metric: Any, arguments: Any) -> Iterator[None]:
+    """Raises TypeError if the block, which updates a metric, is traced and changes what an attribute counts.
+
+    Attributes that are set to something else than numbers and arrays, or for the first time to a number, are let be:
+    they note what the shapes of the data have decided. JAX's errors about values of traced arrays are given the
+    metric's name.
+
+    Args:
+      metric: the metric; the block runs its `update_state`.
+      arguments: what the update is computed from, a tree of arrays.
+    """
+    if not trace_purity.has_tracers(jax.tree.leaves(arguments)):
+        yield
+        return
+    before = dict(vars(metric))
+    try:
+        yield
+    except _VALUE_OF_TRACER as error:
+        error.add_note(f"It was raised in `update_state` of the metric {metric.name!r}, which is compiled: it asks for "
+                       "the value of an array. Use `jnp` in place of `np`, `float` and `if`. "
+                       'See docs/errors.md, "Other messages".')
+        raise
+    changed = [name for name, value in vars(metric).items() if _counts(before.get(name), value)]
+    for name in changed:
+        if name in before:  # a placeholder must not be there at the next trace
+            setattr(metric, name, before[name])
+        else:
+            delattr(metric, name)
+    if changed:
+        name, kind = changed[0], type(metric).__name__
+        raise TypeError(f"`{kind}.update_state` set `self.{name}`, which is no variable of the metric. It is compiled: "
+                        "it runs once, to be traced, and what it sets is not accumulated. Make a variable in "
+                        f"`__init__`, `self.{name} = self.add_weight(name=\"{name}\")`, and update it by "
+                        f"`self.{name}.assign_add(...)`.")
+
+
+def _counts(before: Any, after: Any) -> bool:
+    if after is before or isinstance(after, Variable):  # one that is made as shapes are known
+        return False
+    if trace_purity.has_tracers(after) and not trace_purity.has_tracers(before):
+        return True
+    return _is_number(before) and _is_number(after) and not np.array_equal(before, after)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Number, np.ndarray)) and not isinstance(value, bool)

@@ -72,6 +72,9 @@ def as_functional(module: Any, call_kwargs: CallKwargs = _NO_KWARGS, eval_module
     if callable(module) and not isinstance(module, type):
         check_holds_no_weights(module, "`module`")
         return as_functional(_stack([module]), call_kwargs)
+    if isinstance(module, type):
+        raise TypeError(f"`module` must be an instance of a Flax module, not a class. Received: the class "
+                        f"{module.__name__}. Call it: {module.__name__}(...).")
     raise wrong_type("module", module, "an instance of a Flax module (Linen or NNX), a list of layers, a function, "
                                        "or a dict of names to these")
 
@@ -96,6 +99,10 @@ def _stack(layers: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
         if isinstance(layer, type):
             raise TypeError(f"Layer {index} must be an instance. Received: the class {layer.__name__}. "
                             f"Call it: {layer.__name__}(...).")
+        if isinstance(layer, str):
+            is_function = callable(getattr(nn, layer, None))
+            hint = f"Use the function: `nn.{layer}`." if is_function else "Names do not stand for layers."
+            raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: {layer!r}. {hint}")
         if not callable(layer):
             raise TypeError(f"Layer {index} must be a Flax layer or a function. Received: a value of type "
                             f"{type(layer).__name__}.")

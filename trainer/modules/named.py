@@ -18,6 +18,10 @@ from trainer.modules.calling.call_arguments import MakeKey
 from trainer.modules.summary import CallObserver, LayerRow, ModuleLayer, Path
 
 
+class UnnamedModuleError(ValueError):
+    """None of several modules was named where one is applied."""
+
+
 class NamedFunctional(FunctionalModule):
     """The functional form of a dict of modules.
 
@@ -87,10 +91,16 @@ class NamedFunctional(FunctionalModule):
           module: the name of the module to apply.
 
         Raises:
-          ValueError: `module` is missing or unknown.
+          UnnamedModuleError: `module` is missing.
+          ValueError: `module` is unknown.
         """
         if module is None:
-            raise ValueError(f"`module` must say which module to apply. Known names: {', '.join(sorted(self.parts))}.")
+            names = sorted(self.parts)
+            raise UnnamedModuleError(
+                f"`module` must say which module to apply. Known names: {', '.join(names)}. The inherited "
+                "`train_step`, `test_step` and `predict_step` do not know which: override those that are used. In "
+                "`predict_step`: `x, _, _ = trainer.unpack_x_y_sample_weight(batch)`, then "
+                f'`return self.apply(state.params["{names[0]}"], state, x, module="{names[0]}")[0]`.')
         if module not in self.parts:
             raise unknown_name("module", module, self.parts)
         outputs, new_state = self.parts[module].apply(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.losses.base import BuiltinLoss, values_per_row
 from trainer.metrics.base import is_builtin
 from trainer.modules.base import FunctionalModule
+from trainer.modules.named import UnnamedModuleError
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
 from trainer.step.output_matching import match_arrays
@@ -108,7 +110,12 @@ def _ranks(inputs: Any) -> list[tuple[str, int]]:
 
 
 def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
-    """Raises ValueError from `error` if inputs have other keys, or rows of another shape, than a model was built on."""
+    """Raises ValueError from `error` if inputs have other keys, or rows of another shape, than a model was built on.
+
+    If they have another number of rows, which changed the shapes of weights, `error` gets a note.
+    """
+    if isinstance(error, UnnamedModuleError):
+        return
     received, built = ([
         f"{jax.tree_util.keystr(path)} {leaf.shape[1:]}".strip()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)] for tree in (inputs, built_on))
@@ -117,6 +124,11 @@ def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
             f"`x` has rows of shape {', '.join(received)}, but the model was built on rows of shape "
             f"{', '.join(built)}, and cannot take others.{_hint_of_parts(inputs)} It raised {type(error).__name__}: "
             f"{error}") from error
+    rows, built_rows = ([leaf.shape[:1] for leaf in jax.tree.leaves(tree)] for tree in (inputs, built_on))
+    if isinstance(error, flax.errors.ScopeParamShapeError) and rows != built_rows:
+        error.add_note("The model was built on inputs of the same shape with another number of rows, so the module "
+                       "takes rows for features. If it flattens its inputs, write `x.reshape(len(x), -1)` in place of "
+                       "`x.flatten()` or `x.ravel()`.")
 
 
 def loss_of_real_rows(compute_loss: Callable[..., Any], *arguments: Any) -> Any:

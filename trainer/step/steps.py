@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -55,6 +56,7 @@ def train_one_batch(
             raise TypeError("`train_step` must return `(logs, state)`, a dict and a TrainState. "
                             f"Received: {errors.describe(returned)}.")
         logs, new_state = check_logs(metrics.finished(returned[0]), "train_step"), returned[1]
+        _warn_if_nothing_is_trained(train_step, state, new_state)
 
         is_merged = False
 
@@ -68,6 +70,19 @@ def train_one_batch(
         if not is_merged:
             logs, _ = merge_over_replicas(logs, [], context)
         return left, logs, context.global_rows
+
+
+def _warn_if_nothing_is_trained(train_step: Step, before: TrainState, after: TrainState) -> None:
+    """Warns of an overridden `train_step` that returns the very arrays of the state that it was given."""
+    is_inherited = str(getattr(train_step, "__module__", "")).startswith("trainer.")
+    may_train = before.optimizer is not None and getattr(getattr(train_step, "__self__", None), "trainable", True)
+    if is_inherited or not may_train or not jax.tree.leaves(before.trainable(before.params)):
+        return
+    leaves, received = jax.tree.leaves(after), jax.tree.leaves(before)
+    if len(leaves) == len(received) and all(new is old for new, old in zip(leaves, received, strict=True)):
+        warnings.warn("`train_step` returned the state that it was given, so nothing is trained. Return what "
+                      "`state.apply_gradients(...)` returned, or the state of `super().train_step(state, batch)`.",
+                      UserWarning, stacklevel=2)
 
 
 @contextlib.contextmanager
