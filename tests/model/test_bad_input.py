@@ -479,33 +479,3 @@ def test_an_error_of_validation_data_says_so(validation_data, name):
     with pytest.raises(ValueError, match="The loss needs targets") as raised:
         fit(validation_data=validation_data)
     assert f"about `{name}`, and not about the data to train on" in raised.value.__notes__[-1]
-
-
-def test_a_module_that_flattens_its_rows_is_told_how_to_keep_them():
-    class Flattening(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(3)(x.flatten())
-
-    made = trainer.Model(Flattening())
-    made.build(X[:4])
-    with pytest.raises(flax.errors.ScopeParamShapeError) as raised:
-        made.predict(X[:8], verbose=0)
-    assert "`x.reshape(len(x), -1)`" in raised.value.__notes__[-1]
-
-
-def test_steps_of_named_modules_that_are_not_overridden_are_named():
-    made = trainer.Model({"first": nn.Dense(2), "last": nn.Dense(2)})
-    made.build({"first": X, "last": X})
-    with pytest.raises(ValueError, match=r'In `predict_step`: .*state.params\["first"\], .*module="first"') as raised:
-        made.predict(X, verbose=0)
-    assert "rows of shape" not in str(raised.value)
-
-
-def test_a_class_or_a_name_in_the_place_of_a_layer_is_told_what_to_write():
-    with pytest.raises(TypeError, match=r"an instance of a Flax module, not a class.*Dense\(...\)"):
-        trainer.Model(nn.Dense)
-    with pytest.raises(TypeError, match=r"Layer 1 .*Received: 'relu'. Use the function: `nn.relu`"):
-        trainer.Sequential([nn.Dense(1), "relu"])
-    with pytest.raises(TypeError, match=r"Received: 'reluu'. Names do not stand for layers"):
-        trainer.Sequential(["reluu"])
