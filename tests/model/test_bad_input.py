@@ -218,7 +218,7 @@ CASES = {
     "seed type": (TypeError, ["seed", "str"], lambda: trainer.Model(nn.Dense(3), seed="a")),
     "module": (TypeError, ["Flax", "int"], lambda: trainer.Model(3)),
     "module class": (TypeError, ["Flax"], lambda: trainer.Model(nn.Dense)),
-    "layer": (TypeError, ["str"], lambda: trainer.Sequential([nn.Dense(3), "relu"])),
+    "layer": (TypeError, ["'relu'"], lambda: trainer.Sequential([nn.Dense(3), "relu"])),
     "optimizer name": (ValueError, ["adamm", "adam"], lambda: model(optimizer="adamm")),
     "optimizer type": (TypeError, ["optimizer", "int"], lambda: model(optimizer=3)),
     "optimizer class": (TypeError, ["optimizer", "Adam(...)"], lambda: model(optimizer=trainer.optimizers.Adam)),
