@@ -318,7 +318,7 @@ class LinenWithoutLayers(nn.Module):
     (lambda: [LinenPile(3), nn.Dense(2)], (4, 0)),
     # An encoder and a decoder.
     (lambda: LinenAround((LinenPile(3), LinenPile(3)), head=False), (6, 0)),
-    (lambda: NNXAround([NNXPile(3), NNXPile(3)], head=False), (6, 0)),
+    pytest.param(lambda: NNXAround([NNXPile(3), NNXPile(3)], head=False), (6, 0), marks=pytest.mark.exhaustive),
     # A scan over layers.
     (LinenOverLayers, (1, 1)),
     (NNXOverLayers, (1, 1)),
