@@ -442,7 +442,7 @@ def _is_plain(leaf: Any) -> bool:
 
 def _with_rows(value: Any, more: int) -> jax.ShapeDtypeStruct:
     rows, *rest = value.shape
-    return jax.ShapeDtypeStruct((rows + more, *rest), value.dtype)
+    return jax.ShapeDtypeStruct((rows + more, *rest), jax.dtypes.canonicalize_dtype(value.dtype))
 
 
 def _as_logs(name: str, result: Any) -> Any:
