@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
-from trainer.distribute.strategies.explain import readable_bytes, readable_flops, report
+from trainer.core.units import readable_bytes, readable_number
+from trainer.distribute.strategies.explain import report
 
 PARAMS = {"down": {"kernel": jax.ShapeDtypeStruct((8, 6), jnp.float32)},
           "up": {"bias": jax.ShapeDtypeStruct((8,), jnp.bfloat16), "kernel": jax.ShapeDtypeStruct((6, 8), jnp.float32)}}
@@ -234,7 +235,7 @@ def test_a_batch_adds_the_peak_of_a_step(shapes, devices, capsys):
     shown = {line[0]: line[-1].strip() for line in lines}
     assert shown["Peak of a step"] == readable_bytes(found.peak_bytes)
     assert shown["Gradients, activations, temporary"] == readable_bytes(found.temporary_bytes)
-    assert shown["Operations of a step"] == readable_flops(found.step_flops)
+    assert shown["Operations of a step"] == readable_number(found.step_flops, "FLOP")
 
 
 def test_a_peak_needs_a_model_that_is_compiled(devices):

@@ -11,7 +11,7 @@ import warnings
 import jax.numpy as jnp
 import pytest
 
-from trainer.core import file_locks
+from trainer.saving.arrays import file_locks
 from trainer.saving.checkpoint import (
     CheckpointError,
     CheckpointFolder,

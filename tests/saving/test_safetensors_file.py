@@ -21,9 +21,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.support import project_files
-from trainer.core import file_locks
 from trainer.core.tree_paths import named_leaves
-from trainer.saving.arrays import safetensors_file
+from trainer.saving.arrays import file_locks, safetensors_file
 from trainer.saving.arrays.safetensors_file import match_arrays, read_arrays, save_arrays
 
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]

@@ -21,10 +21,10 @@ from trainer.core import arguments, errors
 from trainer.core.tracebacks import is_out_of_memory
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayTree, Data
+from trainer.core.units import readable_bytes
 from trainer.data.adapt import DEFAULT_BATCH_SIZE
 from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.distribute.placement.devices import memory_bytes as memory_of
-from trainer.distribute.strategies.explain import readable_bytes
 from trainer.model import planned_step
 from trainer.model.inputs import rows_of
 from trainer.model.model import Model

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from trainer.core.units import readable_bytes, readable_number
+
 REPLICATED = "replicated"  # of an array that is whole on each device
 DEFAULT_MEMORY = "device"  # the memory that an accelerator computes from, whatever a platform calls it
 
-_FLOP_UNITS = ((1.0, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"), (1e15, "P"))
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class ParameterRow(NamedTuple):
@@ -143,17 +143,7 @@ class StateReport:
         rows = [("Gradients, activations, temporary", readable_bytes(self.temporary_bytes), ""),
                 ("Peak of a step", readable_bytes(self.peak_bytes), "")]
         return rows if self.step_flops is None else [
-            *rows, ("Operations of a step", readable_flops(self.step_flops), "")]
-
-
-def readable_flops(flops: float) -> str:
-    """Returns a number of floating-point operations in the unit that suits it.
-
-    >>> readable_flops(512), readable_flops(3.21e9)
-    ('512 FLOP', '3.21 GFLOP')
-    """
-    unit = next((unit for unit in _FLOP_UNITS if flops < 1000 * unit[0]), _FLOP_UNITS[-1])
-    return f"{flops / unit[0]:.3g} {unit[1]}FLOP"
+            *rows, ("Operations of a step", readable_number(self.step_flops, "FLOP"), "")]
 
 
 def report(
@@ -221,22 +211,6 @@ def report(
     unsharded = sum(_bytes(leaf.shape, leaf.dtype) for _, leaves, _ in parts for leaf in leaves.values())
     return StateReport(title, rows, sizes["params"], sizes["gradients"], sizes["opt_state"], sizes["model_state"],
                        unsharded, *(step or (None, None, None)))
-
-
-def readable_bytes(size: int) -> str:
-    """Returns a number of bytes in the unit that suits it, rounded to one decimal.
-
-    >>> readable_bytes(1000), readable_bytes(1536), readable_bytes(3 * 2**30)
-    ('1000 B', '1.5 KiB', '3.0 GiB')
-    """
-    if size < 1024:
-        return f"{size} B"
-    scaled = size / 1024
-    for unit in _UNITS[:-1]:
-        if round(scaled, 1) < 1024:
-            return f"{scaled:.1f} {unit}"
-        scaled /= 1024
-    return f"{scaled:.1f} {_UNITS[-1]}"
 
 
 def _bytes(shape: Sequence[int], dtype: Any) -> int:

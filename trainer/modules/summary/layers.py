@@ -167,14 +167,12 @@ def without_frozen(rows: Sequence[LayerRow], frozen: Mapping[str, int]) -> list[
     >>> without_frozen([LayerRow("head", "Dense", "(None, 2)", 8, 8)], {"head/kernel": 6})[0].trainable
     2
     """
-    counts = {row.path: row.trainable for row in rows}
+    counts = {_names(row.path): row.trainable for row in rows}
     for path, count in frozen.items():
-        names = path.split(SEPARATOR)
-        parents = (SEPARATOR.join(names[:end]) for end in range(len(names), -1, -1))
-        owner = next((parent for parent in parents if parent in counts), None)
+        owner = _nearest(_names(path), counts)
         if owner is not None:
             counts[owner] -= count
-    return [row._replace(trainable=counts[row.path]) for row in rows]
+    return [row._replace(trainable=counts[_names(row.path)]) for row in rows]
 
 
 def with_shardings(rows: Sequence[LayerRow], specs: Mapping[str, str]) -> list[LayerRow]:
@@ -187,10 +185,14 @@ def with_shardings(rows: Sequence[LayerRow], specs: Mapping[str, str]) -> list[L
     >>> with_shardings([LayerRow("up", "Dense", "(None, 8)", 72, 72)], {"up/kernel": "(None, 'model')"})[0].sharding
     "kernel (None, 'model')"
     """
-    found: dict[str, list[str]] = {row.path: [] for row in rows}
+    found: dict[Path, list[str]] = {_names(row.path): [] for row in rows}
     for name, spec in specs.items():
-        path = tuple(name.split(SEPARATOR))
-        owner = _nearest(path, {tuple(filter(None, known.split(SEPARATOR))) for known in found})
+        path = _names(name)
+        owner = _nearest(path, found)
         if owner is not None:
-            found[SEPARATOR.join(owner)].append(f"{SEPARATOR.join(path[len(owner):])} {spec}")
-    return [row._replace(sharding=", ".join(found[row.path])) for row in rows]
+            found[owner].append(f"{SEPARATOR.join(path[len(owner):])} {spec}")
+    return [row._replace(sharding=", ".join(found[_names(row.path)])) for row in rows]
+
+
+def _names(path: str) -> Path:
+    return tuple(path.split(SEPARATOR)) if path else ()

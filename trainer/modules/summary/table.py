@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from trainer.core.units import readable_bytes, readable_number
 from trainer.modules.summary.layers import LayerRow
 
 _SHARDING = "Sharding"
 _LEFT = ("Layer", "Type", "Output shape", _SHARDING)  # the other columns are of numbers
-_UNITS = ("", "k", "M", "G", "T", "P")
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def summary_cells(rows: Sequence[LayerRow], name: str) -> list[tuple[str, ...]]:
@@ -24,9 +23,9 @@ def summary_cells(rows: Sequence[LayerRow], name: str) -> list[tuple[str, ...]]:
         ("Layer", lambda row: row.path or name), ("Type", lambda row: row.type_name),
         ("Output shape", lambda row: row.output_shape), ("Params", lambda row: f"{row.params:,}"),
         ("Trainable", lambda row: f"{row.trainable:,}"),
-        ("Bytes", lambda row: scaled(row.nbytes, 1024, _BYTE_UNITS))]
+        ("Bytes", lambda row: readable_bytes(row.nbytes))]
     if any(row.flops is not None for row in rows):
-        columns.append(("FLOPs/row", lambda row: "" if row.flops is None else scaled(row.flops)))
+        columns.append(("FLOPs/row", lambda row: "" if row.flops is None else readable_number(row.flops)))
     if any(row.sharding for row in rows):
         columns.append((_SHARDING, lambda row: row.sharding))
     return [tuple(heading for heading, _ in columns), *(tuple(text(row) for _, text in columns) for row in rows)]
@@ -36,11 +35,12 @@ def totals(rows: Sequence[LayerRow], total: int, trainable: int, state_count: in
     """Returns the lines below the table; see `render_summary`."""
     flops = [row.flops for row in rows if row.flops is not None]
     return [
-        f"Total params: {total:,} ({scaled(sum(row.nbytes for row in rows), 1024, _BYTE_UNITS)})",
+        f"Total params: {total:,} ({readable_bytes(sum(row.nbytes for row in rows))})",
         f"Trainable params: {trainable:,}",
         f"Non-trainable params: {total - trainable:,}",
         f"Model state among these: {state_count:,}",
-        *([f"Forward pass of these layers: {scaled(sum(flops))} floating-point operations per row"] if flops else []),
+        *([f"Forward pass of these layers: {readable_number(sum(flops))} floating-point operations per row"]
+          if flops else []),
     ]
 
 
@@ -93,16 +93,3 @@ def print_summary(rows: Sequence[LayerRow], name: str, total: int, trainable: in
     console.print(table)
     for text in totals(rows, total, trainable, state_count):
         console.print(text, highlight=False)
-
-
-def scaled(number: float, base: int = 1000, units: Sequence[str] = _UNITS) -> str:
-    """Returns a number in the unit that suits it.
-
-    >>> scaled(999), scaled(1536, 1024, _BYTE_UNITS), scaled(3.2e9)
-    ('999', '1.5 KiB', '3.2 G')
-    """
-    size, unit = float(number), 0
-    while round(size, 1) >= base and unit < len(units) - 1:
-        size, unit = size / base, unit + 1
-    digits = f"{size:.0f}" if unit == 0 else f"{size:.3g}" if base == 1000 else f"{size:.1f}"
-    return f"{digits} {units[unit]}".rstrip()

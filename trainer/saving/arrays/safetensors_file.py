@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.core import errors, file_locks, tree_paths
+from trainer.core import errors, tree_paths
+from trainer.saving.arrays import file_locks
 
 Spec = tuple[tuple[int, ...], Any]  # a shape and a dtype
 

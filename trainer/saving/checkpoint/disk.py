@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 
-from trainer.core import file_locks
+from trainer.saving.arrays import file_locks
 
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2

@@ -13,8 +13,8 @@ import os
 import socket
 import time
 
-from trainer.core import file_locks
 from trainer.core.errors import see
+from trainer.saving.arrays import file_locks
 from trainer.saving.checkpoint.manifest import CheckpointError
 
 FILE_NAME = ".in_use"

@@ -23,8 +23,8 @@ import numpy as np
 
 from trainer.cluster import ProcessGroup
 from trainer.compile import jit
-from trainer.core import errors, file_locks
-from trainer.saving.arrays import safetensors_file
+from trainer.core import errors
+from trainer.saving.arrays import file_locks, safetensors_file
 from trainer.saving.checkpoint import disk, layout, parts, plain, processes
 from trainer.saving.checkpoint.manifest import CheckpointError, is_checkpoint, write_manifest
 

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.distribute.strategies.explain import columns, readable_bytes
+from trainer.core.units import readable_bytes, readable_number
+from trainer.distribute.strategies.explain import columns
 from trainer.step.planning.roofline import Roofline, SentRow
-
-_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +183,8 @@ class Plan:
 
     def _time_lines(self) -> list[str]:
         time, products = self.roofline, ", ".join(
-            f"{_scaled(flops)}FLOP in {dtype}" for dtype, flops in self.product_flops.items()) or "no products"
+            f"{readable_number(flops, 'FLOP')} in {dtype}" for dtype, flops in self.product_flops.items()
+        ) or "no products"
         rows = [("Compute", readable_secs(time.compute), products),
                 ("Memory", readable_secs(time.memory), f"{readable_bytes(round(self.traffic_bytes))} read and written"),
                 ("Launches", readable_secs(time.kernels), f"{self.kernels:,.0f} kernels"),
@@ -217,11 +217,6 @@ def readable_secs(secs: float) -> str:
         if secs >= size:
             return f"{secs / size:.3g} {unit}"
     return f"{secs * 1e6:.3g} us"
-
-
-def _scaled(number: float) -> str:
-    prefix, size = next((each for each in _PREFIXES if number >= each[1]), ("", 1.0))
-    return f"{number / size:.3g} {prefix}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.core.units import readable_bytes
 from trainer.tools.command_line.findings import Finding
 
 _GPU_FILES = "/dev/nvidia[0-9]*"
@@ -44,7 +45,6 @@ def memory() -> Iterator[Finding]:
     """Yields how much memory the machine, its devices and the folder of shared memory have."""
     import jax
 
-    from trainer.distribute.strategies.explain import readable_bytes
 
     total, free = _host_memory()
     yield Finding("memory", "host", "warning" if free < _MIN_FREE_SHARE * total else "ok",
@@ -69,7 +69,6 @@ def compile_cache() -> Iterator[Finding]:
     """Yields where compiled programs are kept, how many there are, and who may write there."""
     import jax
 
-    from trainer.distribute.strategies.explain import readable_bytes
 
     config: Any = jax.config  # JAX declares its attributes at run time
     chosen = config.jax_compilation_cache_dir

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from trainer.callbacks.record.curves import curves, metric_names
-from trainer.distribute.strategies.explain import readable_bytes, readable_flops
+from trainer.core.units import readable_bytes, readable_number
 from trainer.model.forward import table_of_layers
 from trainer.modules import summary_cells, totals
 from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
@@ -94,7 +94,7 @@ def memory_section(record: Mapping[str, Any], model: Model | None) -> Section:
         rows += [[f"{name}, on all devices together", readable_bytes(sum(
             leaf.nbytes for leaf in jax.tree.leaves(tree)))] for name, tree in trees.items()]
     if flops := record.get("train_step_flops"):
-        rows.append(["operations of a train step, on all devices", readable_flops(flops)])
+        rows.append(["operations of a train step, on all devices", readable_number(flops, "FLOP")])
     return Section("Memory and operations", [Table(rows)] if rows else [])
 
 
