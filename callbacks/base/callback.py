@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeAlias
 
 from trainer.callbacks.base.run_protocol import Run, SavePoint
-from trainer.core.errors import near_hint
+from trainer.core.errors import unknown_argument
 from trainer.core.types import Phase
 
 Logs: TypeAlias = dict[str, Any]
@@ -99,12 +99,10 @@ class Callback:
     run_folder: str | None = None
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        # Python's own message would not say which name was meant.
         parameters = inspect.signature(cls.__init__).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in () if takes_any else sorted(options.keys() - set(parameters)):
-            hint = near_hint(name, [known for known in parameters if known != "self"])
-            raise TypeError(f"{cls.__name__} has no argument {name!r}. {hint}")
+            raise unknown_argument(cls.__name__, name, parameters)
         return super().__new__(cls)
 
     def set_params(self, params: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Loggers: where the numbers of a training go besides the terminal, and the callback that sends them there.
 
 Owns the `Logger` protocol, files of its own, and adapters of packages that track experiments. A package is imported
-when its logger is made. What a run is, in numbers and texts, is told by the model.
+when its logger is made. What a run is, in numbers and texts, comes from the model.
 """
 
 from trainer.callbacks.loggers.aim_run import Aim

@@ -35,7 +35,7 @@ class LogTo(LateLogsCallback):
 
     No step waits for this callback: logs of batches are read when the next execution has begun. Of several processes
     the first one sends. A run that resumes goes on with the loggers' runs and files (see `ResumableLogger`). Loggers
-    are told of the end also where an exception ends the training.
+    receive the end also where an exception ends the training.
 
     What a logger raises before it has taken anything ends the training, as its settings are wrong. Later, when a server
     may have gone, it is a warning, once.

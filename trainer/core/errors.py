@@ -58,6 +58,16 @@ def unknown_name(argument: str, received: str, known: Iterable[str]) -> ValueErr
     return ValueError(f"Unknown {argument} {received!r}. {near_hint(received, known)}")
 
 
+def unknown_argument(owner: str, received: str, known: Iterable[str]) -> TypeError:
+    """Returns the error for a keyword that a class does not take; Python's own would not say which name was meant.
+
+    >>> unknown_argument("Adam", "lr", ["self", "learning_rate", "beta_1"])
+    TypeError("Adam has no argument 'lr'. Did you mean 'learning_rate'?")
+    """
+    return TypeError(f"{owner} has no argument {received!r}. "
+                     f"{near_hint(received, [name for name in known if name != 'self'])}")
+
+
 def near_hint(received: str, known: Iterable[str]) -> str:
     """Returns which names could have been meant by one that is not among `known`.
 

@@ -1,7 +1,7 @@
 """What a run was started with, as plain data: for `run.json` and for loggers.
 
-Owns how arguments are told without their contents: arrays by their shapes, objects by their texts. Nothing here waits
-for the devices, on which the weights may still be being made.
+Owns how arguments are described without their contents: arrays by their shapes, objects by their texts. Nothing here
+waits for the devices, on which the weights may still be being made.
 """
 
 from __future__ import annotations

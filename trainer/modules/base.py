@@ -112,7 +112,7 @@ class FunctionalModule(abc.ABC):
 
         Args:
           inputs: one batch, or the same structure of `jax.ShapeDtypeStruct`.
-          observer: is told.
+          observer: receives the calls.
 
         Returns:
           The shapes of the parameters, and those of the values that are not trained, in dicts of the same structure.

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from trainer.core import configs
-from trainer.core.errors import near_hint
+from trainer.core.errors import unknown_argument
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
 from trainer.optimizers.common_arguments import FURTHER_DEFAULTS
@@ -82,14 +82,12 @@ class Optimizer(ComparesByConfiguration):
     _given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        # Python's own message would not say which name was meant.
         parameters = inspect.signature(cls.__init__).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         is_own = getattr(cls.__init__, "__module__", "").startswith("trainer.optimizers.")
         known = [*parameters, *FURTHER_DEFAULTS] if takes_any else list(parameters)
         for name in () if takes_any and not is_own else sorted(options.keys() - set(known)):
-            known = [known for known in parameters if known not in ("self", "further")]
-            raise TypeError(f"{cls.__name__} has no argument {name!r}. {near_hint(name, known)}")
+            raise unknown_argument(cls.__name__, name, parameters.keys() - {"further"})
         made = super().__new__(cls)
         made._given = arguments, options
         return made

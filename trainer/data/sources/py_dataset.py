@@ -20,7 +20,7 @@ class PyDataset:
 
     Args:
       workers: how many threads or processes make batches; up to 1 thread, batches are made one after another.
-      use_multiprocessing: make them in processes, for Python code that computes. The processes start anew, and are not
+      use_multiprocessing: make them in processes, for Python code that computes. The processes are spawned, and not
         forked: the data set must be such that `multiprocessing` can send it (a class of a module, no open files), and a
         script must begin its training within `if __name__ == "__main__":`. JAX runs on the CPU there.
       max_queue_size: how many batches are made or ready at once, at most.

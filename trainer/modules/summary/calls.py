@@ -1,6 +1,6 @@
 """The calls of a module's layers, as adapters tell of them.
 
-Owns what an observer of calls is told, and what it may change of them.
+Owns what an observer of calls receives, and what it may change of them.
 """
 
 from __future__ import annotations
