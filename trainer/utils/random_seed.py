@@ -15,8 +15,9 @@ def set_random_seed(seed: int) -> None:
     """Seeds Python's `random`, NumPy, torch and TensorFlow where they are imported, and the models made from now on.
 
     A model that is made without `seed` takes this one for its initial weights, the order of rows, dropout and all
-    other random streams. Keras draws another seed for each layer; here two models made after one call begin with the same
-    weights, and `Model(module, seed=1)` begins otherwise. The weights of an NNX module come from its own `nnx.Rngs`.
+    other random streams. Keras draws another seed for each layer; here two models made after one call begin with the
+    same weights, and `Model(module, seed=1)` begins otherwise. The weights of an NNX module come from its own
+    `nnx.Rngs`.
 
     Args:
       seed: a whole number from 0 to 2**32 - 1.
