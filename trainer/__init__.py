@@ -15,6 +15,7 @@ if _typing.TYPE_CHECKING:
         metrics,
         models,
         optimizers,
+        regularizers,
         testing,
         tools,
         utils,
@@ -22,7 +23,6 @@ if _typing.TYPE_CHECKING:
     from trainer.compile.persistent_cache import enable_compilation_cache
     from trainer.core.train_state import TrainState
     from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
-    from trainer.losses import regularizers
     from trainer.model.load import load, load_model
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
@@ -73,7 +73,6 @@ _HOMES = {
     "load_exported": "saving.export",
     "load_model": "model.load",
     "pack_x_y_sample_weight": "data",
-    "regularizers": "losses",
     "report": "tools.report",
     "unpack_x_y_sample_weight": "data",
 }

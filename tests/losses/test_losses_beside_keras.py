@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.support import keras_comparison as compare
-from tests.support.keras_cases import LOSS_FUNCTIONS, LOSSES, REGULARIZERS
+from tests.support.keras_cases import LOSS_FUNCTIONS, LOSSES
 from tests.support.keras_inputs import INPUTS, WEIGHTS
-from trainer import losses, regularizers
+from trainer import losses
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("KERAS_BACKEND", "jax")  # the one that needs no further package
@@ -147,16 +147,3 @@ def test_errors_are_of_kerass_type_and_substance(cls, arguments, words):
     for library in (losses, keras.losses):
         with pytest.raises(ValueError, match=words):
             getattr(library, cls)(**arguments)
-
-
-@pytest.mark.parametrize("name", sorted(REGULARIZERS))
-def test_penalties_are_kerass(name):
-    weights = INPUTS["moderate"](compare.generator(name), 4)[0].astype("float32")
-    for arguments in REGULARIZERS[name]:
-        ours, theirs = getattr(regularizers, name)(**arguments), getattr(keras.regularizers, name)(**arguments)
-        penalties = np.asarray(ours(weights)), np.asarray(theirs(weights))
-        compare.check_equal("regularizers", *penalties, f"{name}({arguments})")
-        config, kerass = ours.get_config(), theirs.get_config()
-        assert {key: np.float32(value) for key, value in config.items()} == kerass
-        assert regularizers.get(keras.regularizers.serialize(theirs)).get_config().keys() == kerass.keys()
-        assert regularizers.get(json.loads(json.dumps(regularizers.serialize(ours)))) == ours

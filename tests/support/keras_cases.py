@@ -173,7 +173,8 @@ SCHEDULES: dict[str, list[dict[str, Any]]] = {
 }
 
 REGULARIZERS: dict[str, list[dict[str, Any]]] = {
-    "L1": [{}, {"l1": 0.5}], "L2": [{}, {"l2": 0.5}], "L1L2": [{}, {"l1": 0.1, "l2": 0.2}]}
+    "L1": [{}, {"l1": 0.5}], "L2": [{}, {"l2": 0.5}], "L1L2": [{}, {"l1": 0.1, "l2": 0.2}],
+    "OrthogonalRegularizer": [{}, {"factor": 0.5, "mode": "columns"}]}
 
 #: Positional and named arguments.
 UTILS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {

@@ -4,7 +4,6 @@ A new loss is a function and a class (see `BuiltinLoss`) in the module it fits, 
 `registry.CLASSES` and here.
 """
 
-from trainer.losses import regularizers as regularizers
 from trainer.losses.base import Loss
 from trainer.losses.focal import (
     BinaryFocalCrossentropy,

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer import regularizers
 from trainer.compile import recompilation_guard
 from trainer.core import arguments, errors, precision, tree_paths
-from trainer.losses import regularizers
 
 STATE_REDUCTIONS = ("mean", "sum", "max", "first")
 BATCH_NORM_POLICIES = ("global", "per_replica")
@@ -78,8 +78,9 @@ class CompileOptions:
             data_on_device=data_on_device,
             compile_guard=recompilation_guard.check_mode(guard_mode),
             skip_non_finite=skip_non_finite,
-            regularizers=tuple((pattern, regularizers.get(penalty)) for pattern, penalty in _by_pattern(
-                "regularizers", penalties, "penalties, such as {'**/kernel': trainer.regularizers.L2(1e-4)}")),
+            regularizers=tuple((pattern, penalty) for pattern, identifier in _by_pattern(
+                "regularizers", penalties, "penalties, such as {'**/kernel': trainer.regularizers.L2(1e-4)}")
+                if (penalty := regularizers.get(identifier)) is not None),
             state_reduction=tuple((pattern, _checked_reduction(name)) for pattern, name in _by_pattern(
                 "state_reduction", state_reduction, "reductions, such as {'usage/*': 'sum'}")),
             deterministic=deterministic,

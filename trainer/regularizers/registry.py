@@ -1,0 +1,63 @@
+"""Penalties by name, and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.core import configs, errors
+from trainer.regularizers.penalties import L1, L1L2, L2, OrthogonalRegularizer, Penalty, Regularizer
+
+CLASSES: dict[str, type[Regularizer]] = {
+    "L1": L1, "L2": L2, "L1L2": L1L2, "OrthogonalRegularizer": OrthogonalRegularizer,
+    "l1": L1, "l2": L2, "l1l2": L1L2, "l1_l2": L1L2, "orthogonal_regularizer": OrthogonalRegularizer,
+}
+
+
+def serialize(regularizer: Penalty) -> dict[str, Any]:
+    """Returns a penalty as plain data, in Keras's form.
+
+    >>> serialize(L2(0.5))["config"]
+    {'l2': 0.5}
+    """
+    config: dict[str, Any] = configs.to_config(regularizer, "regularizers")
+    return config
+
+
+def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Penalty:
+    """Returns the penalty that `serialize`, or that of Keras, has made plain data of.
+
+    >>> deserialize(serialize(L2(0.5)))
+    L2(l2=0.5)
+    """
+    penalty: Penalty = configs.from_config("regularizer", config, CLASSES, custom_objects)
+    return penalty() if isinstance(penalty, type) else penalty
+
+
+def get(identifier: Any) -> Penalty | None:
+    """Returns the penalty that `identifier` names, as Keras does: a name with default factors, a class, or a function.
+
+    A configuration, as `serialize` returns it, is taken too; None stands for no penalty.
+
+    Raises:
+      ValueError: for an unknown name.
+      TypeError: for what is neither.
+
+    >>> get("l2")
+    L2(l2=0.01)
+    """
+    if identifier is None:
+        return None
+    if configs.is_config(identifier):
+        return deserialize(identifier)
+    if isinstance(identifier, str):
+        if identifier not in CLASSES:
+            raise errors.unknown_name("regularizer", identifier, CLASSES)
+        return CLASSES[identifier]()
+    if isinstance(identifier, type) and issubclass(identifier, Regularizer):
+        return identifier()
+    if not callable(identifier) or isinstance(identifier, type):
+        raise errors.wrong_type("regularizers", identifier, "a dict from path patterns to penalties, such as "
+                                "{'**/kernel': trainer.regularizers.L2(1e-4)}, whose values are penalties or functions")
+    function: Penalty = identifier
+    return function
