@@ -20,6 +20,7 @@ from trainer.data import (
 from trainer.utils.arrays import normalize, pad_sequences, to_categorical
 from trainer.utils.dataset_split import split_dataset
 from trainer.utils.files.get_file import get_file
+from trainer.utils.images import array_to_img, img_to_array, load_img, save_img
 from trainer.utils.model_plot import model_to_dot, plot_model
 from trainer.utils.random_seed import set_random_seed
 
@@ -30,16 +31,20 @@ __all__ = [
     "Progbar",
     "PyDataset",
     "Sequence",
+    "array_to_img",
     "disable_interactive_logging",
     "enable_interactive_logging",
     "get_file",
     "image_dataset_from_directory",
+    "img_to_array",
     "is_interactive_logging_enabled",
+    "load_img",
     "model_to_dot",
     "normalize",
     "pack_x_y_sample_weight",
     "pad_sequences",
     "plot_model",
+    "save_img",
     "set_random_seed",
     "split_dataset",
     "text_dataset_from_directory",

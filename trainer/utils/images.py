@@ -1,0 +1,207 @@
+"""Single images: from and to files, and as arrays, with Keras's numbers."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.core import arguments
+from trainer.core.errors import wrong_type
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_MODES = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}
+_GREY = ("L", "I;16", "I")  # modes that stay as they are where grey is asked for
+_MORE_THAN_8_BITS = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_FILTERS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
+_FORMATS = ("channels_last", "channels_first")
+_NOT_INSTALLED = "`{}` needs Pillow, which is not installed: `pip install 'trainer-jax[images]'`."
+
+
+def load_img(
+    path: str | bytes | os.PathLike[str] | IO[bytes], color_mode: str = "rgb",
+    target_size: tuple[int, int] | None = None, interpolation: str = "nearest", keep_aspect_ratio: bool = False,
+) -> Image.Image:
+    """Returns an image of Pillow from a file.
+
+    Args:
+      path: of the file, or a binary file object.
+      color_mode: "rgb", "rgba" or "grayscale"; grey images of 16 and 32 bits stay so where "grayscale" is asked for.
+      target_size: the height and width to resize to; those of the file by default.
+      interpolation: "nearest", "bilinear", "bicubic", "hamming", "box" or "lanczos".
+      keep_aspect_ratio: whether the largest part in the middle is resized that has the sides' ratio of `target_size`.
+
+    Raises:
+      ValueError: for another color mode or interpolation, and for colours of more than 8 bits, which Pillow cuts off.
+      TypeError: for an argument of another type.
+      OSError: if there is no such file, or it is no image.
+      ImportError: without Pillow.
+
+    Example::
+
+      image = trainer.utils.load_img("cat.jpg", target_size=(180, 180))
+      model.predict(trainer.utils.img_to_array(image)[None])
+
+    Source: `keras.utils.load_img`.
+    """
+    pillow = _pillow("load_img")
+    arguments.check_word("color_mode", color_mode, tuple(_MODES))
+    arguments.check_word("interpolation", interpolation, _FILTERS)
+    arguments.require_bool(keep_aspect_ratio=keep_aspect_ratio)
+    size = None if target_size is None else _checked_size(target_size)
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
+        raise wrong_type("path", path, "a path, or a binary file object")
+    with pillow.open(path) as opened:
+        opened.load()
+        image: Image.Image = opened.copy()
+    mode = _MODES[color_mode]
+    if color_mode != "grayscale" and image.mode in _MORE_THAN_8_BITS:
+        raise ValueError(f"The image {path!r} is grey with more than 8 bits (mode {image.mode!r}), which Pillow cuts "
+                         'off where it makes colours. Load it with `color_mode="grayscale"` and scale its array.')
+    if image.mode != mode and not (color_mode == "grayscale" and image.mode in _GREY):
+        image = image.convert(mode)
+    if size is None or image.size == size:
+        return image
+    box = _middle(image.size, size) if keep_aspect_ratio else None
+    return image.resize(size, pillow.Resampling[interpolation.upper()], box=box)
+
+
+def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None, dtype: Any = "float32") -> np.ndarray:
+    """Returns an image of Pillow as an array of shape `(height, width, channels)`.
+
+    Args:
+      img: the image, or an array of two or three dimensions.
+      data_format: "channels_last", the default, or "channels_first" for `(channels, height, width)`.
+      dtype: of the array.
+
+    Raises:
+      ValueError: for another `data_format`, or for an array with more or fewer dimensions.
+
+    >>> img_to_array(np.zeros((2, 3))).shape
+    (2, 3, 1)
+
+    Source: `keras.utils.img_to_array`.
+    """
+    channels_first = _is_channels_first(data_format)
+    values = np.asarray(img, dtype=dtype or "float32")
+    if values.ndim not in (2, 3):
+        raise ValueError(f"`img` must be an image, with two or three dimensions. Received: shape {values.shape}.")
+    values = values.reshape(*values.shape[:2], -1)
+    return values.transpose(2, 0, 1) if channels_first else values
+
+
+def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dtype: Any = "float32") -> Image.Image:
+    """Returns an array as an image of Pillow, of 8 bits.
+
+    Args:
+      x: an array of shape `(height, width, channels)` with 1, 3 or 4 channels.
+      data_format: "channels_last", the default, or "channels_first" for `(channels, height, width)`.
+      scale: whether values are scaled so that the least is 0 and the greatest is 255. Others are cut to whole numbers,
+        and must lie in [0, 255]; only a grey image may have greater ones, and then has 32 bits.
+      dtype: in which values are scaled.
+
+    Raises:
+      ValueError: for another shape or `data_format`, and for values that the image cannot hold.
+      ImportError: without Pillow.
+
+    Source: `keras.utils.array_to_img`.
+    """
+    pillow = _pillow("array_to_img")
+    channels_first = _is_channels_first(data_format)
+    arguments.require_bool(scale=scale)
+    values = np.asarray(x, dtype=dtype or "float32")
+    if values.ndim == 3 and channels_first:
+        values = values.transpose(1, 2, 0)
+    if values.ndim != 3 or values.shape[-1] not in (1, 3, 4) or not values.size:
+        raise ValueError(f"`x` must be one image with 1, 3 or 4 channels, of shape "
+                         f"{'(channels, height, width)' if channels_first else '(height, width, channels)'}. Received: "
+                         f"shape {np.shape(x)}.")
+    if not np.isfinite(values).all():
+        raise ValueError("`x` has values that are not finite, which an image cannot hold.")
+    if scale:
+        values = values - values.min()
+        values = values / (values.max() or 1) * 255
+    elif values.min() < 0 or (values.max() >= 256 and values.shape[-1] > 1):
+        raise ValueError(f"`x` has values from {values.min():.4g} to {values.max():.4g}, and an image holds those in "
+                         "[0, 255]. Pass `scale=True`, or scale or clip them.")
+    if values.shape[-1] == 1:
+        return pillow.fromarray(values[..., 0].astype("int32" if values.max() > 255 else "uint8"))
+    return pillow.fromarray(values.astype("uint8"))
+
+
+def save_img(
+    path: str | os.PathLike[str] | IO[bytes], x: Any, data_format: str | None = None, file_format: str | None = None,
+    scale: bool = True, **kwargs: Any,
+) -> None:
+    """Writes an array into an image file.
+
+    Args:
+      path: of the file, or a binary file object.
+      x: as of `array_to_img`; so are `data_format` and `scale`.
+      data_format: see `x`.
+      file_format: such as "png"; by default, the path's suffix says it. Without a path it must be given.
+      scale: see `x`.
+      **kwargs: arguments of `PIL.Image.Image.save`.
+
+    Raises:
+      ValueError: as `array_to_img`, for an unknown format, and for an image with transparency as JPEG, which has none.
+      ImportError: without Pillow.
+
+    Source: `keras.utils.save_img`.
+    """
+    image = array_to_img(x, data_format, scale)
+    if file_format is None and isinstance(path, (str, os.PathLike)):
+        file_format = pathlib.Path(path).suffix[1:]
+    file_format = "jpeg" if (file_format or "").lower() == "jpg" else file_format
+    if not file_format:
+        raise ValueError(f"`file_format` must be given, such as 'png', where no suffix of `path` says it. Received: "
+                         f"path={path!r}.")
+    if image.mode == "RGBA" and file_format.lower() == "jpeg":
+        raise ValueError("JPEG has no transparency. Received: 4 channels. Pass `x[..., :3]`, or write a PNG.")
+    buffer = io.BytesIO()
+    try:
+        image.save(buffer, format=file_format, **kwargs)
+    except KeyError:
+        raise ValueError(f"Unknown image format {file_format!r}. Pass `file_format`, such as 'png'.") from None
+    if isinstance(path, (str, os.PathLike)):
+        pathlib.Path(path).write_bytes(buffer.getvalue())
+    else:
+        path.write(buffer.getvalue())
+
+
+def _pillow(function: str) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError(_NOT_INSTALLED.format(function)) from error
+    return Image
+
+
+def _is_channels_first(data_format: str | None) -> bool:
+    if data_format is not None:
+        arguments.check_word("data_format", data_format, _FORMATS)
+    return data_format == "channels_first"
+
+
+def _checked_size(target_size: Any) -> tuple[int, int]:
+    """Returns the width and the height of `target_size`."""
+    if not isinstance(target_size, (tuple, list)) or len(target_size) != 2:
+        raise wrong_type("target_size", target_size, "a height and a width")
+    height, width = (arguments.as_count("target_size", side) for side in target_size)
+    return width, height
+
+
+def _middle(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Returns the box in the middle of an image that has the sides' ratio of a target; both are widths and heights."""
+    (width, height), (target_width, target_height) = size, target
+    box_height = min(height, width * target_height // target_width)
+    box_width = min(width, height * target_width // target_height)
+    left, top = (width - box_width) // 2, (height - box_height) // 2
+    return left, top, left + box_width, top + box_height
