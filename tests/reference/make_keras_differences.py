@@ -8,13 +8,14 @@ import pathlib
 from tests.support.keras_differences import DIFFERENCES
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "keras_differences.md"
-TITLES = {"losses": "Losses", "metrics": "Metrics", "optimizers": "Optimizers and schedules"}
+TITLES = {"losses": "Losses", "metrics": "Metrics", "optimizers": "Optimizers and schedules",
+          "regularizers": "Penalties of weights", "utils": "Images"}
 INTRODUCTION = """\
 # Differences from Keras 3
 
-Losses, metrics, optimizers and schedules have Keras 3's names, arguments, defaults, numbers and configurations: tests
-compare every public class and function with Keras itself, on generated data. What differs on purpose is here, and
-tests check that each of these still differs.
+Losses, metrics, optimizers, schedules, penalties and functions of images have Keras 3's names, arguments, defaults,
+numbers and configurations: tests compare every public class and function with Keras itself, on generated data. What
+differs on purpose is here, and tests check that each of these still differs.
 
 This page is written by `python -m tests.reference.make_keras_differences`.
 """

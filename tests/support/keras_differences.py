@@ -1,4 +1,4 @@
-"""All that losses, metrics, optimizers and schedules do otherwise than Keras 3, on purpose.
+"""All that losses, metrics, optimizers, schedules, penalties and images do otherwise than Keras 3, on purpose.
 
 `tests/reference/make_keras_differences.py` writes docs/keras_differences.md from this table, and
 `tests/project/test_keras_differences.py` checks that each example still differs, and that the page is up to date.
@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -16,7 +18,7 @@ class Difference(NamedTuple):
     """One difference.
 
     Attributes:
-      room: where it is: "losses", "metrics" or "optimizers".
+      room: where it is: "losses", "metrics", "optimizers", "regularizers" or "utils".
       names: what it is about, in Markdown.
       keras: what Keras does.
       ours: what the trainer does.
@@ -253,7 +255,31 @@ DIFFERENCES: tuple[Difference, ...] = (
         "optimizers", "`name`", "Snake case, numbered: `rm_sprop`, `adam_w_1`.",
         "The class's in lower case: `rmsprop`.", "The name that `compile(\"rmsprop\")` takes.",
         lambda library: library.optimizers.RMSprop().name == "rmsprop"),
+    Difference(
+        "regularizers", "`OrthogonalRegularizer`", "The penalty of a single vector is NaN.", "It is 0.",
+        "It has no pair that could be orthogonal.",
+        lambda library: library.regularizers.OrthogonalRegularizer()(jnp.ones((1, 2)))),
+    Difference(
+        "utils", "`array_to_img`, `save_img`", "With `scale=False`, values outside of [0, 255] wrap around.",
+        "ValueError.", "It would be another picture.",
+        lambda library: np.asarray(library.utils.array_to_img(np.full((1, 1, 3), 300), scale=False))),
+    Difference(
+        "utils", "`load_img`", "Grey images of 16 bits are cut off at 255 where they become colours.",
+        "ValueError, which says how to load them.", "Most of them would be white.",
+        lambda library: np.asarray(library.utils.load_img(io.BytesIO(_grey_of_16_bits())))),
+    Difference(
+        "utils", "`save_img`", "JPEG drops the transparency of four channels, with a warning.", "ValueError.",
+        "What is written should be what is given.",
+        lambda library: library.utils.save_img(io.BytesIO(), np.zeros((1, 1, 4)), file_format="jpeg")),
 )
+
+
+def _grey_of_16_bits() -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.full((1, 1), 1000, np.uint16)).save(file, "png")
+    return file.getvalue()
 
 
 def _set_rate(library: Any) -> Any:
