@@ -1,25 +1,26 @@
-"""The floating-point operations of a program, with what XLA's count leaves out: all but the first iteration of a loop.
+"""The floating-point operations of a program, counted in its trace.
 
-Owns the arithmetic of a traced program's loops of known length, such as those of recurrent layers, of layers that are
-scanned over, and of microbatches.
+Owns the arithmetic. XLA's own count differs from one platform to another: GPUs have it only of what is compiled,
+described devices not at all, and CPUs take seconds for it, and leave out all but the first iteration of a loop.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 _LOOP = "scan"
+_CALLS = ("jit", "shard_map", "checkpoint")  # whose outputs are those of a program
 # What moves or makes numbers and computes nothing.
 _MOVES = frozenset((
-    "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "device_put",
-    "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota", "name", "optimization_barrier", "pad",
-    "random_fold_in", "random_seed", "random_unwrap", "random_wrap", "reshape", "rev", "sharding_constraint", "slice",
-    "split", "squeeze", "stop_gradient", "transpose"))
+    "all_gather", "all_to_all", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type",
+    "copy", "copy_p", "device_put", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota", "name",
+    "optimization_barrier", "pad", "pcast", "ppermute", "pvary", "random_fold_in", "random_seed", "random_unwrap",
+    "random_wrap", "reshape", "rev", "sharding_constraint", "slice", "split", "squeeze", "stop_gradient", "transpose"))
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
@@ -38,18 +39,6 @@ class Cost(NamedTuple):
     products: Mapping[str, float] = MappingProxyType({})
 
 
-def cost_of(traced: Any) -> Cost:
-    """Returns the cost of a `jax.stages.Traced`: XLA's count, or what is counted here for devices without one.
-
-    For GPUs, and all devices that are plugins of JAX, XLA counts only what it has compiled.
-    """
-    flops = (traced.lower().cost_analysis() or {}).get("flops")
-    if flops is None:
-        return cost_of_trace(traced.jaxpr)
-    repeated = repeated_flops(traced.jaxpr)
-    return Cost(flops + repeated, repeated, products_of(traced.jaxpr))
-
-
 def peak_bytes(compiled: Any) -> int:
     """Returns what an execution of a compiled program takes of a device's memory: arguments, results and temporary."""
     stats = compiled.memory_analysis()
@@ -57,44 +46,12 @@ def peak_bytes(compiled: Any) -> int:
                - stats.alias_size_in_bytes)
 
 
-def cost_of_trace(program: ClosedJaxpr | Jaxpr) -> Cost:
-    """Returns the cost of a traced program as it is counted here; see `repeated_flops`."""
-    return Cost(_flops(program, all_iterations=True), repeated_flops(program), products_of(program))
+def cost_of(program: ClosedJaxpr | Jaxpr) -> Cost:
+    """Returns the cost of a traced program.
 
-
-def products_of(program: ClosedJaxpr | Jaxpr) -> dict[str, float]:
-    """Returns the floating-point operations of products and convolutions; see `Cost.products`.
-
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> products_of(jax.jit(lambda x: x @ x.astype(jnp.bfloat16).T).trace(jnp.ones((4, 8), jnp.bfloat16)).jaxpr)
-      {'bfloat16': 256.0}
-    """
-    total: dict[str, float] = {}
-    for equation in _plain(program).eqns:
-        iterations = equation.params["length"] if equation.primitive.name == _LOOP else 1
-        for part in _inner(equation):
-            for dtype, flops in products_of(part).items():
-                total[dtype] = total.get(dtype, 0.0) + iterations * flops
-        if equation.primitive.name in _PRODUCTS:
-            dtype, output = _computed_in(equation), getattr(equation.outvars[0].aval, "shape", ())
-            total[dtype] = total.get(dtype, 0.0) + _operations_per_output(equation) * math.prod(output)
-    return total
-
-
-def _computed_in(equation: Any) -> str:
-    dtype = str(equation.invars[0].aval.dtype)
-    precision = equation.params.get("precision")
-    is_default = precision is None or "HIGHEST" not in str(precision)
-    return "tensorfloat32" if dtype == "float32" and is_default else dtype
-
-
-def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:
-    """Returns the floating-point operations of all iterations of a program's loops after the first.
-
-    Of each loop whose length is known (`jax.lax.scan`, and what is built on it): products and convolutions count two
-    for each multiplication, all else one for each element that it yields.
+    Products and convolutions count two operations for each multiplication, what only moves numbers none, and all else
+    one for each element that it yields. Loops whose length is known (`jax.lax.scan`, and what is built on it) count as
+    often as they go round, others once. What no output depends on does not count: XLA leaves it out.
 
     Args:
       program: traced, such as `jax.jit(function).trace(...).jaxpr`.
@@ -104,16 +61,56 @@ def repeated_flops(program: ClosedJaxpr | Jaxpr) -> float:
       >>> import jax.numpy as jnp
       >>> def power(matrix):
       ...     return jax.lax.scan(lambda product, _: (product @ matrix, None), matrix, length=10)[0]
-      >>> repeated_flops(jax.jit(power).trace(jnp.eye(4)).jaxpr) == 9 * 2 * 4**3
-      True
+      >>> cost = cost_of(jax.jit(power).trace(jnp.eye(4, dtype=jnp.bfloat16)).jaxpr)
+      >>> cost.products, cost.repeated_flops == 9 * 2 * 4**3
+      ({'bfloat16': 1280.0}, True)
     """
-    return _flops(program, all_iterations=True) - _flops(program, all_iterations=False)
+    return _cost_of_outputs(program, [True] * len(_plain(program).outvars))
+
+
+def _cost_of_outputs(program: ClosedJaxpr | Jaxpr, are_used: Sequence[bool]) -> Cost:
+    flops, repeated = 0.0, 0.0
+    products: dict[str, float] = {}
+    used = {output for output, is_used in zip(_plain(program).outvars, are_used, strict=True)
+            if is_used and isinstance(output, Var)}
+    for equation in reversed(_plain(program).eqns):
+        are_used = [output in used for output in equation.outvars]
+        if not any(are_used) and not equation.effects:
+            continue
+        used.update(variable for variable in equation.invars if isinstance(variable, Var))
+        iterations = equation.params["length"] if equation.primitive.name == _LOOP else 1
+        parts = [_cost_of_part(part, equation, are_used) for part in _inner(equation)] or [_cost_of_one(equation)]
+        for part in parts:
+            flops += iterations * part.flops
+            repeated += (iterations - 1) * part.flops + part.repeated_flops
+            for dtype, count in part.products.items():
+                products[dtype] = products.get(dtype, 0.0) + iterations * count
+    return Cost(flops, repeated, products)
+
+
+def _cost_of_part(program: ClosedJaxpr | Jaxpr, equation: Any, are_used: Sequence[bool]) -> Cost:
+    """Returns the cost of a program that an equation calls and some of whose outputs are used."""
+    outputs = _plain(program).outvars
+    returns_its_outputs = equation.primitive.name in _CALLS and len(outputs) == len(are_used)
+    return _cost_of_outputs(program, are_used if returns_its_outputs else [True] * len(outputs))
+
+
+def _cost_of_one(equation: Any) -> Cost:
+    flops = _operations(equation)
+    return Cost(flops, 0.0, {_computed_in(equation): flops} if equation.primitive.name in _PRODUCTS else {})
+
+
+def _computed_in(equation: Any) -> str:
+    dtype = str(equation.invars[0].aval.dtype)
+    precision = equation.params.get("precision")
+    is_default = precision is None or "HIGHEST" not in str(precision)
+    return "tensorfloat32" if dtype == "float32" and is_default else dtype
 
 
 def flops_by_scope(program: ClosedJaxpr | Jaxpr, scope_of: Callable[[str], Any], outer: Any = None) -> dict[Any, float]:
     """Returns the floating-point operations of a traced program by the named scope that they are in.
 
-    They are counted as in `repeated_flops`, without operations that only move numbers.
+    They are counted as in `cost_of`.
 
     Args:
       program: traced, such as by `jax.make_jaxpr`.
@@ -136,25 +133,20 @@ def flops_by_scope(program: ClosedJaxpr | Jaxpr, scope_of: Callable[[str], Any],
         key, inner = outer if found is None else found, list(_inner(equation))
         iterations = equation.params["length"] if equation.primitive.name == _LOOP else 1
         parts = [flops_by_scope(part, scope_of, key) for part in inner]
-        if not inner and equation.primitive.name not in _MOVES:
-            parts = [{key: _operations_per_output(equation) * sum(
-                math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars)}]
+        if not inner and (operations := _operations(equation)):
+            parts = [{key: operations}]
         for part in parts:
             for name, flops in part.items():
                 total[name] = total.get(name, 0.0) + iterations * flops
     return total
 
 
-def _flops(program: ClosedJaxpr | Jaxpr, all_iterations: bool) -> float:
-    """Returns the operations of a program, with all iterations of each loop or with a single iteration."""
-    total = 0.0
-    for equation in _plain(program).eqns:
-        inner = list(_inner(equation))
-        iterations = equation.params["length"] if all_iterations and equation.primitive.name == _LOOP else 1
-        total += iterations * sum(_flops(part, all_iterations) for part in inner) if inner else (
-            _operations_per_output(equation) * sum(
-                math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars))
-    return total
+def _operations(equation: Any) -> float:
+    """Returns the operations of an equation without programs inside."""
+    if equation.primitive.name in _MOVES:
+        return 0.0
+    return _operations_per_output(equation) * sum(
+        math.prod(getattr(output.aval, "shape", ())) for output in equation.outvars)
 
 
 def _operations_per_output(equation: Any) -> float:
@@ -164,7 +156,8 @@ def _operations_per_output(equation: Any) -> float:
         return 2.0 * math.prod(left[axis] for axis in contracted)
     if equation.primitive.name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
-        return 2.0 * math.prod(kernel) / kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+        taps = math.prod(kernel) / kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * taps / math.prod(equation.params["lhs_dilation"])  # between the rows that it spreads are zeros
     return 1.0
 
 

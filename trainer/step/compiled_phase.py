@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from trainer.compile.cost_analysis import Cost, cost_of, cost_of_trace
+from trainer.compile.cost_analysis import Cost, cost_of
 from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import begin_compiling, compile_lowered, compiled, compiling
 from trainer.compile.late_gathers import with_late_gathers
@@ -193,8 +193,7 @@ class CompiledPhase:
                 shapes, cost = self._one_step(state, group.data, group.mask), None
             else:
                 traced = compiled(self._one_step).trace(state, group.data, group.mask)
-                shapes, cost = traced.out_info, functools.cache(
-                    lambda: cost_of_trace(traced.jaxpr) if self._strategy.is_described else cost_of(traced))
+                shapes, cost = traced.out_info, functools.cache(lambda: cost_of(traced.jaxpr))
                 if self._strategy.rests_on_host and self._kind == "train" and self._kept is None:
                     self._kept = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
                 self._program = self._program or (lambda: traced.lower().as_text())

@@ -70,7 +70,7 @@ class StateReport:
       peak_bytes: what a device's memory holds at the peak of an execution of a train step, with its batches,
         activations and temporary buffers; None if no batch was given.
       temporary_bytes: what gradients, activations and temporary buffers take of it; likewise.
-      step_flops: floating-point operations of a step on one device; likewise, and None where XLA does not know.
+      step_flops: floating-point operations of a step on one device; likewise.
     """
 
     title: str
