@@ -109,6 +109,7 @@ def test_an_interrupted_validation_begins_anew(tmp_path, undisturbed):
     assert counter.batches == 2 * 3, "the validations of the second and third epoch"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_twice_goes_on(tmp_path, undisturbed):
     interrupted(tmp_path, Interrupt(0, 5))
     interrupted(tmp_path, Interrupt(2, 1))
@@ -126,18 +127,21 @@ def test_a_finished_training_deletes_its_checkpoints_unless_told_otherwise(tmp_p
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path / "kept", "epoch")), *undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("double", "count"), [(True, 2), (False, 1)])
 def test_so_many_checkpoints_are_kept(tmp_path, double, count):
     fit(make_model(), cb.BackupAndRestore(tmp_path, 2, double_checkpoint=double, delete_checkpoint=False), epochs=1)
     assert len(list(tmp_path.glob("step_*"))) == count
 
 
+@pytest.mark.slow
 def test_training_can_be_prolonged(tmp_path, undisturbed):
     fit(make_model(), cb.BackupAndRestore(tmp_path, delete_checkpoint=False), epochs=2)
     model = make_model()
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path), epochs=3), *undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_says_that_nothing_is_left(tmp_path, capsys):
     class Stops(cb.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -153,6 +157,7 @@ def test_a_run_that_has_ended_says_that_nothing_is_left(tmp_path, capsys):
         assert said in printed and "Resumed" not in printed
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_stays_stopped(tmp_path):
     class Stops(cb.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -178,6 +183,7 @@ def test_the_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, und
     assert_same_run(model, history, *undisturbed)
 
 
+@pytest.mark.slow
 def test_without_a_whole_checkpoint_there_is_no_silent_restart(tmp_path):
     interrupted(tmp_path, Interrupt(1, 5))
     for path in tmp_path.glob("*/manifest.json"):
@@ -203,12 +209,14 @@ def test_other_data_are_refused(tmp_path, changes, named):
         fit(make_model(), cb.BackupAndRestore(tmp_path), **changes)
 
 
+@pytest.mark.slow
 def test_another_model_is_refused(tmp_path):
     interrupted(tmp_path, Interrupt(0, 5))
     with pytest.raises(ValueError, match=r"state/opt_state"):
         fit(make_model(optimizer=trainer.optimizers.Adam(0.02, amsgrad=True)), cb.BackupAndRestore(tmp_path))
 
 
+@pytest.mark.slow
 def test_other_callbacks_are_refused(tmp_path):
     interrupted(tmp_path, Interrupt(0, 5))
     with pytest.raises(ValueError, match=r"Resume with the same callbacks"):
@@ -408,6 +416,7 @@ def raise_at(epoch, error=Interruption):
     return hook
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
 def test_an_exception_at_an_epochs_border_leaves_a_run_that_goes_on(tmp_path, undisturbed, hook, caplog):
     rates = cb.LambdaCallback()  # changes what the exception must not leave behind
@@ -444,12 +453,14 @@ def test_an_exception_in_the_data_leaves_a_run_that_goes_on(tmp_path, fails_at):
     assert_goes_on(tmp_path, expected, data=(Data(),), batch_size=None, validation_batch_size=8)
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_after_a_batch_leaves_what_was_saved_before(tmp_path):
     with pytest.warns(UserWarning, match=r"could not be saved.* a step had run after batch 3 of epoch 1"):
         failing(tmp_path, Interruption, Interrupt(0, 3))
     assert not list(tmp_path.glob("step_*"))
 
 
+@pytest.mark.slow
 def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tmp_path):
     begun = cb.LambdaCallback(on_epoch_begin=raise_at(0))
     with pytest.warns(UserWarning, match=r"could not be saved.*it had just begun"):
@@ -458,6 +469,7 @@ def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tm
     assert not list(tmp_path.glob("**/step*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tmp_path, undisturbed, times, caplog):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -478,6 +490,7 @@ def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tm
         assert_goes_on(tmp_path, undisturbed)
 
 
+@pytest.mark.slow
 def test_the_signal_means_what_it_meant_once_fit_is_over(tmp_path):
     received = []
     outer = signal.signal(signal.SIGTERM, lambda *arguments: received.append(arguments))
@@ -492,5 +505,6 @@ def test_the_signal_means_what_it_meant_once_fit_is_over(tmp_path):
         signal.signal(signal.SIGTERM, outer)
 
 
+@pytest.mark.slow
 def test_the_time_that_saving_takes_is_counted(tmp_path):
     assert fit(make_model(), cb.BackupAndRestore(tmp_path, 2), epochs=1).timing["checkpoint"] > 0

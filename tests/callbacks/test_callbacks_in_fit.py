@@ -156,6 +156,7 @@ def test_a_line_is_printed_per_epoch_where_there_is_no_terminal(capsys):
     assert all(name in lines[1] for name in ("loss", "accuracy", "val_loss", "val_accuracy"))
 
 
+@pytest.mark.slow
 def test_verbose_0_prints_nothing(capsys):
     x, y, _ = classification(16)
     model = make_model()
@@ -167,6 +168,7 @@ def test_verbose_0_prints_nothing(capsys):
     assert not captured.err
 
 
+@pytest.mark.slow
 def test_hooks_are_called_in_keras_order():
     calls = []
     hooks = {name: lambda *args, _name=name, **kwargs: calls.append(_name) for name in dir(cb.Callback)

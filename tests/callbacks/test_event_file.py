@@ -48,6 +48,7 @@ def test_a_closed_file_can_be_closed_again(tmp_path):
     assert read_events(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_importing_changes_no_environment_variable():
     source = ("import os; before = dict(os.environ); import trainer.callbacks.tensorboard.event_file; "
               "print(os.environ == before)")

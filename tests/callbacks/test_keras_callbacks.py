@@ -28,6 +28,7 @@ def fitted(*callbacks, epochs=8, **options):
     return model, history.history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("theirs", "ours"), [
     (lambda: keras.callbacks.EarlyStopping("val_loss", min_delta=0.05, patience=1, restore_best_weights=True),
      lambda: EarlyStopping("val_loss", min_delta=0.05, patience=1, restore_best_weights=True)),
@@ -68,6 +69,7 @@ def test_batches_are_fused_where_no_batch_hook_is_overridden():
         [keras.callbacks.LambdaCallback(on_train_batch_end=print)]).wants_batch_hooks("train")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_their_state(tmp_path):
     class Interrupt(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -93,6 +93,7 @@ def rows(path):
 # --- what is logged --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_epochs_are_logged_as_the_history_has_them_after_the_parameters():
     notes = Notes()
     history = fit(LogTo(notes, params={"width": 8})).history
@@ -108,6 +109,7 @@ def test_epochs_are_logged_as_the_history_has_them_after_the_parameters():
         assert metrics == {name: values[epoch] for name, values in history.items()}
 
 
+@pytest.mark.slow
 def test_arguments_that_are_not_the_defaults_are_parameters():
     notes = Notes()
     fit(LogTo(notes), model=compiled(ema_decay=0.9, microbatches=2), shuffle=False)
@@ -181,6 +183,7 @@ def test_a_log_of_several_values_gets_a_name_for_each():
     assert {"recall_0", "recall_1"} <= notes.calls[1][2].keys()
 
 
+@pytest.mark.slow
 def test_evaluation_logs_nothing():
     notes, model = Notes(), compiled()
     fit(model=model, epochs=1)
@@ -247,6 +250,7 @@ def test_files_hold_what_was_logged(tmp_path):
     assert points == [(step, pytest.approx(loss)) for step, loss in zip([6, 12, 18], history["loss"], strict=True)]
 
 
+@pytest.mark.slow
 def test_another_fit_with_the_same_loggers_begins_the_files_anew(tmp_path):
     log = LogTo(*file_loggers(tmp_path))
     fit(log)
@@ -267,6 +271,7 @@ def test_a_column_that_comes_later_is_empty_before(tmp_path):
     assert (tmp_path / "new" / "log.tsv").read_text() == "step\tloss\ta,b\n0\t1.0\t\n1\t\t2.0\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [loggers.CSVFile, loggers.JSONLines])
 def test_a_file_that_cannot_be_written_ends_the_training_at_once(tmp_path, kind):
     with pytest.raises(IsADirectoryError, match=r"`path` must be the path of a file, and is that of a folder"):
@@ -281,6 +286,7 @@ def test_a_file_that_cannot_be_written_ends_the_training_at_once(tmp_path, kind)
     assert (tmp_path / "file").read_text() == "kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [loggers.CSVFile, loggers.JSONLines])
 def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path, kind):
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "log")
@@ -290,6 +296,7 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path, kind):
     assert not list((tmp_path / "disk").glob("*.tmp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_same", [True, False])
 def test_files_that_are_appended_to_keep_what_was_there(tmp_path, is_same):
     def log():

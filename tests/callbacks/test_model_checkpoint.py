@@ -422,6 +422,7 @@ def test_the_best_weights_are_those_that_early_stopping_restores(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_weights_of_fused_steps_are_those_of_single_ones(tmp_path):
     for name, options in (("fused", {"steps_per_execution": 6}), ("single", {"steps_per_execution": 1})):
         path = tmp_path / name / "{epoch}-{batch}.safetensors"
@@ -452,6 +453,7 @@ def test_a_wrong_name_is_refused_before_training(tmp_path):
     assert int(model.state.step) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_freq", ["epoch", 4])
 def test_a_run_that_is_interrupted_and_resumed_leaves_the_same_files(save_freq, tmp_path):
     class Interruption(Callback):

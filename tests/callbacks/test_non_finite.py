@@ -318,6 +318,7 @@ def test_a_step_that_is_skipped_leaves_every_bit_of_parameters_optimizer_and_mod
     assert int(model.state.opt_state.skipped.total) == 8
 
 
+@pytest.mark.slow
 def test_a_training_with_finite_gradients_is_the_same_with_and_without_it():
     plain, guarded = normed_model(), normed_model(skip_non_finite=True)
     histories = [fit(model, *data_with(0.0), epochs=2).history for model in (plain, guarded)]
@@ -477,6 +478,7 @@ def test_a_validation_or_a_metric_that_is_not_finite_is_named_too(options, bad_v
     assert [warning.filename for warning in warned] == [__file__]
 
 
+@pytest.mark.slow
 def test_logs_of_epochs_before_the_last_are_not_named():
     compiled_mlp().fit(*data_with(0.0), batch_size=8, epochs=2, verbose=0, validation_data=data_with(np.nan, 1),
                        validation_freq=[1])

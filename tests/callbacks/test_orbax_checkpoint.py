@@ -83,6 +83,7 @@ def test_it_saves_and_keeps_what_kerass_does(tmp_path, keras, case):
         assert checkpoint.best == expected.best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [True, False])
 def test_a_checkpoint_is_the_state_of_its_epoch(tmp_path, background):
     weights = []

@@ -327,6 +327,7 @@ def test_an_unknown_verbosity_is_refused():
         callback_list(verbose=3)
 
 
+@pytest.mark.slow
 def test_whole_lines_need_no_rich():
     program = (
         "import sys; from trainer.callbacks import CallbackList\n"

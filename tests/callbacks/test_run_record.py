@@ -47,6 +47,7 @@ def read(folder):
     return json.loads((pathlib.Path(folder) / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_record_tells_what_a_run_was_and_how_it_went(tmp_path):
     history = fit(RunRecord(tmp_path / "new"), model=compiled(2, ema_decay=0.9), shuffle=False)
     record = read(tmp_path / "new")
@@ -64,6 +65,7 @@ def test_a_record_tells_what_a_run_was_and_how_it_went(tmp_path):
     assert record["train_step_flops"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda folder: TensorBoard(folder), lambda folder: BackupAndRestore(folder, delete_checkpoint=False),
     lambda folder: LogTo(loggers.CSVFile(folder / "log.csv")), lambda folder: LogTo(loggers.TensorBoardFiles(folder))])
@@ -72,6 +74,7 @@ def test_what_has_a_folder_gets_a_record_there(tmp_path, make):
     assert read(tmp_path)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_record(tmp_path):
     model = compiled()
     fit(TensorBoard(tmp_path), BackupAndRestore(tmp_path, delete_checkpoint=False), RunRecord(tmp_path), model=model)
@@ -80,11 +83,13 @@ def test_a_folder_has_one_record(tmp_path):
     assert [type(callback) for callback in called.callbacks].count(RunRecord) == 1
 
 
+@pytest.mark.slow
 def test_a_backup_that_is_deleted_takes_the_record_with_it(tmp_path):
     fit(BackupAndRestore(tmp_path / "backup"))
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_write_none(tmp_path):
     model = compiled()
     fit(model=model)
@@ -93,6 +98,7 @@ def test_evaluation_and_prediction_write_none(tmp_path):
     assert not (tmp_path / "run.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "status"), [(RuntimeError("broken"), "failed"), (KeyboardInterrupt(), "interrupted"),
                                                (SystemExit(143), "interrupted")])
 def test_a_run_that_does_not_reach_its_end_says_how_it_ended(tmp_path, error, status):
@@ -103,6 +109,7 @@ def test_a_run_that_does_not_reach_its_end_says_how_it_ended(tmp_path, error, st
     assert record["epochs"] == [0] and len(record["history"]["loss"]) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_keeps_the_times_of_what_came_before(tmp_path):
     with pytest.raises(RuntimeError):
         fit(BackupAndRestore(tmp_path, delete_checkpoint=False), Crash(1, RuntimeError("broken")))
@@ -113,6 +120,7 @@ def test_a_run_that_resumes_keeps_the_times_of_what_came_before(tmp_path):
     assert record["epochs"] == [0, 1] and "error" not in record
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_told_apart_when_it_resumes(tmp_path):
     with pytest.raises(RuntimeError):
         fit(BackupAndRestore(tmp_path, delete_checkpoint=False), Crash(1, RuntimeError("broken")))
@@ -122,6 +130,7 @@ def test_a_run_that_was_killed_is_told_apart_when_it_resumes(tmp_path):
     assert [each["status"] for each in read(tmp_path)["earlier"]] == ["killed"]
 
 
+@pytest.mark.slow
 def test_another_run_in_the_folder_has_nothing_before_it(tmp_path):
     fit(RunRecord(tmp_path))
     fit(RunRecord(tmp_path))
@@ -147,6 +156,7 @@ def test_a_number_that_is_none_is_null(tmp_path):
     assert read(tmp_path) == {"loss": None, "array": [1.0, None], "other": {"1": [2.0]}, "path": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_logged_and_costs_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "trainer"):
@@ -154,6 +164,7 @@ def test_a_folder_that_cannot_be_written_is_logged_and_costs_nothing(tmp_path, c
     assert history.epoch == [0, 1] and "run.json could not be written: NotADirectoryError" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_described_is_logged_and_costs_nothing(tmp_path, caplog, monkeypatch):
     def fails(self):
         raise ValueError("odd")

@@ -145,6 +145,7 @@ def test_another_fit_goes_on_from_the_averages():
     assert differs(model.get_weights(), weights)
 
 
+@pytest.mark.slow
 def test_a_model_checkpoint_behind_it_saves_averages(tmp_path):
     model = compiled()
     fit(model, SwapEMAWeights(swap_on_epoch=True),
@@ -184,6 +185,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(precision, tmp_path):
     assert_same_bits(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state))
 
 
+@pytest.mark.slow
 def test_a_fit_that_fails_between_epochs_leaves_the_weights_and_not_the_averages():
     model = compiled()
 
@@ -195,6 +197,7 @@ def test_a_fit_that_fails_between_epochs_leaves_the_weights_and_not_the_averages
     assert_same_bits(model.get_weights(), plain()[0].weights[0])
 
 
+@pytest.mark.slow
 def test_frozen_weights_stay_as_they_are():
     model = compiled(freeze="Dense_0")
     model.build(X)

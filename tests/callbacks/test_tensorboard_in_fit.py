@@ -19,6 +19,7 @@ def make_model(network=None, replicas=1):
     return model
 
 
+@pytest.mark.slow
 def test_a_fit_writes_its_history(tmp_path):
     x, y, _ = classification(32)
     board = TensorBoard(tmp_path)
@@ -56,6 +57,7 @@ def test_every_batch_of_fused_steps_can_be_written(tmp_path):
     assert scalars(tmp_path)["train/batch_loss"] == list(enumerate(seen, start=1))
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_covers_is_on_the_disk_before_it(tmp_path):
     class OnTheDisk(Callback):
         def on_save_point(self, point):

@@ -77,6 +77,7 @@ def test_weights_and_logs_of_the_training_are_the_same_bits_with_and_without_it(
     assert every.history["step"] == [3, 6, 9, 12, 15, 18, 21]
 
 
+@pytest.mark.slow
 def test_its_logs_are_those_of_evaluate_with_the_weights_of_the_step():
     x, y, w = classification(24)
     expected = []
@@ -94,6 +95,7 @@ def test_its_logs_are_those_of_evaluate_with_the_weights_of_the_step():
     assert len(set(every.history["val_loss"])) == 3
 
 
+@pytest.mark.slow
 def test_without_data_it_validates_on_those_of_fit():
     x, y, _ = classification(32)
     every = ValidateEvery(4)
@@ -103,6 +105,7 @@ def test_without_data_it_validates_on_those_of_fit():
     assert every.history == {"step": [4, 8], "val_loss": history["val_loss"], "val_accuracy": history["val_accuracy"]}
 
 
+@pytest.mark.slow
 def test_batches_can_be_validated_on():
     x, y, _ = classification(16)
     dataset = trainer.data.Dataset.from_arrays((x, y)).batch(16)
@@ -112,6 +115,7 @@ def test_batches_can_be_validated_on():
     np.testing.assert_allclose(batches.history["val_loss"], arrays.history["val_loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_stay_fused_between_validations():
     x, y, _ = classification(80)
     executions = Executions()
@@ -282,6 +286,7 @@ def test_numpy_numbers_are_taken():
     assert (ValidateEvery(np.int64(3)).steps, ValidateEvery(minutes=np.float32(0.5)).minutes) == (3, 0.5)
 
 
+@pytest.mark.slow
 def test_a_generator_that_has_nothing_left_to_validate_on_is_an_error():
     x, y, _ = classification(32)
     callback = ValidateEvery(steps=1)

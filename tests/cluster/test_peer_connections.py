@@ -154,6 +154,7 @@ def test_a_process_that_finds_nobody_goes_on_without(monkeypatch):
     alone.peers.leave()
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_noticed_at_once():
     store = FakeStore()
     chief = Process(store, 0, 2)

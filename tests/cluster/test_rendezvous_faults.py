@@ -129,6 +129,7 @@ def test_nobody_goes_on_when_one_dies_before_its_last_answer(start):
         assert isinstance(error, ClusterTimeout) and "worker 2 had connected, but left" in str(error)
 
 
+@pytest.mark.slow
 def test_a_member_that_answers_no_more_is_named(start):
     cluster = cluster_of(2)
     first = start(cluster[0], timeout_secs=SHORT_SECS)
@@ -176,6 +177,7 @@ def test_another_program_on_process_0_s_port_is_named(start):
         assert "another program answers there, or another version of trainer" in str(second.error())
 
 
+@pytest.mark.slow
 def test_a_program_that_only_listens_on_process_0_s_port_is_named(start):
     cluster = cluster_of(2)
     with socket.create_server(("127.0.0.1", port_of(cluster))):
@@ -265,6 +267,7 @@ def finished(process) -> str:
     return process.communicate(timeout=LONG_SECS)[0]
 
 
+@pytest.mark.slow
 def test_real_processes_meet_though_one_is_killed_and_started_again():
     addresses = cluster_of(3)[0].addresses
     processes = [start_process(addresses, index) for index in range(2)]
@@ -276,6 +279,7 @@ def test_real_processes_meet_though_one_is_killed_and_started_again():
     assert [output.splitlines()[-1] for output in outputs] == ["agreed"] * 3
 
 
+@pytest.mark.slow
 def test_real_processes_name_the_one_that_is_missing():
     addresses = cluster_of(3)[0].addresses
     processes = [start_process(addresses, 0, timeout_secs=1.0), start_process(addresses, 1)]

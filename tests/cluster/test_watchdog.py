@@ -208,6 +208,7 @@ def test_processes_say_what_they_do_and_that_they_stop(exits):
     assert exits == []
 
 
+@pytest.mark.slow
 def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
     store = FakeStore()
     store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "host"]))
@@ -222,6 +223,7 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(exits, capfd):
     one.stop()
 
 
+@pytest.mark.slow
 def test_a_place_that_is_known_from_an_old_report_says_how_old_it_is(exits, capfd):
     store = FakeStore()
     store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "host"]))
@@ -241,6 +243,7 @@ def test_a_place_that_is_known_from_a_report_that_has_just_come_may_be_two_heart
     assert lost(1, found, "its process has ended").endswith('It was at step 15, in "compile", up to 10.0 s ago.')
 
 
+@pytest.mark.slow
 def test_what_others_report_is_escaped(exits, capfd):
     store = FakeStore()
     store.key_value_set("trainer/watchdog/1", json.dumps([1, 1, 3, "\x1b[2J\nWatchdog: x"]))

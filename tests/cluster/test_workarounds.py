@@ -90,6 +90,7 @@ def secs_of_a_sum(switch):
     return float(outputs_of(SUMS, TRAINER_WORKAROUNDS=switch)[0][0].rpartition("secs ")[2])
 
 
+@pytest.mark.slow
 def test_jax_still_aborts_a_process_that_has_lost_process_0():
     address = f"127.0.0.1:{free_port()}"
     processes = started(LOSES_PROCESS_0, [([address, str(index)], {}) for index in range(2)])
@@ -117,6 +118,7 @@ def test_jax_still_has_no_public_client_of_its_key_value_store():
     assert public == {"initialize", "is_initialized", "shutdown"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("switch", "connects", "is_on", "waits"), [
     ("1", "gloo", True, True), ("1", "nccl", True, False), ("0", "gloo", False, False)])
 def test_workarounds_can_be_turned_off(switch, connects, is_on, waits):

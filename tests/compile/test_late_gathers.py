@@ -107,6 +107,7 @@ def late(monkeypatch):
     return uses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [
     kind if kind in ("dense", "scanned") else pytest.param(kind, marks=pytest.mark.slow) for kind in MODELS])
 def test_the_numbers_are_those_of_one_device(kind, late):
@@ -115,6 +116,7 @@ def test_the_numbers_are_those_of_one_device(kind, late):
     assert_close(found, fitted(kind, distribute.OneDeviceStrategy()))
 
 
+@pytest.mark.slow
 def test_the_bits_are_those_of_a_step_that_gathers_all_at_once(late, monkeypatch):
     found = fitted("scanned", sharded())
     assert late
@@ -137,6 +139,7 @@ def test_mixed_precision_gathers_float32_and_casts_after(late):
         "scanned", distribute.OneDeviceStrategy(), precision="mixed_bfloat16")[0])
 
 
+@pytest.mark.slow
 def test_a_step_that_reads_parameters_after_their_update_gets_them(late):
     class Model(trainer.Model):
         def train_step(self, state, batch):

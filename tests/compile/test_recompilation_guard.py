@@ -18,6 +18,7 @@ def batches(sizes):
     return ((x[:size], y[:size].astype(np.int32)) for size in sizes)
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_third_size_is_reported_with_its_number_and_what_changed():
     with pytest.warns(RuntimeWarning) as caught:
         compiled_mlp().fit(batches(GROWING), verbose=0)
@@ -54,6 +55,7 @@ def test_turned_off_it_says_nothing():
         compiled_mlp(compile_guard="off").fit(batches(GROWING), verbose=0)
 
 
+@pytest.mark.slow
 def test_a_shorter_last_batch_another_run_and_what_was_compiled_before_are_expected():
     x, y, _ = classification(30)
     model = compiled_mlp(compile_guard="error")

@@ -181,6 +181,7 @@ def test_a_layer_with_a_dtype_of_its_own_keeps_it():
     assert operand_dtypes(lambda: apply_with_policy(MIXED_BF16, apply, params, model_state, ROWS)) == {BF16, F32}
 
 
+@pytest.mark.slow
 def test_parameters_stored_in_bfloat16_have_gradients_in_bfloat16():
     policy = precision.get("bfloat16")
     params = policy.cast_params(case("mlp")[1])
@@ -285,6 +286,7 @@ def test_the_factor_stays_inside():
     assert inside[0].dtype == F16 and inside[0] == SCALE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "lstm"])
 def test_gradients_do_not_depend_on_the_scale(name):
     # Powers of two: equal but for numbers that float16 holds as subnormals.

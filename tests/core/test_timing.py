@@ -63,6 +63,7 @@ def run(callbacks=None, slow_data=0.0, **options):
     return model, model.fit(Batches(), epochs=2, verbose=0, callbacks=callbacks, **options).timing
 
 
+@pytest.mark.slow
 def test_a_slow_pipeline_shows_as_data_a_slow_callback_as_callbacks_and_the_parts_add_up():
     slow = trainer.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.15))
     _, secs = run([slow], slow_data=0.05)

@@ -6,6 +6,7 @@ import gc
 
 import jax
 import numpy as np
+import pytest
 
 from trainer.data import Reader, adapt
 from trainer.data.sources.buffers import BufferPool
@@ -44,6 +45,7 @@ def test_the_next_run_uses_the_memory_of_the_last_one():
     assert addresses() & addresses()
 
 
+@pytest.mark.slow
 def test_memory_that_a_device_works_on_is_not_used_again():
     pool = BufferPool()
     array = pool.empty((64, 64), np.float32)

@@ -207,6 +207,7 @@ class Stop(trainer.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, 5, 7])
 def test_a_fit_goes_on_to_the_bit_after_an_interruption(folder, tmp_path, batch):
     def fit(*callbacks):

@@ -42,6 +42,7 @@ def loss_of(*data, **options):
     return model().fit(*data, epochs=2, verbose=0, **options).history["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [BATCHES, [list(batch) for batch in BATCHES]], ids=["tuples", "lists"])
 def test_a_list_of_batches_is_an_iterable_of_batches(batches):
     expected = model()

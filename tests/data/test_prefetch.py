@@ -144,6 +144,7 @@ def test_a_pipeline_that_hangs_can_be_left_and_is_closed_when_it_returns(monkeyp
     assert closed.wait(5)
 
 
+@pytest.mark.slow
 def test_a_prefetcher_that_is_dropped_ends_its_thread():
     ready = prefetch(iter(range(1000)), identity)
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]

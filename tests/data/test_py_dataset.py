@@ -203,6 +203,7 @@ def test_a_process_that_ends_is_told():
         read(ExitsAt3(workers=2, use_multiprocessing=True))
 
 
+@pytest.mark.slow
 def test_a_data_set_that_cannot_be_sent_is_refused():
     data = Numbered(workers=1, use_multiprocessing=True)
     data.lock = threading.Lock()
@@ -225,6 +226,7 @@ def test_processes_are_kept_from_epoch_to_epoch_and_end_with_the_reader():
     assert [process.is_alive() for process in processes] == [False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch", [2, 6, 9])
 def test_a_resumed_run_is_exact(workers, batch, tmp_path):

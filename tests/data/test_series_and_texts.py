@@ -80,6 +80,7 @@ def letters(text):
     return np.array([ord(letter) - ord("a") for letter in text], np.int32)
 
 
+@pytest.mark.slow
 def test_texts_are_encoded_and_trained_on(folder):
     dataset = text_dataset_from_directory(folder, letters, batch_size=2, shuffle=False, verbose=False)
     rows = [("".join(chr(number + ord("a")) for number in x), int(y))

@@ -109,6 +109,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.replace(" ", "-"))
 def test_an_update_is_that_of_a_batch_of_the_rows_that_counted(cluster, case):
     """One worker never ends the part that it is given first: the others make all updates, each of two of three parts.
@@ -131,6 +132,7 @@ def test_an_update_is_that_of_a_batch_of_the_rows_that_counted(cluster, case):
     np.testing.assert_allclose(history.history["loss"], np.average(losses, weights=counted), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_batch_with_fewer_rows_than_workers_counts_whole_if_enough_are_no_backups(cluster):
     model, expected = compiled(cluster()), compiled(distribute.OneDeviceStrategy())
     history, other = (each.fit(x, y, batch_size=2, epochs=2, verbose=0, validation_data=(x, y))
@@ -140,6 +142,7 @@ def test_a_batch_with_fewer_rows_than_workers_counts_whole_if_enough_are_no_back
     assert_same(history.history, other.history)
 
 
+@pytest.mark.slow
 def test_batches_that_the_chief_reads_are_sent_in_parts(cluster):
     def batches():
         for first in range(0, 40, 2):
@@ -151,6 +154,7 @@ def test_batches_that_the_chief_reads_are_sent_in_parts(cluster):
     assert_same(model.state, expected.state)
 
 
+@pytest.mark.slow
 def test_each_push_of_a_custom_loop_is_an_update_as_without_backup_workers(cluster):
     strategy = cluster()
     model = compiled(strategy, optax.sgd(0.1), metrics=[])
@@ -171,6 +175,7 @@ def test_each_push_of_a_custom_loop_is_an_update_as_without_backup_workers(clust
     assert int(model.state.step) == 14
 
 
+@pytest.mark.slow
 def test_batch_norm_has_the_statistics_of_a_part_and_the_averages_of_all(cluster):
     """With plain SGD, parameters and averages after a step are the means of those after steps on each part."""
     model = compiled(cluster(Late((0, 1))), optax.sgd(0.1), module=Net())
@@ -185,6 +190,7 @@ def test_batch_norm_has_the_statistics_of_a_part_and_the_averages_of_all(cluster
     assert_same((model.state.params, model.state.model_state), mean)
 
 
+@pytest.mark.slow
 def test_each_server_takes_the_parts_that_it_has_first(cluster):
     """Server 1 is sent parts 0 and 1 before 2. On server 0, part 1 is held up."""
     over, seen = threading.Event(), {part: threading.Event() for part in range(3)}
@@ -220,6 +226,7 @@ class Counter(nn.Module):
         return nn.Dense(3)(x)
 
 
+@pytest.mark.slow
 def test_model_state_is_combined_as_declared(cluster):
     model = compiled(cluster(), module=Counter(), state_reduction={"counts/rows": "sum"})
     history = model.fit(x, y, batch_size=8, epochs=2, verbose=0)
@@ -249,6 +256,7 @@ def test_parts_draw_random_numbers_of_their_own(cluster):
     np.testing.assert_allclose(model.state.params["w"], -np.mean(drawn), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_slow_worker_holds_up_no_round_and_its_rows_are_counted_as_dropped(cluster):
     slow = []
 
@@ -270,6 +278,7 @@ def test_a_slow_worker_holds_up_no_round_and_its_rows_are_counted_as_dropped(clu
     assert all(10 <= dropped <= 15 for dropped in history.history["dropped_rows"])
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_after_its_part_has_counted_does_not_count_twice(cluster):
     """At step 1 the worker of the first of two parts is lost, at step 3 that of the second, which makes the update."""
     pushes, lock = {1: [], 3: []}, threading.Lock()
@@ -310,6 +319,7 @@ def test_an_error_of_a_step_is_raised_and_training_can_go_on(cluster):
     assert int(model.state.step) == 10
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_a_callback_sets_reaches_the_servers(cluster):
     def run(strategy):
         model = compiled(strategy, trainer.optimizers.SGD(0.1))
@@ -320,6 +330,7 @@ def test_a_learning_rate_that_a_callback_sets_reaches_the_servers(cluster):
     assert_same(run(cluster()).state, run(distribute.OneDeviceStrategy()).state)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(cluster, tmp_path):
     strategy = cluster()
 
@@ -432,6 +443,7 @@ def test_what_is_no_mean_over_rows_is_refused(cluster, options, message):
         compiled(cluster(), **options).fit(x, targets, batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_users_own_that_is_a_mean_over_rows_trains(cluster):
     def run(strategy):
         model = compiled(strategy, kind=WithTerm, module=Net())

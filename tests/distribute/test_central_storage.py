@@ -86,6 +86,7 @@ def test_a_limit_says_what_is_small():
         distribute.CentralStorageStrategy(FOUR, min_host_bytes=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_only_what_changes_is_sent_back(steps):
     options = {"steps_per_execution": steps}

@@ -442,6 +442,7 @@ def nnx_mean(module, optimizer, inputs):
     optimizer.update(module, get_replica_context().all_reduce("mean", grads))
 
 
+@pytest.mark.slow
 def test_a_function_that_trains_on_rows_that_pad_is_refused():
     strategy = mirrored(4)
     with strategy.scope():

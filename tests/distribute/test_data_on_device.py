@@ -59,6 +59,7 @@ def test_single_steps_for_a_callback_give_the_bits_of_fused_ones():
     assert seen == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_row_numbers_of_many_batches_are_placed_at_once_and_change_no_bit(monkeypatch):
     placed, place = [], strategy.Strategy.place_group
     monkeypatch.setattr(strategy.Strategy, "place_group", lambda self, group, arrays=None, *rest: (

@@ -47,6 +47,7 @@ def live(value):
     return sum(array.shape == (64, 16) and float(array[0, 0]) == value for array in jax.live_arrays())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("room_for_two")
 def test_the_budget_is_one_for_all_strategies_and_datasets():
     strategies, arrays = [on_device() for _ in range(5)], [arrays_of(value) for value in range(5)]
@@ -55,6 +56,7 @@ def test_the_budget_is_one_for_all_strategies_and_datasets():
     assert [live(value) for value in range(5)] == [0, 0, 0, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("room_for_two")
 def test_what_was_used_longest_ago_is_let_go_of_and_placed_again_when_it_is_used():
     under, arrays = on_device(), [arrays_of(value) for value in range(3)]
@@ -66,6 +68,7 @@ def test_what_was_used_longest_ago_is_let_go_of_and_placed_again_when_it_is_used
     assert [live(value) for value in range(3)] == [0, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("room_for_two")
 def test_what_is_in_use_stays_and_is_still_known():
     strategies, arrays = [on_device() for _ in range(4)], [arrays_of(value) for value in range(4)]
@@ -76,6 +79,7 @@ def test_what_is_in_use_stays_and_is_still_known():
     assert strategies[0].place_arrays(arrays[0]) is used
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("room_for_two")
 def test_each_device_has_a_budget_of_its_own():
     others, mine = on_device(1), [on_device() for _ in range(4)]
@@ -92,6 +96,7 @@ def test_each_device_has_a_budget_of_its_own():
     assert [live(value) for value in (0, 1, 2, 3, 7, 8, 9)] == [0, 0, 0, 0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_device_is_what_it_says_and_never_the_hosts():
     def device(stats):
         return types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
@@ -100,6 +105,7 @@ def test_the_memory_of_a_device_is_what_it_says_and_never_the_hosts():
     assert devices.memory_bytes(device({"bytes_in_use": 5})) == devices.memory_bytes(device(None)) == 0
 
 
+@pytest.mark.slow
 def test_on_devices_that_do_not_say_how_much_they_have_only_what_is_forced_is_kept(monkeypatch):
     for module in (strategy, device_memory):
         monkeypatch.setattr(module, "memory_bytes", lambda device: 0)
@@ -108,6 +114,7 @@ def test_on_devices_that_do_not_say_how_much_they_have_only_what_is_forced_is_ke
     np.testing.assert_array_equal(under.place_arrays(arrays, forced=True), arrays.tree)
 
 
+@pytest.mark.slow
 def test_processes_agree_on_the_least_memory(monkeypatch):
     monkeypatch.setattr(strategy, "memory_bytes", lambda device: 8 * NBYTES)
     small, arrays = mirrored(1), arrays_of(1)
@@ -153,6 +160,7 @@ def fitted(model):
     return model.get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [0, 1])
 def test_an_execution_without_memory_runs_again_without_what_is_only_kept(failing, times):
     under, kept = on_device(), arrays_of(7)
@@ -164,6 +172,7 @@ def test_an_execution_without_memory_runs_again_without_what_is_only_kept(failin
     assert live(7) == 1 - times
 
 
+@pytest.mark.slow
 def test_an_execution_that_fails_again_says_what_there_is_to_do_and_the_model_goes_on(failing):
     model, expected = compiled_mlp(2), fitted(compiled_mlp(2))
     counts = failing(2)
@@ -177,6 +186,7 @@ def test_an_execution_that_fails_again_says_what_there_is_to_do_and_the_model_go
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_an_execution_that_has_taken_over_the_state_is_not_run_again(failing):
     counts = failing(11)
     with pytest.raises(jax.errors.JaxRuntimeError, match="9 bytes") as raised:
@@ -185,6 +195,7 @@ def test_an_execution_that_has_taken_over_the_state_is_not_run_again(failing):
     assert "the model's state, which are gone. Load weights or a checkpoint" in "".join(raised.value.__notes__)
 
 
+@pytest.mark.slow
 def test_other_errors_are_raised_at_once():
     calls = []
 
@@ -197,6 +208,7 @@ def test_other_errors_are_raised_at_once():
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_a_placement_without_memory_is_made_again(monkeypatch):
     device_put, failures = jax.device_put, [OUT_OF_MEMORY]
 

@@ -36,6 +36,7 @@ def made(servers, optimizer="sgd", rows=11, features=3, seed=0):
     return EmbeddingTable("users", rows, features, handles)
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_on_any_number_of_servers():
     first = made(1).lookup(np.arange(11))
     assert first.shape == (11, 3) and first.std() > 0.5

@@ -222,6 +222,7 @@ def test_an_nnx_object_normalizes_by_the_whole_batch_in_a_custom_loop():
     assert type(norm) is nnx.BatchNorm
 
 
+@pytest.mark.slow
 def test_weights_in_16_bits_train_where_another_axis_of_the_mesh_is_left_to_the_compiler():
     case = Case("plain", "train_step", "linen", is_even=True)
     assert_strategies_equal(lambda: build_linen(batch_norm=None, precision="bfloat16"), case.data,
@@ -229,6 +230,7 @@ def test_weights_in_16_bits_train_where_another_axis_of_the_mesh_is_left_to_the_
                             rtol=5e-2, atol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_is_lowered_as_often_on_eight_replicas_as_on_one_device():
     def build():
         model = trainer.Model(nn.Dense(1, kernel_init=nn.initializers.zeros))

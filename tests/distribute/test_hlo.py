@@ -103,6 +103,7 @@ def test_the_backends_all_reduce_is_one_of_all_bytes_of_the_gradients(algorithms
     assert total_bytes(found, "all-reduce") == sum(leaf.nbytes for leaf in GRADIENTS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 8, 32])
 def test_a_ring_is_two_loops_of_as_many_copies_as_there_are_other_replicas(algorithms, number):
     part = math.ceil(GRADIENT_SIZE / number)

@@ -62,6 +62,7 @@ def test_statistics_that_a_step_changes_are_the_mean_over_the_replicas(train):
         assert len(copies) == REPLICAS and all((copy == copies[0]).all() for copy in copies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [by_fit, by_run])
 def test_a_skipped_update_leaves_the_model_state_as_it_was(train):
     model = built(skip_non_finite=True)
@@ -97,6 +98,7 @@ def test_model_state_of_nnx_objects_follows_the_rule():
     assert (float(net.unused.get_value()), int(net.steps.get_value())) == (np.float32(0.1), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda rate: trainer.optimizers.Adam(rate, clipnorm=1.0), optax.adamw])
 def test_states_of_equally_compiled_models_share_a_program(make):
     strategy, traces = mirrored(2), []

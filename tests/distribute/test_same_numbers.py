@@ -48,6 +48,7 @@ def test_any_replicas_rows_and_batch_size_give_one_devices_numbers(library, batc
     assert_same(run(module, 1, rows, batch_size), run(module, replicas, rows, batch_size), **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
 def test_every_reduction_of_a_loss_gives_one_devices_numbers(reduction):
     def fit(replicas):
@@ -61,6 +62,7 @@ def test_every_reduction_of_a_loss_gives_one_devices_numbers(reduction):
     assert_same(fit(1), fit(3))
 
 
+@pytest.mark.slow
 def test_a_loss_that_returns_one_scalar_gives_one_devices_numbers():
     def mean_squared(y_true, y_pred):
         return jnp.mean((y_true - y_pred) ** 2)
@@ -103,6 +105,7 @@ def autoencoder(kind, replicas, **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "options"), [(4, {}), (2, {"microbatches": 3})])
 @pytest.mark.parametrize("kind", [ByCompiledLoss, ByRow])
 def test_an_overridden_loss_that_leaves_padding_out_gives_one_devices_numbers(kind, replicas, options):
@@ -142,6 +145,7 @@ class NNXRecurrent(nnx.Module):
         return self.last(self.rnn(x)[:, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [Recurrent, NNXRecurrent])
 def test_a_recurrent_network_gives_one_devices_numbers(module):
     def fit(replicas):
@@ -155,6 +159,7 @@ def test_a_recurrent_network_gives_one_devices_numbers(module):
     assert_same(fit(1), fit(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 def test_dropout_trains_and_draws_other_masks_on_other_replicas(module):
     class Masks(trainer.Model):
@@ -176,6 +181,7 @@ def test_dropout_trains_and_draws_other_masks_on_other_replicas(module):
     assert len(set(history["spread"])) == 4, "the same masks in each step"
 
 
+@pytest.mark.slow
 def test_per_replica_batch_norm_differs_from_global_and_keeps_replicas_alike():
     one = run(lambda: LinenMLP(batch_norm=True), 1, 32, 16)
     local = run(lambda: LinenMLP(batch_norm=True), 4, 32, 16, batch_norm="per_replica")
@@ -185,11 +191,13 @@ def test_per_replica_batch_norm_differs_from_global_and_keeps_replicas_alike():
     assert np.isfinite(local[1]["loss"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"steps_per_execution": 1}, {"steps_per_execution": 3}, {"run_eagerly": True}])
 def test_fused_unfused_and_eager_steps_give_the_same_numbers(options):
     assert_same(run(LinenMLP, 2, 37, 8), run(LinenMLP, 2, 37, 8, **options))
 
 
+@pytest.mark.slow
 def test_fused_steps_give_the_same_bits_however_they_are_cut():
     def fit(callbacks):
         x, y, _ = classification(64)
@@ -206,6 +214,7 @@ def test_fused_steps_give_the_same_bits_however_they_are_cut():
     assert groups_of_five[1] == single[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 def test_one_device_gives_the_numbers_of_a_loop_written_by_hand(module):
     x, y, w = classification(37)

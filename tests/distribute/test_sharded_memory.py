@@ -63,6 +63,7 @@ def peak(analysis):
     return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + outputs
 
 
+@pytest.mark.slow
 def test_a_step_on_100_million_parameters_needs_an_eighth_of_the_state_and_less_at_its_peak():
     (mirrored, state_bytes), (sharded, _), (optimizer, _) = map(
         step_memory, ("mirrored", "fully_sharded", "sharded_optimizer"))
@@ -75,6 +76,7 @@ def test_a_step_on_100_million_parameters_needs_an_eighth_of_the_state_and_less_
     assert peak(sharded) < peak(optimizer) < peak(mirrored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("mirrored", 1.0), ("fully_sharded", 1 / 8), ("central_storage", 1 / 8),
                                              ("sharded_optimizer", 1 / 3 + 2 / 3 / 8), ("model_parallel", 1 / 4)])
 def test_live_buffers_are_what_the_strategy_says_before_and_after_training(name, share):
@@ -90,6 +92,7 @@ def test_live_buffers_are_what_the_strategy_says_before_and_after_training(name,
         model.fit(x, x, batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most"), [("fully_sharded", 0.25), ("central_storage", 0.25), ("model_parallel", 0.5)])
 def test_no_device_holds_the_whole_state_while_it_is_made(name, most, monkeypatch):

@@ -83,6 +83,7 @@ def specs_of(model):
         model.state.params).items() if any(leaf.sharding.spec)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [one_device, model_parallel])
 def test_constraints_change_no_number(strategy):
     plain, constrained = (
@@ -127,6 +128,7 @@ def test_functions_of_jax_are_replaced_in_steps_of_this_thread_alone_whoever_imp
     assert jax.lax.with_sharding_constraint is original
 
 
+@pytest.mark.slow
 def test_annotations_become_layouts_and_rules_go_before_them():
     assert specs_of(model_of(Constrained(), model_parallel())) == {
         "Dense_0/kernel": (None, "model"), "Dense_1/kernel": ("model", None)}
@@ -135,6 +137,7 @@ def test_annotations_become_layouts_and_rules_go_before_them():
     assert specs_of(model_of(Constrained(), one_device())) == specs_of(model_of(Constrained(), mirrored())) == {}
 
 
+@pytest.mark.slow
 def test_metadata_of_nnx_variables_become_layouts():
     module = Annotated(nnx.Rngs(0))
     with nn.logical_axis_rules(RULES):

@@ -32,6 +32,7 @@ def in_short(found):
     return sorted((each.kind, each.shape, each.times) for each in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 8, 32])
 def test_a_mirrored_step_reduces_the_gradients_once_and_the_logs_once(steps, number):
     found = steps[number]["nccl"]

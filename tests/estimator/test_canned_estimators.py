@@ -68,6 +68,7 @@ def assert_same_logs(ours, theirs, **tolerance):
         np.testing.assert_allclose(ours[name], value, err_msg=name, **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Could not find trained model")
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -112,6 +113,7 @@ class BeginWith(est.SessionRunHook):
         session.state = session.state.replace(params=with_leaves(params, leaves))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_estimators_go_tensorflows_way(tmp_path, name):
     make, labels = DEEP[name]
@@ -130,6 +132,7 @@ def test_deep_estimators_go_tensorflows_way(tmp_path, name):
     assert_same_logs(made.evaluate(lambda: Batches(labels)), expected["after"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_baseline_learns_the_mean(tmp_path):
     regressor = est.BaselineRegressor(tmp_path / "regressor").train(lambda: Batches(Y, repeat=True), steps=300)
     mean_of_batches = np.mean([Y[:2].mean(), Y[2:4].mean(), Y[4:].mean()])
@@ -154,6 +157,7 @@ def test_labels_that_are_none_of_the_task_are_refused(tmp_path):
         est.LinearRegressor(columns(), tmp_path / "4").train(lambda: {"x": X, "age": AGE, "city": CITY}, steps=3)
 
 
+@pytest.mark.slow
 def test_names_are_labels_where_there_is_a_vocabulary(tmp_path):
     named = np.array(["no", "yes"])[BINARY]
     made = est.LinearClassifier(columns(), tmp_path, label_vocabulary=["no", "yes"])
@@ -187,6 +191,7 @@ def logs_of(head, logits, labels):
     return found
 
 
+@pytest.mark.slow
 def test_thresholds_of_a_binary_head():
     head = est.BinaryClassHead(thresholds=[0.3])
     found = logs_of(head, np.array([[-1.0], [0.5], [2.0]], np.float32), np.array([[0], [1], [1]]))
@@ -200,6 +205,7 @@ def test_a_multi_label_head():
     assert_same_logs(found, RECORDED["a_multi_label_head"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_multi_head_adds_losses_up_and_names_metrics_by_heads():
     head = est.MultiHead([est.RegressionHead(name="size"), est.BinaryClassHead(name="kind")], head_weights=[1.0, 2.0])
     labels = {"size": np.array([[1.5], [1.0]], np.float32), "kind": np.array([[0], [1]])}
@@ -208,6 +214,7 @@ def test_a_multi_head_adds_losses_up_and_names_metrics_by_heads():
     assert sorted(found) == RECORDED["a_multi_head"]["names"]
 
 
+@pytest.mark.slow
 def test_a_multi_head_is_trained_and_predicts_by_head(tmp_path):
     from flax import linen as nn
 

@@ -28,6 +28,7 @@ def shapes(variables):
     return jax.tree.map(np.shape, variables)
 
 
+@pytest.mark.slow
 def test_tables_have_the_names_of_their_columns():
     columns = [fc.embedding_column(COLOR, 3), fc.embedding_column(CITY, 2), fc.indicator_column(COLOR),
                *fc.shared_embeddings([WATCHED, SHOWN], 4)]
@@ -64,6 +65,7 @@ def test_a_table_that_is_not_trained_is_no_parameter():
     np.testing.assert_array_equal(x[0, 2:], variables["non_trainable"]["color_embedding"]["embedding"][0])
 
 
+@pytest.mark.slow
 def test_a_linear_model_starts_at_zero():
     columns = [COLOR, CITY, fc.numeric_column("x"), fc.crossed_column(["color", "city"], 30)]
     features, variables = initialized(LinearFeatures(columns, units=3))
@@ -74,6 +76,7 @@ def test_a_linear_model_starts_at_zero():
     assert not LinearFeatures(columns, units=3).apply(variables, features).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
 def test_rows_without_a_value_have_gradients_of_zero(combiner):
     module = DenseFeatures([fc.embedding_column(COLOR, 2, combiner=combiner, max_norm=1.0)])

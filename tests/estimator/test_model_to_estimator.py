@@ -19,6 +19,7 @@ def compiled(**options):
     return model
 
 
+@pytest.mark.slow
 def test_an_estimator_trains_on_from_the_models_weights_as_fit_does(tmp_path):
     model = compiled(metrics=["mae"])
     model.fit(X, Y, batch_size=5, epochs=2, shuffle=False, verbose=0)
@@ -61,11 +62,13 @@ def test_arguments_of_compile_are_kept(tmp_path):
     assert not np.array_equal(made.get_variable_value("params/kernel"), kernel)
 
 
+@pytest.mark.slow
 def test_logs_get_the_names_of_the_map(tmp_path):
     made = est.model_to_estimator(compiled(metrics=["mae"]), tmp_path, metric_names_map={"mae": "distance"})
     assert sorted(made.train(data, steps=1).evaluate(data, steps=1)) == ["distance", "global_step", "loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "message"), [
     ({"mea": "distance"}, "Unknown metric in `metric_names_map` 'mea'. Did you mean 'mae'"),
     ({"mae": "loss"}, "`metric_names_map` gives two logs one name"),

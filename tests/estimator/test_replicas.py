@@ -39,6 +39,7 @@ def test_two_replicas_with_uneven_batches_train_as_a_loop_by_hand(tmp_path, devi
     assert made.get_variable_value("global_step") == 2
 
 
+@pytest.mark.slow
 def test_replicas_go_on_over_the_end_of_repeated_data(tmp_path, devices):
     strategy = trainer.distribute.MirroredStrategy(devices[:2])
     made = on(tmp_path, strategy, spec_fn(), lambda: dataset(repeat=True), steps=3)
@@ -64,6 +65,7 @@ def test_strategies_have_the_numbers_of_one_device_on_the_joined_batches(tmp_pat
     np.testing.assert_allclose(rows, rows_of_one, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_evaluation_is_the_mean_of_the_batches_on_any_number_of_replicas(tmp_path, devices):
     made = on(tmp_path, trainer.distribute.MirroredStrategy(devices[:2]), spec_fn(), dataset)
     kernel, bias = trained_by_hand([[0, 1, 2, 3], [4]])
@@ -73,6 +75,7 @@ def test_the_loss_of_an_evaluation_is_the_mean_of_the_batches_on_any_number_of_r
     assert made.evaluate(dataset, steps=1)["loss"] == pytest.approx(np.mean(by_batch[:2]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_head_weighs_rows_on_two_replicas_as_on_one(tmp_path, devices):
     head = est.RegressionHead(weight_column="weight")
     weight = np.array([[1.0], [0.0], [2.0], [0.5], [3.0]], np.float32)

@@ -86,6 +86,7 @@ def test_a_hook_sees_the_loss_of_an_evaluation_so_far_and_may_end_it(trained):
     assert logs["loss"] == pytest.approx(np.mean([squares[:2].mean(), squares[2:4].mean()]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_hooks_of_the_spec_are_called_in_their_mode(tmp_path):
     hooks = {name: Recorder() for name in ("training_hooks", "evaluation_hooks", "prediction_hooks")}
     made = est.Estimator(spec_fn(**hooks), tmp_path).train(dataset)

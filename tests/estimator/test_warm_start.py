@@ -47,6 +47,7 @@ def is_taken(found, source, name, previous=None):
     return np.array_equal(found[name], source.get_variable_value(previous or name))
 
 
+@pytest.mark.slow
 def test_a_regular_expression_says_which_variables_are_taken(tmp_path, source):
     found = warm_started(tmp_path, est.WarmStartSettings(source.model_dir, "first/"))
     assert is_taken(found, source, "params/first/kernel")
@@ -118,6 +119,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
         made.train(data, steps=1)
 
 
+@pytest.mark.slow
 def test_categories_that_do_not_occur_keep_the_weights_that_they_were_started_with(tmp_path):
     # As in TensorFlow, whose sparse updates leave such rows alone.
     column = est.categorical_column_with_identity("category", 3)

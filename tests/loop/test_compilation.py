@@ -66,6 +66,7 @@ def test_call_two_does_not_compile(phase, module):
     assert not second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_fit_on_other_rows_compiles_only_a_last_batch_of_other_rows(epochs):
     x, y, _ = classification(40)
@@ -77,6 +78,7 @@ def test_a_fit_on_other_rows_compiles_only_a_last_batch_of_other_rows(epochs):
         assert len(compiled) <= most, rows
 
 
+@pytest.mark.slow
 def test_setting_the_learning_rate_or_weights_compiles_no_step():
     x, y, _ = classification(16)
     model = make_model()
@@ -91,6 +93,7 @@ def test_setting_the_learning_rate_or_weights_compiles_no_step():
     assert not compiled
 
 
+@pytest.mark.slow
 def test_groups_of_any_length_share_one_executable():
     x, y, _ = classification(56)
     model = make_model(steps_per_execution=3)

@@ -55,6 +55,7 @@ def test_a_generator_for_one_whole_validation_is_read_to_its_end():
     assert next(validation, None) is None
 
 
+@pytest.mark.slow
 def test_validation_steps_take_the_next_batches_of_a_generator_until_it_runs_out():
     # The weights are frozen in effect: rows of zeros have no gradient.
     zeros = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)

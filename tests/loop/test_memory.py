@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import resource, sys
 import numpy as np
@@ -28,6 +30,7 @@ print((peak_mb() - before) / (big.nbytes / 2**20))
 """
 
 
+@pytest.mark.slow
 def test_a_large_array_is_never_copied_whole():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     grown = float(done.stdout)

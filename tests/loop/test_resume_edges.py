@@ -62,6 +62,7 @@ class Indexed:
         return X[rows], Y[rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [None, 5])
 @pytest.mark.parametrize("data", [Shuffled, Indexed])
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -76,6 +77,7 @@ def test_data_that_depend_on_the_passes_before_go_on(tmp_path, data, steps):
     assert_same_run(model, history, expected, expected_history)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_what_ends_an_epoch_comes_before_the_next_batch_is_read(tmp_path):
     def interrupt(batch, logs=None):
@@ -93,6 +95,7 @@ def test_what_ends_an_epoch_comes_before_the_next_batch_is_read(tmp_path):
     assert_same_run(resumed, history, expected, expected_history)
 
 
+@pytest.mark.slow
 def test_a_generator_that_was_read_to_its_end_has_no_further_epoch(tmp_path):
     def once():
         yield from list(batches())[:7]
@@ -103,6 +106,7 @@ def test_a_generator_that_was_read_to_its_end_has_no_further_epoch(tmp_path):
     assert history.epoch == [0]
 
 
+@pytest.mark.slow
 def test_a_generator_is_read_on_by_a_later_fit():
     generator, seen = batches(), []
 
@@ -142,6 +146,7 @@ class SavesInValidation(cb.Callback):
             point.save(self.folder, keep=1, wait=True)
 
 
+@pytest.mark.slow
 def test_logs_that_are_read_late_are_read_once(tmp_path):
     def seen(*callbacks):
         reader = ReadsLate()
@@ -154,6 +159,7 @@ def test_logs_that_are_read_late_are_read_once(tmp_path):
     assert resumed == seen() and len(resumed) > 1
 
 
+@pytest.mark.slow
 def test_the_end_of_training_is_told_the_last_logs_after_a_resume_too(tmp_path):
     ends = []
 
@@ -166,6 +172,7 @@ def test_the_end_of_training_is_told_the_last_logs_after_a_resume_too(tmp_path):
     assert ends[0] == ends[1] != {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "arguments", "message"), [
     ({"precision": "mixed_bfloat16"}, {}, "differs in precision"),
     ({"regularizers": {"**/kernel": "l2"}}, {}, r"differs in regularizers \(received \[\['\*\*/kernel', 'L2"),
@@ -193,6 +200,7 @@ def small_fit(folder, model, epochs=1, dtype=np.float32, as_generator=False):
                      epochs=epochs, verbose=0, callbacks=[cb.BackupAndRestore(folder, delete_checkpoint=False)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "now", "message"), [
     (None, trainer.optimizers.AdamW(0.02), r"optimizer \(received 'AdamW', in the checkpoint 'Adam'\)"),
     (optax.adam(0.1), optax.adamw(0.1), "optimizer .*'scale_by_adam, add_decayed_weights, scale', in the"),
@@ -206,6 +214,7 @@ def test_another_optimizer_with_the_same_state_is_refused(tmp_path, then, now, m
         small_fit(tmp_path, small_model(now), epochs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("now", "message"), [
     ({"loss": "mae"}, r"loss \(received 'MeanAbsoluteError\(\)', in the checkpoint 'Huber\(\)'\)"),
     ({"loss": trainer.losses.Huber(delta=2.0)}, r"loss \(received 'Huber\(delta=2.0\)'"),
@@ -268,6 +277,7 @@ other_signs.defvjp(lambda y, outputs: (other_signs(y, outputs), y - outputs), la
 other_signs.__name__ = "same_signs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "now", "what"), [
     (same_loss(), same_loss(loss=squared(2.0)), "the loss"),
     (same_loss(loss=same_signs), same_loss(loss=other_signs), "the loss"),
@@ -297,6 +307,7 @@ class OwnUpdate(Stepping):
             params=jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, state.params, grads), step=state.step + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "compiled"), [
     (LooksAtValues, {"optimizer": "sgd", "run_eagerly": True}), (OwnUpdate, {"optimizer": None}),
 ])
@@ -307,12 +318,14 @@ def test_what_cannot_be_traced_is_saved_and_resumed_as_well(tmp_path, base, comp
         assert small_fit(tmp_path, model, epochs=epochs).epoch == list(range(epochs))
 
 
+@pytest.mark.slow
 def test_what_computes_is_not_compared_across_versions_of_packages(tmp_path, monkeypatch):
     small_fit(tmp_path, small_model(loss=squared(1.0)))
     monkeypatch.setitem(package_versions.COMPARED_PACKAGES, "jax", "flax")
     small_fit(tmp_path, small_model(loss=squared(2.0)), epochs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), [("kind of device", "NVIDIA H100"), ("compiler", "jaxlib 0.1")])
 def test_another_kind_of_device_or_compiler_is_warned_of(tmp_path, monkeypatch, name, value):
     here = resumable_run.describe_platform(jax.devices())
@@ -323,12 +336,14 @@ def test_another_kind_of_device_or_compiler_is_warned_of(tmp_path, monkeypatch, 
         assert small_fit(tmp_path, small_model(), epochs=2).epoch == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_run_is_not_made_deterministic_on_its_way(tmp_path):
     small_fit(tmp_path, small_model())
     with pytest.raises(ValueError, match=r"deterministic \(received True, in the checkpoint False\)"):
         small_fit(tmp_path, small_model(deterministic=True), epochs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_generator", [True, False])
 def test_data_of_another_type_are_refused(tmp_path, as_generator):
     small_fit(tmp_path, small_model(), as_generator=as_generator)
@@ -336,6 +351,7 @@ def test_data_of_another_type_are_refused(tmp_path, as_generator):
         small_fit(tmp_path, small_model(), 2, np.float16, as_generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "now"), [
     (trainer.optimizers.Adam(0.02), trainer.optimizers.Adam(0.01, beta_1=0.8)),
     (optax.adam(0.02), optax.adam(0.01, b1=0.8)),
@@ -348,6 +364,7 @@ def test_other_hyperparameters_of_the_optimizer_are_accepted_with_a_warning(tmp_
         assert small_fit(tmp_path, small_model(now), epochs=2).epoch == [0, 1]
 
 
+@pytest.mark.slow
 def test_two_backups_of_one_run_are_refused(tmp_path):
     folders = [tmp_path / name for name in "ab"]
     with pytest.raises(Interruption):
@@ -356,6 +373,7 @@ def test_two_backups_of_one_run_are_refused(tmp_path):
         fit(make_model(), *(cb.BackupAndRestore(folder, 1) for folder in folders))
 
 
+@pytest.mark.slow
 def test_a_relative_folder_does_not_move_with_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
@@ -368,6 +386,7 @@ def test_a_relative_folder_does_not_move_with_the_working_folder(tmp_path, monke
     assert len(list((tmp_path / "backup").glob("step_*"))) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_used_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     begun = []
@@ -377,6 +396,7 @@ def test_a_folder_that_cannot_be_used_is_refused_before_training(tmp_path):
     assert not begun
 
 
+@pytest.mark.slow
 def test_the_signal_ends_the_process_after_fits_that_failed(tmp_path):
     received = []
     outer = signal.signal(signal.SIGTERM, lambda *arguments: received.append(arguments))
@@ -391,6 +411,7 @@ def test_the_signal_ends_the_process_after_fits_that_failed(tmp_path):
     assert len(received) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "message"), [
     ({"state_attributes": "count"}, r"must be a tuple of names.*Write \('count',\)"),
     ({"state_dict": lambda self: {}}, "defines `state_dict` and not `load_state_dict`"),
@@ -420,6 +441,7 @@ class Halves(cb.Callback):
         self.count = state["count"]
 
 
+@pytest.mark.slow
 def test_what_a_callback_changes_in_an_epoch_takes_effect_and_is_saved(tmp_path):
     plain, expected = make_model(), make_model()
     fit(plain)

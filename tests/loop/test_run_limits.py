@@ -67,6 +67,7 @@ def unlimited():
     return fit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (7, 1), (10, 2), (100, 3)])
 def test_a_run_ends_after_so_many_steps(steps, epochs, unlimited):
     model, history = fit(max_steps=steps)
@@ -77,12 +78,14 @@ def test_a_run_ends_after_so_many_steps(steps, epochs, unlimited):
         name: values[:whole] for name, values in unlimited[1].items()}
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_step_by_step_ends_there_too():
     batches = Batches()
     fit(batches, cb.LambdaCallback(on_train_batch_end=lambda batch, logs: None), max_steps=3)
     assert batches.seen["train"] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_the_steps_of_an_earlier_fit_do_not_count():
     model = make_model()
     fit(model=model, max_steps=5)
@@ -127,6 +130,7 @@ def test_a_run_ends_after_some_time(monkeypatch, tmp_path, unlimited):
     same(fit(cb.BackupAndRestore(tmp_path), single_steps), unlimited)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", ["preempted", "failed"])
 def test_what_comes_after_the_limit_does_not_replace_what_was_saved_there(tmp_path, unlimited, stopped):
     backup = cb.BackupAndRestore(tmp_path, save_on_error=True)
@@ -150,6 +154,7 @@ class Iterable:
         return iter(batches_of(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "options"), [
     (lambda: (X, Y), {}),
     (lambda: (X, Y), {"steps_per_epoch": 4}),
@@ -168,6 +173,7 @@ def test_a_dry_run_takes_so_many_batches_of_each_epoch_and_validation(make, opti
     assert len(history["val_loss"]) == 2
 
 
+@pytest.mark.slow
 def test_each_epoch_of_a_dry_run_begins_with_the_first_batches():
     seen = []
 
@@ -183,6 +189,7 @@ def test_each_epoch_of_a_dry_run_begins_with_the_first_batches():
     assert [x for x in seen if x in batches][-4:] == batches * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: (X, Y), lambda: (Iterable(),), lambda: (batches_of(6),)])
 def test_a_dry_run_leaves_the_checkpoint_of_another_run_alone(tmp_path, make):
     data = make()
@@ -200,6 +207,7 @@ def test_a_dry_run_leaves_the_checkpoint_of_another_run_alone(tmp_path, make):
     same(fit(cb.BackupAndRestore(tmp_path), **options), fit(**options))
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_no_limit_changes_nothing(unlimited):
     same(fit(limit_batches=100, max_steps=100, max_time=1e6), unlimited)
 

@@ -161,6 +161,7 @@ def test_gradients_are_finite(cls, inputs):
         assert np.isfinite(gradient).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "inputs"), [
     *OF_OTHER_SHAPES.items(), (losses.Circle, "embeddings_of_one_class"), (losses.Dice, "empty_masks")])
 def test_gradients_of_sequences_and_of_batches_as_a_whole_are_finite(cls, inputs):

@@ -42,6 +42,7 @@ def assert_close(found, expected):
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6), found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("rows", [21, 19])  # a last batch of 5 rows is padded on 2 and 4 replicas, one of 3 on 2
 def test_several_replicas_train_as_one(name, rows):
@@ -50,10 +51,12 @@ def test_several_replicas_train_as_one(name, rows):
     assert_close(fitted(name, 4, rows=rows), expected)
 
 
+@pytest.mark.slow
 def test_a_loss_called_in_a_step_of_ones_own_is_that_of_the_batch():
     assert_close(fitted("dice", 4, own=True), fitted("dice", 1))
 
 
+@pytest.mark.slow
 def test_weights_of_rows_are_those_of_one_device():
     weights = rng.uniform(size=21)
     assert_close(fitted("circle", 4, weights=weights), fitted("circle", 1, weights=weights))

@@ -129,6 +129,7 @@ def evaluated(strategy, given, x=x, y=y, outputs=CLASSES, loss="sparse_categoric
     return logs, model.predict(x, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_results_are_those_of_all_rows_by_the_metrics_own_rule(devices, replicas):
     logs, predictions = evaluated(strategy_of(replicas, devices), [
@@ -145,6 +146,7 @@ def test_results_are_those_of_all_rows_by_the_metrics_own_rule(devices, replicas
         np.testing.assert_allclose(logs[name], value, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_a_column_of_predictions_is_one_number_per_row_and_weights_reach_who_takes_them(devices, replicas):
     weights = rng.uniform(0, 2, ROWS).astype("float32")
@@ -157,6 +159,7 @@ def test_a_column_of_predictions_is_one_number_per_row_and_weights_reach_who_tak
     np.testing.assert_allclose(logs["weighted_highest"], (predictions * weights).max(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_microbatches_are_parts_of_a_batch():
     def fitted(microbatches):
         model = trainer.Model(nn.Dense(CLASSES), seed=0)
@@ -301,6 +304,7 @@ def test_a_metric_that_labels_do_not_fit_says_so_in_its_own_words():
 # The libraries themselves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_metrics_of_clu_are_clus_of_all_rows(devices, replicas):
     clu = pytest.importorskip("clu.metrics")
@@ -322,6 +326,7 @@ def test_metrics_of_clu_are_clus_of_all_rows(devices, replicas):
         evaluated(distribute.OneDeviceStrategy(), [clu.CollectingMetric.from_outputs(("logits",))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_metrics_of_metrax_are_metraxs_of_all_rows(devices, replicas):
     metrax = pytest.importorskip("metrax")

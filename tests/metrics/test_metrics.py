@@ -174,6 +174,7 @@ def test_sums_of_buckets_are_the_same_on_every_platform(columns):
     np.testing.assert_array_equal(metric_arrays.sums_by_bucket(values, buckets, 7), expected)
 
 
+@pytest.mark.slow
 def test_a_score_that_is_no_number_counts_as_above_every_threshold():
     metric = metrics.AUC(thresholds=[0.5])
     metric.update_state([1, 0], [np.nan, np.nan])

@@ -139,6 +139,7 @@ def test_labels_and_outputs_of_a_function_do_not_broadcast_over_rows(function, t
     assert metric.get_config()["fn"] is function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [absolute_error, mean_absolute_error])
 def test_a_function_has_one_value_as_a_loss_and_as_a_metric_in_fit(loss):
     model = trainer.Sequential([nn.Dense(1)])

@@ -71,6 +71,7 @@ def evaluated(model):
     return model.evaluate(X, Y, batch_size=14, verbose=0)["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "strategy"), [
     *((name, "one device") for name in OPTIMIZERS), ("alone", "four replicas"), ("alone", "sharded")])
 def test_evaluate_and_predict_use_the_evaluation_parameters(optimizer, strategy):
@@ -97,6 +98,7 @@ LOOKAHEAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "strategy"), [
     *((name, "one device") for name in LOOKAHEAD), ("alone", "four replicas"), ("alone", "sharded")])
 def test_look_ahead_trains_fast_parameters_and_evaluates_slow_ones(optimizer, strategy):
@@ -114,6 +116,7 @@ def test_look_ahead_trains_fast_parameters_and_evaluates_slow_ones(optimizer, st
     assert abs(evaluated(model) - loss(params.fast, X, Y)) > 1e-3
 
 
+@pytest.mark.slow
 def test_slow_parameters_start_again_from_weights_that_are_set():
     model = compiled(lookahead())
     fit(model)
@@ -121,6 +124,7 @@ def test_slow_parameters_start_again_from_weights_that_are_set():
     np.testing.assert_allclose(evaluated(model), loss({"kernel": KERNEL, "bias": BIAS}, X, Y), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_injected_rate_of_look_ahead_can_be_set():
     model = compiled(LOOKAHEAD["with an injected rate"]())
     model.optimizer.learning_rate = 0.0
@@ -128,6 +132,7 @@ def test_the_injected_rate_of_look_ahead_can_be_set():
     np.testing.assert_array_equal(model.get_weights()[1], KERNEL)
 
 
+@pytest.mark.slow
 def test_parameters_without_the_averaging_optimizer_stay_as_they_are():
     optimizer = optax.partition({"train": schedule_free(), "fixed": optax.sgd(0.1)}, HALF_FROZEN)
     model = compiled(optimizer)
@@ -137,6 +142,7 @@ def test_parameters_without_the_averaging_optimizer_stay_as_they_are():
     assert np.abs(averages["kernel"] - model.state.params["kernel"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_as_they_are():
     model = compiled(schedule_free(), freeze="bias")
     fit(model)
@@ -145,6 +151,7 @@ def test_frozen_parameters_stay_as_they_are():
     assert np.abs(averages["kernel"] - model.state.params["kernel"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_an_export_has_the_evaluation_parameters(tmp_path):
     model = compiled(schedule_free())
     fit(model)
@@ -161,6 +168,7 @@ def test_averages_start_again_from_weights_that_are_set():
     np.testing.assert_allclose(evaluated(model), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_become_the_averages_and_evaluate_as_before():
     model, plain = compiled(schedule_free()), compiled(schedule_free())
     fit(model, SwapEMAWeights(swap_on_epoch=True), EarlyStopping("loss", restore_best_weights=True))
@@ -181,6 +189,7 @@ STARTING_FROM_WEIGHTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STARTING_FROM_WEIGHTS)
 def test_an_optimizer_that_keeps_the_first_weights_starts_from_weights_that_are_set_before_training(name):
     optimizer, params = STARTING_FROM_WEIGHTS[name](), {"kernel": jnp.array(KERNEL), "bias": jnp.array(BIAS)}
@@ -210,6 +219,7 @@ def test_only_optimizers_that_keep_weights_are_started_again():
     assert keeps == {"adam": False, "Adam": False, "dog": True, "average": True}
 
 
+@pytest.mark.slow
 def test_an_optimizer_may_hold_a_random_key():
     model = compiled(optax.noisy_sgd(0.05, key=jax.random.key(0)), "four replicas")
     fit(model)

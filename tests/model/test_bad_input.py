@@ -448,6 +448,7 @@ def test_a_batch_that_changes_shape_is_named():
     assert "(10, 3)" in str(caught.value) and "(10, 4)" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_weights_survive_a_fit_that_fails():
     made = model(LinenMLP(), optimizer=optax.sgd(0.1))
     fit(compiled=made)
@@ -472,6 +473,7 @@ def test_jaxs_own_watch_for_nan_names_the_batches_and_leaves_the_weights():
         np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("validation_data", "name"), [
     ((X,), "validation_data"), ({"clean": (X, Y), "noisy": [(X,)]}, "validation_data['noisy']")])
 def test_an_error_of_validation_data_says_so(validation_data, name):

@@ -71,6 +71,7 @@ def test_fit_after_it_compiles_nothing_and_trains_alike(way):
         np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_it_need_not_know_how_many_epochs_there_will_be(epochs):
     model = make_model()
@@ -81,6 +82,7 @@ def test_it_need_not_know_how_many_epochs_there_will_be(epochs):
     assert not compiled
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_compile_ahead_too():
     model = make_model()
     model.compile_ahead((x, y), batch_size=8, epochs=1, phases=("test", "predict"))
@@ -91,6 +93,7 @@ def test_evaluate_and_predict_compile_ahead_too():
     assert not compiled
 
 
+@pytest.mark.slow
 def test_the_validation_of_a_later_fit_compiles_ahead_too():
     model = make_model()
     model.compile_ahead((x, y), batch_size=8, phases=("train", "test"))

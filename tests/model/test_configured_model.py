@@ -45,6 +45,7 @@ def test_the_loss_and_the_metrics_are_what_compile_was_given():
     assert model.loss is loss
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_names_and_results_of_metrics_are_those_of_keras(keras):
     theirs = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")])
@@ -66,6 +67,7 @@ def test_names_and_results_of_metrics_are_those_of_keras(keras):
     assert set(model.get_metrics_result().values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_set_begins_and_leaves_the_weights_and_all_else():
     model = compiled(freeze="**/bias")
     model.fit(X, Y, epochs=2, verbose=0)
@@ -93,6 +95,7 @@ def test_the_optimizer_of_another_model_is_taken_without_its_state():
     assert model.optimizer.name == "sgd"
 
 
+@pytest.mark.slow
 def test_steps_run_uncompiled_once_that_is_set_and_compiled_again():
     ran = []
 

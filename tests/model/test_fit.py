@@ -40,6 +40,7 @@ class Recorder(cb.Callback):
         self.calls.append(("test", batch))
 
 
+@pytest.mark.slow
 def test_history_has_python_floats_for_each_epoch_and_validation_only_where_it_ran():
     x, y, _ = classification(20)
     model = compiled(metrics=["accuracy"])
@@ -106,6 +107,7 @@ def test_initial_epoch_and_steps_per_epoch_count_as_in_keras():
     assert history.params["steps"] == 3 and history.params["epochs"] == 5
 
 
+@pytest.mark.slow
 def test_validation_split_takes_the_last_rows():
     x, y, _ = classification(20)
     model = compiled()
@@ -114,6 +116,7 @@ def test_validation_split_takes_the_last_rows():
     assert split == other
 
 
+@pytest.mark.slow
 def test_class_weight_is_the_sample_weight_of_each_label():
     x, y, _ = classification(20)
     by_class = compiled().fit(x, y, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, verbose=0).history
@@ -122,6 +125,7 @@ def test_class_weight_is_the_sample_weight_of_each_label():
     np.testing.assert_allclose(by_class["loss"], by_row["loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_shuffle_is_a_function_of_the_seed_and_the_epoch():
     x, y, _ = classification(40)
 
@@ -193,6 +197,7 @@ class TwoInputs(nn.Module):
         return {"label": nn.Dense(3)(shared), "size": nn.Dense(1)(shared)}
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_have_a_loss_a_weight_and_metrics_each():
     x, y, w = classification(20)
     targets = {"label": y, "size": x.sum(-1, keepdims=True)}
@@ -226,6 +231,7 @@ def test_a_metric_called_loss_leaves_the_loss_alone():
     assert list(logs) == ["loss", "loss_1"] and logs["loss"] != logs["loss_1"]
 
 
+@pytest.mark.slow
 def test_metrics_are_exact_over_the_epoch_with_an_uneven_last_batch():
     x, y, w = classification(19)
     model = compiled(replicas=3, metrics=["accuracy"],
@@ -236,6 +242,7 @@ def test_metrics_are_exact_over_the_epoch_with_an_uneven_last_batch():
     np.testing.assert_allclose(logs["weighted_accuracy"], (hits * w).sum() / w.sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_predict_keeps_the_order_and_streams_batches():
     x, _, _ = classification(45)
     model = compiled(replicas=4)
@@ -249,6 +256,7 @@ def test_predict_keeps_the_order_and_streams_batches():
     np.testing.assert_array_equal(model.predict(x, batch_size=8, steps=2, verbose=0), whole[:16])
 
 
+@pytest.mark.slow
 def test_evaluate_returns_a_dict_or_keras_list():
     x, y, _ = classification(8)
     model = compiled(metrics=["accuracy"])
@@ -257,6 +265,7 @@ def test_evaluate_returns_a_dict_or_keras_list():
     assert isinstance(compiled().evaluate(x, y, verbose=0, return_dict=False), float)
 
 
+@pytest.mark.slow
 def test_train_on_batch_equals_fit_and_gives_the_logs_of_its_batch():
     x, y, _ = classification(8)
     by_fit, by_batch = compiled(metrics=["accuracy"]), compiled(metrics=["accuracy"])
@@ -270,6 +279,7 @@ def test_train_on_batch_equals_fit_and_gives_the_logs_of_its_batch():
     np.testing.assert_allclose(by_batch.predict_on_batch(x), by_fit.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_lists_of_numbers_are_arrays():
     x, y, _ = classification(8)
     model, same = compiled(), compiled()
@@ -280,6 +290,7 @@ def test_lists_of_numbers_are_arrays():
     assert built.count_params() == model.count_params()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [
     "sgd", optax.sgd(0.01), optax.chain(optax.clip(1.0), optax.sgd(0.01)), optax.sgd(optax.constant_schedule(0.01)),
 ], ids=["name", "optax", "chain", "schedule"])
@@ -332,6 +343,7 @@ def test_weights_can_be_read_and_set():
         one.set_weights([])
 
 
+@pytest.mark.slow
 def test_an_nnx_module_of_the_user_has_the_trained_weights_after_fit():
     x, y, _ = classification(16)
     module = NNXMLP(batch_norm=True)
@@ -401,6 +413,7 @@ def test_a_metric_may_start_from_numbers_of_python():
         max(model.predict(x, verbose=0).max(), -1.0))
 
 
+@pytest.mark.slow
 def test_linen_collections_other_than_batch_norms_are_kept():
     class Counts(nn.Module):
         @nn.compact
@@ -416,6 +429,7 @@ def test_linen_collections_other_than_batch_norms_are_kept():
     assert float(model.state.model_state["stats"]["batches"]) == 6.0
 
 
+@pytest.mark.slow
 def test_nnx_and_linen_take_training_flags_of_any_name():
     class Flagged(nnx.Module):
         def __init__(self):

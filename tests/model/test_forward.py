@@ -29,6 +29,7 @@ def by_operation(model, x, training=False):
     return model.apply(model.state.params, model.state, x, training=training)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("module", [LinenMLP, NNXMLP])
 def test_a_call_has_the_numbers_of_the_present_state_and_compiles_once(module, training):
@@ -50,6 +51,7 @@ def test_a_call_has_the_same_numbers_under_every_strategy(name):
         built(strategy=strategy)(X[:5]), by_operation(built(), X[:5]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_call_may_be_differentiated_mapped_and_compiled_by_the_caller():
     model = built()
 

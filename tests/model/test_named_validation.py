@@ -41,6 +41,7 @@ class Noting(Callback):
         self.noted.append(dict(logs))
 
 
+@pytest.mark.slow
 def test_the_logs_of_each_set_are_those_of_evaluate():
     model = compiled()
     noting = Noting()
@@ -74,6 +75,7 @@ def test_several_replicas_have_the_logs_of_one_device():
         np.testing.assert_allclose(values, expected[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_training_is_that_without_a_validation():
     models = compiled(), compiled()
     losses = [model.fit(X, Y, epochs=3, verbose=0, validation_data=data).history["loss"]
@@ -83,6 +85,7 @@ def test_the_training_is_that_without_a_validation():
         np.testing.assert_array_equal(weight, same)
 
 
+@pytest.mark.slow
 def test_evaluate_takes_sets_and_returns_their_logs_one_after_another():
     model = compiled()
     model.fit(X, Y, verbose=0)
@@ -92,6 +95,7 @@ def test_evaluate_takes_sets_and_returns_their_logs_one_after_another():
     assert model.evaluate(sets(), verbose=0, return_dict=False) == pytest.approx(list(logs.values()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_callbacks_monitor_the_logs_of_a_set(tmp_path):
     model = compiled(metrics=["accuracy"])
     stopping = EarlyStopping("val_noisy_accuracy", patience=0)  # whose direction is that of "accuracy"
@@ -104,6 +108,7 @@ def test_callbacks_monitor_the_logs_of_a_set(tmp_path):
         model.fit(X, Y, validation_data=sets(), verbose=0, callbacks=[EarlyStopping()])
 
 
+@pytest.mark.slow
 def test_a_log_of_epochs_has_columns_for_sets_that_come_later(tmp_path):
     file = tmp_path / "log.csv"
     history = compiled().fit(X, Y, epochs=2, validation_data=sets(), validation_freq=2, verbose=0,
@@ -120,6 +125,7 @@ def test_progress_shows_each_set(verbose, capsys):
     assert "val_clean_loss" in printed and "val_noisy_mae" in printed
 
 
+@pytest.mark.slow
 def test_validating_in_the_middle_of_epochs_takes_the_sets_of_fit_or_its_own():
     shared, own = ValidateEvery(2), ValidateEvery(2, validation_data=sets())
     model = compiled()
@@ -137,6 +143,7 @@ def test_sets_that_can_be_read_once_are_none_to_validate_on_again_and_again():
         trainer.SidecarEvaluator(compiled(), {"clean": CLEAN, "noisy": iter((CLEAN,))}, "backup")
 
 
+@pytest.mark.slow
 def test_a_sidecar_evaluates_each_set(tmp_path):
     model = compiled()
     backup = BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)

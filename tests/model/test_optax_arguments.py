@@ -88,6 +88,7 @@ def fitted(optimizer, strategy="one device", kind=trainer.Model, **options):
     return model.get_weights()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "options"), [
     *((name, {}) for name in WITH_THE_LOSS),
     *((name, {"strategy": strategy}) for name in ("plateau", "polyak") for strategy in ("four replicas", "sharded")),
@@ -114,6 +115,7 @@ def test_the_loss_that_is_handed_over_is_not_scaled_by_float16s_loss_scale():
     np.testing.assert_allclose(model.state.opt_state.inner, history["loss"][0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "options"), [
     *((name, {}) for name in WITH_A_FUNCTION), ("zoom", {"strategy": "four replicas"}),
     ("sharpness", {"strategy": "four replicas"}), ("zoom", {"kind": OwnStep, "strategy": "four replicas"}),
@@ -124,6 +126,7 @@ def test_a_transformation_is_handed_the_loss_as_a_function(optimizer, options):
     np.testing.assert_allclose(fitted(WITH_A_FUNCTION[optimizer](), **options), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_function_of_the_loss_is_of_the_parameters_that_are_trained():
     with trainer.distribute.OneDeviceStrategy("cpu:0").scope():
         model = trainer.Model(nn.Dense(4))

@@ -20,6 +20,7 @@ def evaluated(module, strategy, **options):
     return model.evaluate(X, X, batch_size=8, verbose=0)["loss"]
 
 
+@pytest.mark.slow
 def test_one_object_is_trained_under_one_strategy_after_the_other():
     def losses(strategies):
         module = nnx.Linear(6, 6, rngs=nnx.Rngs(0))
@@ -46,6 +47,7 @@ def placed(place):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_an_object_with_arrays_on_devices_is_trained_on_others(place):
     strategy = MirroredStrategy(devices=jax.devices()[:2])

@@ -317,6 +317,7 @@ def test_a_file_cut_short_while_it_is_read_changes_nothing(path):
 # --- the rest of the state --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_optimizers_state_and_the_step_stay(path):
     model = built()
     model.fit(X, Y, epochs=2, verbose=0)

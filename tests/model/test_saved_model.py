@@ -51,6 +51,7 @@ def test_a_loaded_model_trains_on_to_the_bit(tmp_path, trained, name, built):
     assert_same_weights(model, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
 def test_the_strategy_may_be_another_one(tmp_path, trained, name):
     trained.save(tmp_path / name)
@@ -144,6 +145,7 @@ def test_other_files_are_told_apart(tmp_path, trained):
         trainer.load(tmp_path / "model.safetensors", LinenMLP())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_run_is_told_apart(tmp_path):
     fit_callbacks = [trainer.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)]
     make_model().fit(X, Y, epochs=1, callbacks=fit_callbacks, verbose=0)

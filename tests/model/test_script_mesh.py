@@ -51,6 +51,7 @@ def used(module, strategy, **options):
     return np.concatenate([np.ravel(np.asarray(number)) for number in numbers])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "module", "options", "mesh"), [
     ("one device", lambda: nn.Dense(6), {"run_eagerly": True}, "explicit axes on two devices"),
     ("one device", lambda: Layers(nnx.Rngs(0)), {}, "automatic axes on four devices"),

@@ -123,6 +123,7 @@ def test_each_checkpoint_is_evaluated_once_to_the_numbers_of_the_training(run, m
     assert model.optimizer.iterations == 21
 
 
+@pytest.mark.slow
 def test_the_strategy_need_not_be_that_of_the_training(run, training):
     training.saves(14)
     sidecar = evaluator(new_model(replicas=4), training, max_evaluations=1)

@@ -193,6 +193,7 @@ def test_a_generator_that_repeats_its_batches_is_validated_on_all_of_them_each_t
     assert validate_on_generator(here, keras, None, 4, 3) == [[0, 1, 2, 3]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "steps", "of_keras"), [
     (3, 2, [[0, 1], [0, 1], [0, 1]]),
     (3, 5, [[0, 1, 2], [0, 1], [0, 1]]),

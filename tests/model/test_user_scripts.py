@@ -112,6 +112,7 @@ def test_training_goes_on_after_an_interrupt():
     assert not [thread for thread in threading.enumerate() if thread.name == "trainer-prefetch"]
 
 
+@pytest.mark.slow
 def test_fit_in_another_thread_gives_the_same_numbers():
     x, y, _ = classification(24)
     model, histories = compiled(replicas=3), []
@@ -129,6 +130,7 @@ def test_an_endless_validation_generator_needs_validation_steps():
     assert len(history["val_loss"]) == 2
 
 
+@pytest.mark.slow
 def test_a_script_may_end_with_predictions_that_nobody_took():
     script = """
 import numpy as np

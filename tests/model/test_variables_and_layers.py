@@ -116,6 +116,7 @@ def test_layers_are_those_that_the_module_holds_in_the_order_of_their_calls(kind
     assert model.get_layer(first.layers[0].path).path == first.layers[0].path
 
 
+@pytest.mark.slow
 @every_model
 def test_what_is_assigned_to_weights_and_layers_is_trained_on(kind):
     make, _, _ = MODELS[kind]
@@ -241,6 +242,7 @@ def test_what_cannot_be_read_or_set_says_what_to_do():
         model.layers = []
 
 
+@pytest.mark.slow
 def test_a_stack_is_filled_and_emptied_before_it_is_built():
     model = trainer.Sequential()
     with pytest.raises(ValueError, match=r"has no layers. Call `add\(layer\)`"):

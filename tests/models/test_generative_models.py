@@ -42,10 +42,12 @@ def variables():
     return SMALL.init(jax.random.key(0), IMAGES)
 
 
+@pytest.mark.slow
 def test_initial_variables_are_parameters_alone(variables):
     assert list(variables) == ["params"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_reconstructions_are_float32_from_0_to_1(variables, dtype):
     module = SMALL.clone(dtype=dtype)
@@ -128,6 +130,7 @@ GENERATOR = models.DCGANGenerator(image_shape=(8, 8, 1), features=(8, 4))
 DISCRIMINATOR = models.DCGANDiscriminator(features=(4, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.parametrize(("shape", "features"), [((28, 28, 1), (8, 4)), ((32, 32, 3), (8, 8, 4)),
                                                  ((64, 64, 3), (8, 8, 4, 4))])

@@ -85,6 +85,7 @@ def test_without_a_top_features_come_out_pooled_if_asked(model, side, channels, 
     assert shapes(headless.clone(pooling="max"), 2, side, side, 3)[0].shape == (2, channels)
 
 
+@pytest.mark.slow
 def test_without_a_top_vit_gives_tokens_or_pools_those_of_patches():
     model, x = models.ViTB16(include_top=False, **TINY_VIT), images(16)
     variables = model.init(jax.random.key(0), x)
@@ -94,6 +95,7 @@ def test_without_a_top_vit_gives_tokens_or_pools_those_of_patches():
         np.testing.assert_allclose(model.clone(pooling=pooling).apply(variables, x), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_top_convnext_normalizes_after_pooling():
     model, x = models.ConvNeXtTiny(include_top=False, pooling="avg", **TINY_CONVNEXT), images(64)
     pooled = model.apply(model.init(jax.random.key(0), x), x)
@@ -134,6 +136,7 @@ def vit_by_the_equations(x, params, patch, heads):
     return dense(layer_norm(z, params["norm"])[0], params["head"])
 
 
+@pytest.mark.slow
 def test_vit_is_what_the_paper_says():
     model, x = models.ViTB16(num_classes=5, classifier_activation=None, **TINY_VIT), images(24)
     params = perturbed(model.init(jax.random.key(0), x)["params"])
@@ -144,6 +147,7 @@ def test_vit_is_what_the_paper_says():
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_causal_attention_does_not_see_what_comes_later():
     attention = MultiHeadAttention(num_heads=2, causal=True)
     x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
@@ -180,6 +184,7 @@ def test_vit_refuses_images_of_another_size_than_it_was_made_with():
         model.apply(variables, images(24))
 
 
+@pytest.mark.slow
 def test_unet_gives_probabilities_of_each_pixel():
     model, x = models.UNet(num_classes=3, **TINY_UNET), images(16)[:, :, :12]
     outputs, _ = model.init_with_output(jax.random.key(0), x)
@@ -188,6 +193,7 @@ def test_unet_gives_probabilities_of_each_pixel():
     np.testing.assert_allclose(outputs.sum(-1), 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_unet_sees_surroundings_by_the_low_resolutions_and_details_beside_them():
     model, x = models.UNet(num_classes=3, classifier_activation=None, **TINY_UNET), images(16, rows=1)
     variables = model.init(jax.random.key(0), x)
@@ -201,6 +207,7 @@ def test_unet_sees_surroundings_by_the_low_resolutions_and_details_beside_them()
     assert 40 < seen(variables | {"params": variables["params"] | {"up0_transpose": blocked}}) <= 81
 
 
+@pytest.mark.slow
 def test_convnext_normalizes_pixels_of_three_channels_only():
     model = models.ConvNeXtTiny(num_classes=4, **TINY_CONVNEXT)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
@@ -214,6 +221,7 @@ def test_convnext_normalizes_pixels_of_three_channels_only():
                                   model.clone(include_preprocessing=False).apply(variables, grey))
 
 
+@pytest.mark.slow
 def test_stochastic_depth_drops_a_block_for_whole_images():
     model = models.ConvNeXtTiny(include_top=False, drop_path_rate=0.5, layer_scale_init_value=None, depths=(1, 1),
                                 widths=(8, 8))
@@ -225,6 +233,7 @@ def test_stochastic_depth_drops_a_block_for_whole_images():
     np.testing.assert_allclose(alike, np.broadcast_to(alike[:1], alike.shape), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "side"), TINY, ids=names(TINY))
 def test_dropout_acts_in_training_only(model, side):
     x = images(side)
@@ -269,6 +278,7 @@ def test_every_layer_computes_in_the_given_dtypes(model, side):
     assert {operand.aval.dtype.name for equation in multiplying for operand in equation.invars} == {"bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in Keras
 @pytest.mark.parametrize(("suffix", "options"), [
     (".h5", {"num_classes": 4}), (".keras", {"num_classes": 4}),

@@ -22,6 +22,7 @@ def keras():
         return pytest.importorskip("keras")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", [
     pytest.param(twin, marks=MARKS.get(twin.name, pytest.mark.exhaustive)) for twin in FAMILIES
 ], ids=lambda twin: twin.name)

@@ -64,6 +64,7 @@ def path(theirs, tmp_path):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_every_format_gives_the_predictions_of_keras(theirs, tmp_path, suffix):
     path = tmp_path / f"theirs.{suffix}"
@@ -73,6 +74,7 @@ def test_every_format_gives_the_predictions_of_keras(theirs, tmp_path, suffix):
     assert keras_twins.difference(theirs, model, keras_twins.images(SIZE)) < 1e-5
 
 
+@pytest.mark.slow
 def test_published_files_with_names_of_older_versions_are_read(keras, tmp_path):
     theirs = keras.Sequential([
         keras.layers.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="block_conv"),
@@ -109,6 +111,7 @@ def test_what_a_compiled_model_keeps_beside_its_layers_is_left_out(keras, tmp_pa
         np.testing.assert_array_equal(model.get_weights()[1], theirs.get_weights()[0])
 
 
+@pytest.mark.slow
 def test_a_file_without_names_of_layers_is_refused_with_the_fix(path):
     with h5py.File(path, "r+") as file:
         for group in file["layers"].values():
@@ -117,6 +120,7 @@ def test_a_file_without_names_of_layers_is_refused_with_the_fix(path):
         models.load_keras_weights(built(), path)
 
 
+@pytest.mark.slow
 def test_an_architecture_in_a_larger_model_is_found_by_its_layers(keras, theirs, path):
     backbone = models.MobileNetV2(alpha=0.35, include_top=False, pooling="avg")
     model = built(trainer.Sequential([backbone, nn.Dense(2)]))
@@ -131,6 +135,7 @@ def test_an_architecture_in_a_larger_model_is_found_by_its_layers(keras, theirs,
     np.testing.assert_allclose(received, features.predict(keras_twins.images(SIZE), verbose=0), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_another_classifier_is_refused_unless_it_is_skipped(path):
     model = built(models.MobileNetV2(num_classes=3, alpha=0.35))
     before = model.get_weights()
@@ -145,6 +150,7 @@ def test_another_classifier_is_refused_unless_it_is_skipped(path):
         models.load_keras_weights(model, path, skip_mismatch=True)
 
 
+@pytest.mark.slow
 def test_the_weights_of_another_model_are_refused_and_named(path):
     model = built(models.MobileNetV2(num_classes=7, alpha=0.5))
     with pytest.raises(ValueError, match=r"layers have other shapes: .*\(file: .* and \d+ more.*`alpha`"):
@@ -155,6 +161,7 @@ def test_the_weights_of_another_model_are_refused_and_named(path):
         models.load_keras_weights(model, path, skip_head=False)
 
 
+@pytest.mark.slow
 def test_a_file_that_lacks_a_layer_is_refused(path):
     with h5py.File(path, "r+") as file:
         name = next(name for name, group in file["layers"].items() if group["vars"].attrs["name"] == "block_3_project")
@@ -176,6 +183,7 @@ def transfer_model(keras, kind):
     return base, keras.Model(base.input, dense(base.output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "suffix"), [
     pytest.param(kind, suffix, marks=[] if (kind, suffix) in (("sequential", "h5"), ("flat", "weights.h5")) else (
         pytest.mark.exhaustive))
@@ -190,6 +198,7 @@ def test_the_base_of_a_model_of_transfer_learning_is_loaded(keras, tmp_path, kin
     assert keras_twins.difference(base, model, keras_twins.images(SIZE)) < 1e-5
 
 
+@pytest.mark.slow
 def test_counted_names_of_a_base_count_from_its_own_first_layer(keras, tmp_path):
     keras.backend.clear_session()
     base = keras.Sequential([keras.layers.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="conv2d_7"),
@@ -209,6 +218,7 @@ def test_counted_names_of_a_base_count_from_its_own_first_layer(keras, tmp_path)
     assert keras_twins.difference(base, model, keras_twins.images(8)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_longer_network_is_not_taken_for_one_with_a_head(path):
     model = built(models.MobileNetV2(alpha=0.35, include_top=False))
     with h5py.File(path, "r+") as file:
@@ -238,6 +248,7 @@ def test_two_branches_of_one_architecture_are_not_told_apart_by_chance(keras, tm
         models.load_keras_weights(model, tmp_path / "theirs.weights.h5", skip_head=skip_head)
 
 
+@pytest.mark.slow
 def test_layers_of_one_name_are_refused(path):
     with h5py.File(path, "r+") as file:
         file.copy(file["layers/conv2d"], file["layers"], "another")
@@ -245,6 +256,7 @@ def test_layers_of_one_name_are_refused(path):
         models.load_keras_weights(built(), path)
 
 
+@pytest.mark.slow
 def test_advice_does_not_name_what_was_passed(path):
     model = built(models.MobileNetV2(num_classes=7, alpha=0.5))
     with pytest.raises(ValueError, match="num_classes") as raised:
@@ -265,6 +277,7 @@ def test_a_file_none_of_whose_layers_fits_is_refused_by_skip_mismatch_too(keras,
         models.load_keras_weights(model, tmp_path / "theirs.weights.h5", skip_mismatch=True)
 
 
+@pytest.mark.slow
 def test_the_flags_are_named_and_the_model_is_built(path):
     with pytest.raises(TypeError, match="positional"):
         models.load_keras_weights(built(), path, True)
@@ -340,6 +353,7 @@ def damaged_archive(path):
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "message"), [
     (with_link, "a link out of it"),
     (with_external_array, "lies in other files"),
@@ -360,6 +374,7 @@ def test_a_damaged_or_malicious_file_is_refused_and_changes_nothing(path, damage
     assert all(map(np.array_equal, before, model.get_weights()))
 
 
+@pytest.mark.slow
 def test_a_missing_file_is_the_systems_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         models.load_keras_weights(built(), tmp_path / "none.h5")

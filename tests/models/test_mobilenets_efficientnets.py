@@ -41,6 +41,7 @@ def keras():
         return pytest.importorskip("keras")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_layers_are_those_of_keras_in_its_order(keras, name):
     expected, their_count = keras_twins.outline(keras, name, input_shape=(96, 96, 3))
@@ -88,6 +89,7 @@ def test_without_a_classifier_features_come_out(model):
                                    reduce(np.asarray(features), (1, 2)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [
     pytest.param("EfficientNetB0", {}, marks=pytest.mark.exhaustive), ("MobileNet", {"alpha": 0.25}),
     pytest.param("MobileNetV3Small", {"minimalistic": True}, marks=pytest.mark.exhaustive),
@@ -152,6 +154,7 @@ def test_an_image_loses_whole_blocks_of_an_efficientnet_in_training():
     np.testing.assert_array_equal(model.apply(variables, images)[0], model.apply(variables, images)[1])
 
 
+@pytest.mark.slow
 def test_pixels_are_scaled_in_float32_and_keep_the_dtype_of_the_images():
     model = models.MobileNetV3Small(num_classes=3, alpha=0.35)
     variables = model.init(jax.random.key(0), pixels())

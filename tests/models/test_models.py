@@ -115,6 +115,7 @@ def test_attributes_of_models_of_images_are_keyword_only(kind):
         Mine(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [
     models.MLP(3), models.CNN(3, features=(2,), hidden=2), models.UNet(num_classes=3, features=(2,)),
     models.MobileNetV2(num_classes=3, alpha=0.1)], ids=lambda module: type(module).__name__)

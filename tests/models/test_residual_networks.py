@@ -67,6 +67,7 @@ def called(module, size, *kinds):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_a_model_has_as_many_values_as_in_keras(name):
     assert count(shapes(getattr(models, name)(), 224)) == SIZES[name]
@@ -77,6 +78,7 @@ def test_resnets_of_basic_blocks_have_as_many_parameters_as_in_torchvision(name,
     assert count(shapes(getattr(models, name)(), 224)["params"]) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     *(pytest.param(name, marks=pytest.mark.exhaustive) if name in LARGE else name for name in SIZES)])
 def test_layers_are_called_in_the_order_of_keras(keras, name):
@@ -141,6 +143,7 @@ def test_a_step_in_bfloat16_gives_finite_numbers(module, param_dtype):
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((outputs, state, grads, params)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", SMALL, ids=NAMES)
 def test_without_the_classifier_features_come_out(module):
     images = keras_twins.images(40)
@@ -163,6 +166,7 @@ def test_features_have_a_thirty_second_of_the_side(name):
     assert features.shape == (2, 2, 3, channels)
 
 
+@pytest.mark.slow
 def test_a_resnet_of_basic_blocks_computes_what_torchvision_does():
     module, images = SMALL[1].clone(norm_epsilon=1e-5), keras_twins.images(45)
     rng = np.random.default_rng(0)
@@ -198,6 +202,7 @@ def test_a_resnet_of_basic_blocks_computes_what_torchvision_does():
     np.testing.assert_allclose(module.apply(variables, images), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resnet_trains():
     images, labels = keras_twins.images(32, rows=8), np.arange(8) % 2
     model = trainer.Model(SMALL[1])
@@ -206,6 +211,7 @@ def test_a_resnet_trains():
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 def test_vgg_drops_what_both_dense_layers_give():
     module = SMALL[-1].clone(dropout_rate=0.5)
     images = keras_twins.images(32)

@@ -98,6 +98,7 @@ def built(module, side=SIDE):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bottleneck", [False, True], ids=["basic", "bottleneck"])
 def test_a_resnet_of_torchvision_gives_its_numbers(tmp_path, bottleneck):
     state = resnet_state(bottleneck)
@@ -125,6 +126,7 @@ def vit(**options):
                             "mlp_width": 12, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_vit_of_timm_is_loaded_whole_and_also_as_a_part(tmp_path, wrapped):
     state = vit_state()

@@ -33,6 +33,7 @@ def count(module, tokens):
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_published_sizes_have_the_published_numbers_of_parameters():
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     assert count(models.TransformerLM(vocab_size=50257), tokens) == 124_439_808
@@ -41,6 +42,7 @@ def test_published_sizes_have_the_published_numbers_of_parameters():
     assert count(body.clone(include_top=True, num_classes=5), tokens) == 109_482_240 + 768 * 5 + 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_outputs_are_float32_of_the_expected_shapes(dtype):
     lm, encoder = LM.clone(dtype=dtype), ENCODER.clone(dtype=dtype)
@@ -109,6 +111,7 @@ def block_by_hand(params, x, *, heads, norm_first, is_causal, mask):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
 def test_a_block_computes_what_numpy_does(kind):
     is_gpt = kind == "gpt"
@@ -140,6 +143,7 @@ def test_later_tokens_do_not_change_earlier_logits():
     assert (np.abs(first[:, 5:] - second[:, 5:]).max((0, 2)) > 1e-2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"include_top": False, "pooling": "avg"},
                                      {"include_top": False, "pooling": "max"}])
 def test_padding_does_not_change_results(options):
@@ -202,6 +206,7 @@ def recomputed(pair, prompt, count):
     return tokens
 
 
+@pytest.mark.slow
 def test_greedy_generation_is_that_of_computing_all_again_for_each_token(pair):
     found = models.generate(pair, TOKENS[:, :4], 8, temperature=0)
     assert found.dtype == np.int32
@@ -209,6 +214,7 @@ def test_greedy_generation_is_that_of_computing_all_again_for_each_token(pair):
     assert len(np.unique(found[:, 4:])) > 3, "the weights must lead to several tokens"
 
 
+@pytest.mark.slow
 def test_a_cache_gives_the_logits_of_the_whole_sequence(pair):
     module, params = pair
     cache, expected = module.empty_cache(3, 8, jnp.float32), module.apply({"params": params}, TOKENS)
@@ -223,6 +229,7 @@ def test_a_seed_draws_the_same_and_another_draws_others(pair):
     assert (drawn[0] != drawn[2]).any()
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_by_their_probabilities(pair):
     module, params = pair
     prompt = np.repeat(TOKENS[:1, :4], 3000, axis=0)

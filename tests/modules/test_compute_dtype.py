@@ -124,6 +124,7 @@ def test_every_product_and_convolution_computes_in_the_dtype(name, training):
     assert operand_dtypes(lambda params: run(name, params, get("mixed_float16"), training), built(name)[1]) == {F16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linen SimpleCell", "nnx LSTMCell", "nnx batch norm", "linen table"])
 def test_rematerialised_layers_compute_in_the_dtype_too(name):
     assert operand_dtypes(lambda params: run(name, params, get("mixed_float16"), True, remat=True),

@@ -394,6 +394,7 @@ def test_named_modules_have_arguments_and_modules_to_evaluate_by_name():
     close(outputs, X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: bridged(Flagged()), lambda: linen(
     lambda self, x: nn.Dense(3)(nnx.bridge.to_linen(Block, 3)(x)))], ids=["ToNNX", "ToLinen"])
 def test_batch_norm_in_a_bridge_is_the_same_on_any_number_of_devices(make):
@@ -407,6 +408,7 @@ def test_batch_norm_in_a_bridge_is_the_same_on_any_number_of_devices(make):
     close(state(1), state(4))
 
 
+@pytest.mark.slow
 def test_a_bridged_module_is_rematerialised_and_summarised():
     functional = as_functional(bridged(Flagged()))
     params, model_state, _ = functional.init(jax.random.key(0), X)

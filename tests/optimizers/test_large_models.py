@@ -32,6 +32,7 @@ def fitted(strategy, cls):
     return model.get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("cls", [optimizers.Adafactor, optimizers.Muon, optimizers.ScheduleFreeAdamW])
 def test_the_numbers_are_those_of_one_device(name, cls):

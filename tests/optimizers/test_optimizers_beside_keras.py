@@ -192,6 +192,7 @@ def test_gradients_of_several_batches_make_one_update_in_fit(devices):
 # LossScaleOptimizer
 
 
+@pytest.mark.slow
 def test_a_loss_scale_moves_as_kerass():
     theirs = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1), initial_scale=64.0, dynamic_growth_steps=2)

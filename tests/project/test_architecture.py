@@ -266,6 +266,7 @@ def test_every_module_is_in_a_room():
     assert {room_of(module, PACKAGES) for module in SOURCES} == {"", *ROOMS}
 
 
+@pytest.mark.slow
 def test_imports_point_to_lower_rooms_only():
     assert forbidden_imports(SOURCES, PACKAGES) == []
 
@@ -348,6 +349,7 @@ def test_another_dependency_of_a_model_is_caught():
     assert third_party_imports("import math\nimport optax\nfrom flax import linen") == {"optax", "flax"}
 
 
+@pytest.mark.slow
 def test_only_the_collectives_file_names_collectives():
     found = offenders(collectives_named, {"trainer.distribute.replica.collectives"})
     # It asks JAX's coordination service, and runs nothing on the devices.
@@ -370,6 +372,7 @@ def test_a_method_named_like_a_collective_is_not_one():
     assert collectives_named("get_replica_context().all_gather(value)") == set()
 
 
+@pytest.mark.slow
 def test_only_one_file_of_the_trainer_compiles():
     # Models know nothing of the trainer, and work without it.
     assert offenders(compilers_named, {"trainer.compile.jit", "trainer.models.text.generation"}) == {}

@@ -72,6 +72,7 @@ def test_a_stage_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert stored["graphs"]["error"] is None and "KeyError: 'first'" in stored["first"]["error"]
 
 
+@pytest.mark.slow
 def test_every_stage_ends_in_less_than_8_minutes_and_all_in_less_than_25():
     limits, total = evaluated("from gpu.stages import STAGES, TOTAL_SECS; "
                               "print([stage.limit_secs for stage in STAGES.values()], TOTAL_SECS, sep=', ')")
@@ -89,6 +90,7 @@ def test_a_stage_that_takes_too_long_is_stopped_and_leaves_what_it_had(tmp_path)
     assert done.stdout.splitlines()[-1] == "1" and "**Failed:** stopped" in (tmp_path / "GPU.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_says_that_nothing_has_run_on_a_gpu_until_it_has():
     committed, results = (FOLDER / "GPU.md").read_text(), FOLDER / "gpu.json"
     if not results.exists():
@@ -127,6 +129,7 @@ def test_the_work_of_a_gpu_is_what_its_streams_ran():
     assert evaluated(EVENTS) == ([(1.0, 3.0)], [(0.0, 9.0)])
 
 
+@pytest.mark.slow
 def test_the_model_of_gpt2_small_needs_the_operations_that_are_known_for_it():
     weights, peaks = evaluated(
         "from gpu.workloads import GPT2_SMALL; from gpu.peaks import peak_flops; print(GPT2_SMALL.flops_per_token, "
@@ -162,6 +165,7 @@ pathlib.Path(sys.argv[1], "GPU.md").write_text(render({"transformer": entry | re
 """
 
 
+@pytest.mark.slow
 def test_what_a_gpu_gives_becomes_rates_utilisation_and_checks(tmp_path):
     done = python("-c", AS_ON_A_GPU, str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -123,6 +123,7 @@ print(json.dumps([rates, [turn.rows_per_worker for turn in turns.values()], work
 """
 
 
+@pytest.mark.slow
 def test_a_job_is_as_fast_as_its_slowest_worker_and_independent_workers_add():
     done = subprocess.run([sys.executable, "-c", THROUGHPUT], cwd=FOLDER, check=True, capture_output=True, text=True)
     rates, rows_per_worker, asked, ring_bytes, calm = json.loads(done.stdout)

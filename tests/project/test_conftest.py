@@ -41,6 +41,7 @@ def test_a_leak_fails_the_test_that_left_it(report, name):
     assert f"ERROR test_sample.py::test_{name} - AssertionError: {LEAKS[name][1]}" in report
 
 
+@pytest.mark.slow
 def test_a_test_that_cleans_up_passes(report):
     assert f"{len(LEAKS) + 1} passed, {len(LEAKS)} errors" in report
 

@@ -194,6 +194,7 @@ def test_a_strategy_places_and_sends_what_the_table_says(name, capsys):
     assert ("f32[64,256]" in compiled.as_text()) == (name != "ModelParallelStrategy")
 
 
+@pytest.mark.slow
 def test_parameters_read_after_an_update_cost_the_gathering_of_gradients_and_optimizer_state():
     plain, reading = (built("FullyShardedStrategy", model_class) for model_class in (trainer.Model, ReadsAfterUpdate))
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.current_run.state.params))
@@ -203,6 +204,7 @@ def test_parameters_read_after_an_update_cost_the_gathering_of_gradients_and_opt
     assert gathered == [parameters, 4 * parameters]
 
 
+@pytest.mark.slow
 def test_gradients_are_reduced_once_however_many_microbatches_there_are():
     model = built("MirroredStrategy", microbatches=2)
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(model.current_run.state.params))

@@ -12,6 +12,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 HARNESS = re.search(r"^```py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_an_example_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

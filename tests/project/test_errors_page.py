@@ -49,6 +49,7 @@ def test_every_entry_says_more_than_the_message():
     assert [text for text in entries if len(text.split()) < 20] == []
 
 
+@pytest.mark.slow
 def test_what_is_quoted_of_messages_is_in_the_sources():
     texts = "\n".join(texts_in_the_sources())
     quotes = [" ".join(quote.split()) for quote in re.findall(r"(?<![*\w])\*([^*]+)\*(?![*\w])", MESSAGES)]

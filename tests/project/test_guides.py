@@ -66,6 +66,7 @@ def test_the_custom_step_is_the_one_that_trains():
         assert abs(new - old) == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_metric_of_ones_own_is_that_of_all_rows():
     names = run(blocks("custom_training")[2])
     model, x = names["model"], names["x"][:70]  # the last batch has fewer rows
@@ -89,6 +90,7 @@ def test_the_loop_of_ones_own_trains():
     assert names["model"].evaluate(x, y, verbose=0)["loss"] < names["loss"]
 
 
+@pytest.mark.slow
 def test_the_split_model_is_split_and_its_report_printed(capsys):
     names = run(blocks("sharding")[0])
     assert not names["model"].state.params["layers_0"]["kernel"].sharding.is_fully_replicated
@@ -96,6 +98,7 @@ def test_the_split_model_is_split_and_its_report_printed(capsys):
     assert str(names["report"]) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_big_step_is_one_update():
     assert run(blocks("large_batches")[0])["model"].optimizer.iterations == 1
 
@@ -107,12 +110,14 @@ def test_microbatches_give_the_numbers_of_the_whole_batch():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_run_that_may_be_interrupted_leaves_its_best_weights(tmp_path):
     model = run(blocks("saving")[2])["model"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.safetensors"], "the backup was deleted"
     assert len(model.load_weights("best.safetensors").matched) == 4
 
 
+@pytest.mark.slow
 def test_the_files_hold_what_they_are_said_to(tmp_path):
     names = run(blocks("saving")[0])
     assert names["report"].matched == ("layers_0/bias", "layers_0/kernel")
@@ -120,6 +125,7 @@ def test_the_files_hold_what_they_are_said_to(tmp_path):
     assert (tmp_path / "digits").is_dir()
 
 
+@pytest.mark.slow
 def test_what_was_compiled_ahead_is_not_compiled_again(capsys):
     names = run(blocks("speed")[0])
     assert names["secs"] > 0

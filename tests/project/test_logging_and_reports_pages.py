@@ -29,6 +29,7 @@ def unconfigured_logging():
         logging.captureWarnings(False)
 
 
+@pytest.mark.slow
 def test_the_code_on_logging_does_what_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with unconfigured_logging():
@@ -43,6 +44,7 @@ def test_the_code_on_logging_does_what_the_page_says(tmp_path, monkeypatch, caps
     assert "trainer.callbacks INFO hello" in (tmp_path / "training.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_code_on_reports_does_what_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = pages.run(REPORTS)

@@ -66,11 +66,13 @@ def client(serve, exported):
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+@pytest.mark.slow
 def test_the_server_is_healthy_and_tells_what_it_takes(client):
     assert client.get("/health").json() == {
         "status": "ok", "inputs": ["rows", 6], "dtype": "float32", "requests": 0, "batches": 0}
 
 
+@pytest.mark.slow
 def test_the_server_answers_what_predict_does(client, exported):
     for rows in (1, 3, 8):
         answer = client.post("/predict", json={"rows": X[:rows].tolist()})
@@ -103,6 +105,7 @@ def test_requests_at_the_same_time_are_one_batch(client, exported):
     assert health["requests"] == 6 and health["batches"] < 6
 
 
+@pytest.mark.slow
 def test_batches_hold_so_many_rows_and_an_error_reaches_all_of_a_batch(serve, exported):
     async def answers(batcher, sizes):
         running = asyncio.create_task(batcher.run())

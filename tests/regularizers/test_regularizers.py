@@ -73,6 +73,7 @@ def test_orthogonality_is_of_matrices_and_needs_two_vectors():
     assert float(OrthogonalRegularizer()(jnp.ones((1, 3)))) == 0.0
 
 
+@pytest.mark.slow
 def test_a_penalty_of_a_user_goes_round_and_trains():
     config = json.loads(json.dumps(regularizers.serialize(Distance(to=2.0))))
     assert regularizers.deserialize(config, {"Distance": Distance}) == Distance(to=2.0) != Distance(to=1.0)

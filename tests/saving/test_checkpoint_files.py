@@ -48,6 +48,7 @@ def path(tmp_path):
     return tmp_path / "step_3"
 
 
+@pytest.mark.slow
 def test_every_dtype_comes_back_bit_for_bit(path):
     arrays = {dtype: jnp.asarray(bits_of(dtype)).reshape(2, 3) for dtype in DTYPES}
     save(path, arrays)

@@ -57,6 +57,7 @@ def test_every_damage_changes_a_checkpoint(saved, tmp_path, kind):
         assert corruptions.contents_of(path) != before
 
 
+@pytest.mark.slow
 def test_nothing_of_the_state_before_a_resume_gets_into_the_numbers(training, saved, tmp_path):
     figures, count = training.resume(tmp_path / "empty", save_freq="epoch")
     assert count == damaged_runs.BATCHES * damaged_runs.EPOCHS

@@ -129,6 +129,7 @@ def test_another_process_without_the_models_code_computes_what_predict_does(expo
                 np.testing.assert_allclose(found, leaf, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_predict_of_the_loaded_model_takes_any_number_of_rows(exported_cases):
     folder, models = exported_cases
     exported = load_exported(folder / "linen.export")
@@ -180,6 +181,7 @@ def test_with_moving_averages_these_are_the_weights(exported_cases):
     assert np.any(kernel != state.params["Dense_0"]["kernel"])
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_an_export(tmp_path):
     model = trained(LinenMLP(batch_norm=True))
     model.export(tmp_path / "model.export")
@@ -201,6 +203,7 @@ class Halves(trainer.Model):
         return self.apply(state.params["used"], state, x, module="used")[0] * 2
 
 
+@pytest.mark.slow
 def test_an_overridden_predict_step_is_exported_with_the_weights_that_it_uses(tmp_path):
     path = tmp_path / "model.export"
     model = Halves({"used": nn.Dense(2), "other": nn.Dense(3)})
@@ -337,6 +340,7 @@ def test_a_model_that_is_not_built_says_how_to_build_it(tmp_path):
         trainer.Model(LinenMLP()).export(tmp_path / "model.export")
 
 
+@pytest.mark.slow
 def test_a_model_for_other_platforms_is_written_here_and_refused_here(tmp_path):
     model = built(LinenMLP(), X)
     model.export(tmp_path / "both.export", platforms=("cuda", "cpu", "tpu"))

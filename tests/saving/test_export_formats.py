@@ -98,6 +98,7 @@ def interpreted(folder, x, bytecode=False):
         return [np.array(result) for result in stablehlo.eval_module(module, attributes)], signature
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linen", "by_name"])
 def test_a_stablehlo_program_is_evaluated_by_another_runtime(tmp_path, name):
     make, inputs, input_names, output_names = CASES[name]

@@ -57,6 +57,7 @@ def test_weights_are_loaded_bit_for_bit():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed_to_the_end_of_an_undisturbed_one(tmp_path):
     # In a process without the suite's compiler flags, which change how numbers are rounded.
     shutil.copytree(FILES / "backup", tmp_path / "backup")

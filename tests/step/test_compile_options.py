@@ -62,6 +62,7 @@ def products_of(model):
     return [line for text in texts for line in text.splitlines() if "dot_general" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"precision": "float32"}, {"microbatches": 2}, {"remat": True}])
 def test_products_of_steps_and_of_their_gradients_have_the_precision_asked_for(options):
     for name, expected in (("highest", "HIGHEST"), ("high", "HIGH")):
@@ -96,6 +97,7 @@ def test_an_unknown_precision_of_products_is_refused():
         model_of(matmul_precision="higest")
 
 
+@pytest.mark.slow
 def test_bfloat16_stores_weights_in_bfloat16():
     model = model_of(precision="bfloat16")
     history = fitted(model, epochs=4)
@@ -112,6 +114,7 @@ def test_compiling_a_built_model_casts_its_weights():
         np.testing.assert_array_equal(leaf, before[path].astype(jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_steps_that_overflow_are_skipped_and_counted_and_lower_the_scale():
     def exploding(y_true, y_pred):
         # The second batch of each epoch has labels of 1: a cotangent of 1e30 overflows float16 at any scale.
@@ -132,6 +135,7 @@ def test_steps_that_overflow_are_skipped_and_counted_and_lower_the_scale():
     assert int(model.state.step) == 6
 
 
+@pytest.mark.slow
 def test_a_gradient_that_float16_cannot_hold_trains():
     def tiny(y_true, y_pred):
         return 1e-7 * (y_pred ** 2).mean(-1)
@@ -148,6 +152,7 @@ def test_a_gradient_that_float16_cannot_hold_trains():
     np.testing.assert_allclose(change("mixed_float16"), change(None), rtol=0.05, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_custom_step_is_scaled_too():
     class Custom(trainer.Model):
         def train_step(self, state, batch):
@@ -220,6 +225,7 @@ def test_frozen_parameters_stay_and_have_no_optimizer_state(replicas):
     assert not any("encoder" in path for path in named_leaves(model.state.opt_state))
 
 
+@pytest.mark.slow
 def test_frozen_parameters_do_not_count_in_a_norm_over_all_gradients():
     """The same as training the head alone, on what the encoder gives."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.2))
@@ -291,6 +297,7 @@ def test_patterns_are_strings(freeze):
 # --- several optimizers ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_parts_of_one_model_have_optimizers_of_their_own():
     model = model_of(optimizer={"encoder": trainer.optimizers.SGD(0.0), "head": "adam"}, replicas=2)
     model.build(classification(8)[0])
@@ -336,6 +343,7 @@ def test_rematerialisation_gives_the_same_numbers(module):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rematerialisation_is_in_the_compiled_step():
     batch = classification(8)[:2]
     barriers = []

@@ -45,6 +45,7 @@ def new_model(replicas=2, **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize(("steps", "programs"), [(1, 4), (2, 4), (4, 4), (3, 5)])
 def test_only_the_first_program_is_waited_for(beside, steps, programs, epochs):
@@ -56,6 +57,7 @@ def test_only_the_first_program_is_waited_for(beside, steps, programs, epochs):
     assert len(beside) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}])
 def test_the_numbers_are_those_of_programs_compiled_one_after_the_other(options, request):
     def fit():
@@ -84,6 +86,7 @@ def test_callbacks_that_see_each_batch_need_no_other_program(beside):
     assert beside == ["main", "thread"]
 
 
+@pytest.mark.slow
 def test_a_program_that_cannot_be_compiled_is_an_error_when_it_is_due(beside, monkeypatch):
     def begin(lowered, options=None):
         future = concurrent.futures.Future()
@@ -97,6 +100,7 @@ def test_a_program_that_cannot_be_compiled_is_an_error_when_it_is_due(beside, mo
     assert int(model.state.step) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", ["error", "warn"])
 def test_the_compile_guard_takes_a_last_batch_as_expected(beside, guard):
     model = new_model(steps_per_execution=1, compile_guard=guard)

@@ -38,6 +38,7 @@ READS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_run_after_a_change_compiles_the_step_again(read):
     model, target = model_and_target(read)
@@ -52,6 +53,7 @@ def test_a_run_after_a_change_compiles_the_step_again(read):
         assert model.evaluate(X, verbose=0)["loss"] == pytest.approx(of_weights(model, target), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_the_other_model_is_a_change():
     model, target = model_and_target(READS["call"])
     target.compile("sgd", "mse")
@@ -84,6 +86,7 @@ def test_reading_and_evaluating_the_other_model_is_no_change(recwarn):
     assert not [each for each in recwarn if "compiled again" in str(each.message)]
 
 
+@pytest.mark.slow
 def test_an_eager_step_reads_the_present_weights():
     model, target = model_and_target(READS["call"], run_eagerly=True)
     for _ in range(2):

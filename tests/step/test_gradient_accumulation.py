@@ -126,6 +126,7 @@ def test_batch_norm_of_a_microbatch_is_that_of_replicas_with_these_rows():
         np.testing.assert_allclose(after - weights, (one + other) / 2, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_microbatch_draws_masks_of_its_own():
     class Masks(nn.Module):
         @nn.compact

@@ -68,6 +68,7 @@ def counts_of(model, kind="train"):
     return sorted(count or 0 for _, count in model._configuration.phases[kind]._executables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_bits_are_those_of_programs_for_any_number_of_steps(kind, request):
     expected = fitted(kind)
@@ -79,6 +80,7 @@ def test_the_bits_are_those_of_programs_for_any_number_of_steps(kind, request):
     np.testing.assert_array_equal(found[3], expected[3])
 
 
+@pytest.mark.slow
 def test_a_loop_says_how_often_it_turns(known):
     model, *_ = fitted("dense")
     for kind, counts in (("train", {"4", "2"}), ("test", {"4", "2"}), ("predict", {"4", "2"})):
@@ -89,6 +91,7 @@ def test_a_loop_says_how_often_it_turns(known):
         assert found == counts, kind
 
 
+@pytest.mark.slow
 def test_other_counts_share_a_program(known):
     model = trainer.Model(MODELS["dense"][0](), seed=0)
     model.compile("adam", trainer.losses.SparseCategoricalCrossentropy(from_logits=True), steps_per_execution=8)

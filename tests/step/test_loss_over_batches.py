@@ -59,6 +59,7 @@ def evaluated(case, batch_size, replicas):
     return model, model.evaluate(X, y, sample_weight=weights, batch_size=batch_size, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_evaluate_in_batches_gives_the_loss_of_all_rows(case):
     _, whole = evaluated(case, 14, 1)
@@ -68,11 +69,13 @@ def test_evaluate_in_batches_gives_the_loss_of_all_rows(case):
         np.testing.assert_allclose(list(logs.values()), list(whole.values()), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_of_all_rows_is_that_of_the_loss_itself():
     model, logs = evaluated("weights", 4, 4)
     np.testing.assert_allclose(logs["loss"], WEIGHTED(Y, model.predict(X, verbose=0), WEIGHTS), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_validation_is_exact_and_training_reports_the_mean_of_batches_by_rows_as_keras_does():
     model, logs = evaluated("weights", 4, 1)
     history = model.fit(X, Y, sample_weight=WEIGHTS, validation_data=(X, Y, WEIGHTS), batch_size=4, shuffle=False,

@@ -131,6 +131,7 @@ def fitted_with_auxiliary_loss(replicas, rows, model_class=AddsAuxiliaryLoss, **
     return {**history, **model.evaluate(x, y, batch_size=8, verbose=0)}, model, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model_class", "compiled"), [
     (trainer.Model, {"loss": ["mse", None], "metrics": [["mae"], None]}),
     (AddsAuxiliaryLoss, {"loss": "mse", "metrics": {"output_1": ["mae"]}}),

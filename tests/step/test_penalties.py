@@ -124,6 +124,7 @@ def test_what_a_module_sows_into_losses_is_a_part_of_the_loss(module, make):
     assert_same(fit(MODULES[module](), make=make), loop(half_square))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"microbatches": 2}, {"remat": True}, {"run_eagerly": True}])
 @pytest.mark.parametrize("module", ["linen", "nnx"])
@@ -132,6 +133,7 @@ def test_sown_losses_under_every_option(module, options):
     assert_same(fit(MODULES[module](), strategy, **options), loop(half_square))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["linen", "nnx"])
 def test_a_loss_scale_scales_the_gradients_of_sown_losses_too(module):
     model = trainer.Model(MODULES[module]())
@@ -159,6 +161,7 @@ PENALTIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [trainer.Model, Custom])
 @pytest.mark.parametrize("name", PENALTIES)
 def test_regularizers_are_a_part_of_the_loss(name, make):

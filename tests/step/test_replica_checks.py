@@ -112,6 +112,7 @@ class SteppingByRow(Stepping):
         return per_row.sum() * context.num_replicas_in_sync / context.global_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "named"), [
     (Contrastive, "compute_loss"), (SumOfRows, "compute_loss"), (SteppingContrastive, "train_step"),
     (Summed, "train_step"), (TrackedContrastive, "train_step")])
@@ -152,6 +153,7 @@ def changing(change, reduces):
     return Changing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [clipped, lambda grads: jax.tree.map(jnp.sign, grads)])
 def test_gradients_of_a_replica_that_are_changed_are_refused_whatever_the_loss(change):
     with pytest.raises(ValueError, match=r"the gradient of.*Code that changes gradients.*reduce=None"):
@@ -160,6 +162,7 @@ def test_gradients_of_a_replica_that_are_changed_are_refused_whatever_the_loss(c
     np.testing.assert_allclose(four[1], one[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_that_are_rounding_alone_may_differ():
     class BeforeBatchNorm(nn.Module):
         @nn.compact
@@ -193,6 +196,7 @@ class Dropping(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.3, deterministic=not training)(x))
 
 
+@pytest.mark.slow
 def test_code_that_draws_random_numbers_is_compared_too():
     def mean(y, y_pred):
         return jnp.square(y - y_pred).mean()
@@ -207,6 +211,7 @@ def test_code_that_draws_random_numbers_is_compared_too():
     fit(Stepping, 4, nnx.Sequential(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.3, rngs=nnx.Rngs(1))))
 
 
+@pytest.mark.slow
 def test_code_that_draws_from_keys_of_one_kind_only_trains():
     class Poisson(Stepping):
         def train_step(self, state, batch):
@@ -237,6 +242,7 @@ def mean_of_all(x):
     return distribute.get_replica_context().all_reduce("mean", x.mean(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [
     Centered(lambda x: x.mean(0)), Centered(lambda x: x.mean(0), rate=0.3), Centered(spread_of_groups)])
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2}])
@@ -246,6 +252,7 @@ def test_a_module_that_mixes_rows_is_refused_where_they_are_apart(module, option
         fit(trainer.Model, 1 if options else 4, module, **options)
 
 
+@pytest.mark.slow
 def test_a_module_that_mixes_rows_of_all_replicas_has_one_devices_numbers():
     for module in (Centered(mean_of_all), Centered(lambda x: 0.0)):
         for one, four in zip(fit(trainer.Model, 1, module)[1], fit(trainer.Model, 4, module)[1], strict=True):
@@ -273,6 +280,7 @@ class LogsNorm(trainer.Model):
         return {"loss": loss, "norm": norm}, state.apply_gradients(grads)
 
 
+@pytest.mark.slow
 def test_a_log_alone_that_is_no_mean_is_a_warning():
     with pytest.warns(UserWarning, match=r"the log 'norm' differs.*The gradients are those of one device"):
         _, four = fit(LogsNorm, 4)
@@ -280,12 +288,14 @@ def test_a_log_alone_that_is_no_mean_is_a_warning():
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Gathered, Stepping, SteppingGathered, SteppingByRow])
 def test_a_loss_that_sees_all_rows_or_is_a_mean_has_one_devices_numbers(make):
     for one, four in zip(fit(make, 1)[1], fit(make, 4)[1], strict=True):
         np.testing.assert_allclose(four, one, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [33, 35])  # the last batch has 1 row or 3, at most what a replica usually has
 def test_a_small_uneven_batch_has_one_devices_numbers_whatever_a_step_does(rows):
     for make in (Stepping, Gathered):
@@ -293,6 +303,7 @@ def test_a_small_uneven_batch_has_one_devices_numbers_whatever_a_step_does(rows)
             np.testing.assert_allclose(four, one, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_that_counts_padding_is_refused():
     for make in (Stepping, SteppingWithTracker):
         with pytest.raises(ValueError, match=r"`train_step` counts rows that only pad.*row_mask"):
@@ -348,6 +359,7 @@ class Sowing(nn.Module):
         return nn.Dense(3)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [half, mean_of_replicas])
 def test_real_rows_that_count_otherwise_than_on_one_device_are_refused_with_the_mean_to_write(wrong):
     loss, step = by_rows(wrong)
@@ -359,6 +371,7 @@ def test_real_rows_that_count_otherwise_than_on_one_device_are_refused_with_the_
         fit(loss, 1, microbatches=3)  # of 16 rows
 
 
+@pytest.mark.slow
 def test_the_mean_that_messages_advise_has_one_devices_numbers():
     loss, step = by_rows(mean_over_rows)
     sowing = Sowing(mean_over_rows)
@@ -370,6 +383,7 @@ def test_the_mean_that_messages_advise_has_one_devices_numbers():
             np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [lambda h: 0.1 * jnp.square(h).sum(), lambda h: jax.nn.logsumexp(h @ h.T)])
 def test_a_loss_that_is_sown_in_training_alone_is_compared_too(wrong):
     class SowsInTraining(nn.Module):
@@ -396,6 +410,7 @@ def test_a_loss_that_is_sown_in_training_alone_is_compared_too(wrong):
             fit(trainer.Model, 4, make())
 
 
+@pytest.mark.slow
 def test_a_module_may_ask_for_its_real_rows_wherever_it_is_called():
     with mirrored(4).scope():
         model = trainer.Model(Sowing(mean_over_rows))

@@ -52,6 +52,7 @@ class Counting(nn.Module):
         return hidden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kinds", "rules"), [
     (("mean", "steps"), {}), (("count", "total"), {"usage/*": "sum"}), (("largest",), {"usage/largest": "max"}),
     (("count", "mean"), {"**/count": "sum"})])
@@ -75,6 +76,7 @@ class CountingNNX(nnx.Module):
         return self.dense(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "name"), [
     (lambda: Counting(("count",)), "usage/count"), (lambda: Counting(("total",)), "usage/total"),
     (lambda: Counting(("largest",)), "usage/largest"), (CountingNNX, "count")])
@@ -111,6 +113,7 @@ class Keeping(nn.Module):
         return nn.Dense(3)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", [
     lambda kept, x: kept + (x > 100).sum(),  # 0 for all of these rows, on each replica
     lambda kept, x: jnp.maximum(kept, jax.jit(lambda x: (x > 100).astype(int).max())(x))])
@@ -121,6 +124,7 @@ def test_a_count_of_what_is_in_rows_is_refused_also_if_it_is_equal_in_the_first_
     fit(Keeping(lambda kept, x: kept + 1, jnp.int32), 4)  # steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summed", [
     lambda count: distribute.get_replica_context().all_reduce("sum", count),
     lambda count: distribute.get_replica_context().all_gather(count[None]).sum()])
@@ -129,6 +133,7 @@ def test_a_count_that_the_module_sums_over_replicas_needs_no_rule(summed):
     assert fit(module, 4) == fit(module, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("update", "rules"), [
     (lambda kept, x: 0.9 * kept + 0.1 * x.mean(), {}), (lambda kept, x: 0.9 * kept + 0.1 * x.mean(), {"**": "mean"}),
     (lambda kept, x: kept + len(x), {"**": "sum"})])

@@ -105,6 +105,7 @@ def fit(make, replicas, batch_size=16, **options):
 
 
 # The last batch has 5 rows, which two replicas compute whole; of 23, it has 7, which pad.
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "options"), [
     (2, {}), (4, {}), (4, {"batch_size": 23}), (1, {"run_eagerly": True})])
 @pytest.mark.parametrize("make", [Trackers, CompiledMetrics, ByComputeMetrics, InTheLoss])
@@ -116,6 +117,7 @@ def test_metrics_of_a_step_have_one_devices_numbers(make, replicas, options):
         np.testing.assert_allclose(other[name], one[name], rtol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_metrics_of_a_step_are_those_of_a_loop():
     history = fit(Trackers, 4)
     kernel, bias = np.ones((4, 1), np.float32), np.zeros(1, np.float32)
@@ -132,6 +134,7 @@ def test_metrics_of_a_step_are_those_of_a_loop():
         np.testing.assert_allclose(history["mae"][epoch], np.concatenate(errors).mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_names_of_logs_are_keras_names():
     assert list(fit(CompiledMetrics, 1)) == ["loss", "mae", "val_loss", "val_mae"]
     assert list(fit(InTheLoss, 1)) == ["loss", "mae", "tracked", "val_loss", "val_mae", "val_tracked"]
@@ -150,6 +153,7 @@ def test_metrics_exist_before_the_first_batch():
     model.reset_metrics()
 
 
+@pytest.mark.slow
 def test_metric_objects_have_the_values_of_the_last_run():
     model = Trackers(nn.Dense(1))
     model.compile("sgd", "mse")
@@ -177,6 +181,7 @@ class CategoricalTruePositives(metrics.Metric):
         return self.true_positives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [16, 23, 53])
 def test_a_metric_gets_no_weights_that_the_user_has_not_passed(batch_size):
     def counted(replicas):

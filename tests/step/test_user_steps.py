@@ -316,6 +316,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for programs in PROGRAMS.values() for row in programs])
 def test_a_row_of_the_documents_tables_is_true(row):
     next(programs[row] for programs in PROGRAMS.values() if row in programs)()
@@ -342,6 +343,7 @@ def test_a_step_that_returns_the_state_that_it_was_given_is_warned_of(eager):
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_to_train_is_not_warned_of():
     class OnlyState(trainer.Model):
         def train_step(self, state, batch):

@@ -98,6 +98,7 @@ def test_a_model_without_a_loss_is_not_evaluated_and_may_have_no_targets():
         assert_strategies_equal(lambda: build(Unsupervised, loss=None), X, [two], predict=True)
 
 
+@pytest.mark.slow
 def test_a_sum_of_gradients_in_place_of_their_mean_is_found_in_weights_and_in_what_follows():
     class Summed(trainer.Model):
         def train_step(self, state, batch):
@@ -128,6 +129,7 @@ def test_a_sum_of_gradients_in_place_of_their_mean_is_found_in_weights_and_in_wh
     assert float(tolerated) == pytest.approx(1e-5 + 1e-4 * np.abs(trained(0.01))[difference.argmax()], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_logs_and_outputs_that_depend_on_the_replica_are_found():
     class Wrong(trainer.Model):
         def train_step(self, state, batch):
@@ -146,6 +148,7 @@ def test_logs_and_outputs_that_depend_on_the_replica_are_found():
         ("log 'rows' of epoch 1", "3"), ("evaluated 'id'", "0.5"), ("prediction 'bad'", "1")]
 
 
+@pytest.mark.slow
 def test_every_strategy_that_fails_is_named_and_no_other():
     train = trains_to(weight=lambda replicas: 2.0 if replicas in (1, 2) else 3.0)
     message = failure(strategies=[lambda: mirrored(3), two, lambda: mirrored(4)], train=train)
@@ -153,6 +156,7 @@ def test_every_strategy_that_fails_is_named_and_no_other():
         "MirroredStrategy(cpu:0, cpu:1, cpu:2)", "MirroredStrategy(cpu:0, cpu:1, cpu:2, cpu:3)"]
 
 
+@pytest.mark.slow
 def test_the_reference_can_be_chosen():
     train = trains_to(weight=lambda replicas: float(replicas))
     assert f"{ONE} does not give the numbers of {TWO}." in failure(
@@ -160,6 +164,7 @@ def test_the_reference_can_be_chosen():
     assert_strategies_equal(build, (X, Y), [two], reference=two, train=train)
 
 
+@pytest.mark.slow
 def test_weights_that_differ_before_training_are_told_apart():
     seeds = itertools.count()
 
@@ -205,6 +210,7 @@ def test_differences_are_told_by_quantity_size_and_place(one_device, replicas, s
     assert log_failure(one_device, replicas) == f"{TWO} does not give the numbers of {ONE}.\n  {said}"
 
 
+@pytest.mark.slow
 def test_equal_infinities_and_nans_and_differences_within_the_tolerance_pass():
     logs = lambda replicas: {"same": np.array([np.inf, np.nan]), "near": 10 + 0.1 * replicas, "none": np.zeros(0)}
     train = trains_to(logs)
@@ -213,6 +219,7 @@ def test_equal_infinities_and_nans_and_differences_within_the_tolerance_pass():
     assert "log 'near'" in failure(train=train, rtol=0, atol=0.09)
 
 
+@pytest.mark.slow
 def test_the_default_tolerance_is_that_of_how_float32_is_multiplied(monkeypatch):
     def train(strategy, model, data):
         return {**trains_to()(strategy, model, data), "near": 1 + 4e-3 * (strategy.num_replicas_in_sync > 1)}

@@ -67,6 +67,7 @@ def test_a_model_that_is_trained_at_the_suggestion_learns():
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"ema_decay": 0.9}, {"precision": "mixed_float16"}, {"optimizer": optax.adamw(1e-3)}, {"microbatches": 2},
     {"optimizer": trainer.optimizers.SGD(trainer.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9), momentum=0.9)},
@@ -81,6 +82,7 @@ def test_nothing_of_a_trained_model_is_changed(options):
     assert model.history is history and model.stop_training is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_a_fit_after_a_search_is_the_fit_without_it(is_trained):
     """Also with dropout and shuffled rows, whose random streams are part of what is put back."""
@@ -94,6 +96,7 @@ def test_a_fit_after_a_search_is_the_fit_without_it(is_trained):
     assert_same_state(models[1].state, models[0].state)
 
 
+@pytest.mark.slow
 def test_an_nnx_object_of_the_users_has_its_weights_again():
     module = NNXMLP()
     model = compiled(module)
@@ -104,6 +107,7 @@ def test_an_nnx_object_of_the_users_has_its_weights_again():
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_a_search_on_replicas_is_the_search_on_one_device():
     one = search(compiled(LinenMLP()))
     with mirrored(4).scope():
@@ -111,6 +115,7 @@ def test_a_search_on_replicas_is_the_search_on_one_device():
     np.testing.assert_allclose(search(model).losses, one.losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_was_changed_is_put_back_after_an_error_too():
     model = compiled()
     model.fit(X, Y, epochs=1, batch_size=16, verbose=0)
@@ -126,6 +131,7 @@ def test_what_was_changed_is_put_back_after_an_error_too():
     assert_same_state(model.state, before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_datasets_are_read_on_and_a_generator_until_its_end():
     dataset = trainer.data.Dataset.from_arrays((X, Y)).batch(16)
@@ -223,6 +229,7 @@ def test_the_largest_batch_that_fits_is_found_by_compiling():
     assert double.batch_size > found.batch_size
 
 
+@pytest.mark.slow
 def test_the_peak_is_that_of_the_report(capsys):
     model = compiled(Wide())
     found = tools.find_batch_size(model, X[:1], Y[:1], start=64, limit=64)

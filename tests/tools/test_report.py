@@ -65,6 +65,7 @@ def page_of(path):
         return Parsed(file.read())
 
 
+@pytest.mark.slow
 def test_a_page_has_the_run_in_one_file(run):
     folder, model = run
     path = trainer.report(folder)
@@ -86,6 +87,7 @@ def test_a_page_with_a_model_and_data_has_its_layers_and_what_it_confuses(run, t
     assert {"Dense_0", "Dense_1", "<c>", "recall"} <= set(page.texts) and len(page.pictures) == 3
 
 
+@pytest.mark.slow
 def test_data_may_be_batches(run, tmp_path):
     folder, model = run
     whole = page_of(trainer.report(folder, tmp_path / "a.html", model=model, data=(X, Y)))
@@ -95,6 +97,7 @@ def test_data_may_be_batches(run, tmp_path):
                    ).text == whole.text
 
 
+@pytest.mark.slow
 def test_numbers_have_residuals(tmp_path):
     y = X.sum(1, keepdims=True)
     model = trained(tmp_path, nn.Dense(1), "mse", y)

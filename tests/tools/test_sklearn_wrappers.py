@@ -58,6 +58,7 @@ def test_the_checks_of_scikit_learn_pass(make, failures):
     assert sum(result["status"] == "passed" for result in results) > 45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [small, lambda: TrainerRegressor(epochs=2)])
 def test_a_row_has_its_prediction_at_any_place_and_alone(make):
     estimator = make().fit(X, Y)
@@ -67,6 +68,7 @@ def test_a_row_has_its_prediction_at_any_place_and_alone(make):
     np.testing.assert_allclose(method(X[:1]), method(X)[:1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_trains_as_fit_does_and_translates_labels():
     estimator = small().fit(X, NAMES)
     model = trainer.Model(Layers(), seed=0)
@@ -81,6 +83,7 @@ def test_it_trains_as_fit_does_and_translates_labels():
     assert estimator.score(X, NAMES) == np.mean(estimator.predict(X) == NAMES)
 
 
+@pytest.mark.slow
 def test_sample_weights_are_those_of_fit():
     weights = np.linspace(0, 2, len(X)).astype(np.float32)
     estimator = small().fit(X, Y, sample_weight=weights)
@@ -90,6 +93,7 @@ def test_sample_weights_are_those_of_fit():
     assert estimator.history_ == model.fit(X, Y, 32, epochs=2, verbose=0, sample_weight=weights).history
 
 
+@pytest.mark.slow
 def test_probabilities_need_no_softmax():
     estimator = small(module=[nn.Dense(10), nn.softmax], from_logits=False).fit(X, Y)
     np.testing.assert_allclose(estimator.predict_proba(X[:5]), estimator.model_.predict(X[:5], verbose=0))
@@ -103,6 +107,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_are_given_in_every_way(name):
     estimator = TrainerClassifier(**MODULES[name], epochs=1).fit(X, Y)
@@ -111,6 +116,7 @@ def test_modules_are_given_in_every_way(name):
         assert jax.tree.leaves(estimator.model_.state.params)[0].shape == (8,)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_given_stays_as_it_is_and_each_fit_begins_anew():
     module = nnx.Linear(64, 10, rngs=nnx.Rngs(0))
     before = np.asarray(module.kernel[...])
@@ -120,6 +126,7 @@ def test_a_module_that_is_given_stays_as_it_is_and_each_fit_begins_anew():
     np.testing.assert_array_equal(estimator.fit(X, Y).predict_proba(X), first)
 
 
+@pytest.mark.slow
 def test_a_warm_start_goes_on():
     warm = small(warm_start=True).fit(X, Y)
     model = warm.model_
@@ -159,6 +166,7 @@ def test_a_grid_search_in_a_pipeline_finds_the_better_network():
     assert cross_val_score(small(), X, Y, cv=2).shape == (2,)
 
 
+@pytest.mark.slow
 def test_a_clone_has_the_parameters_and_is_not_trained():
     estimator = small(optimizer=trainer.optimizers.Adam(0.01), module_kwargs=None).fit(X, Y)
     copied = clone(estimator)
@@ -167,6 +175,7 @@ def test_a_clone_has_the_parameters_and_is_not_trained():
     assert float(copied.optimizer.learning_rate) == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("duplicate", [lambda value: pickle.loads(pickle.dumps(value)), copy.deepcopy])
 @pytest.mark.parametrize("make", [small, lambda **options: TrainerRegressor(epochs=2, **options)])
 def test_a_copy_predicts_and_trains_on_as_the_original_does(duplicate, make):
@@ -190,6 +199,7 @@ def test_what_is_pickled_are_arrays_of_numpy():
     assert state["_model_arrays"]["params/Dense_0/kernel"].shape == (64, 16)
 
 
+@pytest.mark.slow
 def test_it_trains_on_the_strategy_in_scope():
     one = small().fit(X, Y)
     with mirrored(4).scope():
@@ -211,6 +221,7 @@ def test_what_cannot_be_used_is_refused(options, error, words):
         small(**options).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_used_are_refused():
     with pytest.raises(ValueError, match="Unknown label type"):
         small().fit(X, np.linspace(0, 1, len(X)))

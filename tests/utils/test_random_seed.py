@@ -46,6 +46,7 @@ def test_python_and_numpy_draw_what_they_do_after_keras(seed):
     assert drawn() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [trainer.Model, trainer.Sequential])
 def test_models_without_a_seed_take_it_and_others_keep_theirs(kind):
     utils.set_random_seed(7)
