@@ -18,6 +18,7 @@ from tests.support.networks import LinenMLP, classification, logits_loss, mirror
 from trainer import callbacks as cb
 from trainer import distribute
 
+pytestmark = pytest.mark.slow
 X, Y, _ = classification(52)
 BATCH_SIZE = 8  # 7 batches, the last one of 4 rows
 
@@ -76,7 +77,6 @@ def undisturbed():
     return model, fit(model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", [(0, 3), (0, 6), (1, 0), (2, 6)], ids=str)
 @pytest.mark.parametrize("save_freq", ["epoch", 2, datetime.timedelta(microseconds=1)], ids=str)
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path, undisturbed, at, save_freq):
@@ -85,7 +85,6 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path, undisturbed, at, save_
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path / "backup", save_freq)), *undisturbed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("steps", [3, 16])
 def test_a_run_goes_on_with_other_executions(tmp_path, undisturbed, steps):
     interrupted(tmp_path, Interrupt(1, 4), save_freq=3)
@@ -93,7 +92,6 @@ def test_a_run_goes_on_with_other_executions(tmp_path, undisturbed, steps):
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path, 5)), *undisturbed)
 
 
-@pytest.mark.slow
 def test_an_interrupted_validation_begins_anew(tmp_path, undisturbed):
     interrupted(tmp_path, Interrupt(1, 1, "test"), save_freq=datetime.timedelta(microseconds=1))
     model = make_model()
@@ -109,7 +107,7 @@ def test_an_interrupted_validation_begins_anew(tmp_path, undisturbed):
     assert counter.batches == 2 * 3, "the validations of the second and third epoch"
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 def test_a_run_that_was_interrupted_twice_goes_on(tmp_path, undisturbed):
     interrupted(tmp_path, Interrupt(0, 5))
     interrupted(tmp_path, Interrupt(2, 1))
@@ -117,7 +115,6 @@ def test_a_run_that_was_interrupted_twice_goes_on(tmp_path, undisturbed):
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path, 2)), *undisturbed)
 
 
-@pytest.mark.slow
 def test_a_finished_training_deletes_its_checkpoints_unless_told_otherwise(tmp_path, undisturbed):
     fit(make_model(), cb.BackupAndRestore(tmp_path / "deleted", 2))
     assert not (tmp_path / "deleted").exists()
@@ -127,21 +124,18 @@ def test_a_finished_training_deletes_its_checkpoints_unless_told_otherwise(tmp_p
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path / "kept", "epoch")), *undisturbed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("double", "count"), [(True, 2), (False, 1)])
 def test_so_many_checkpoints_are_kept(tmp_path, double, count):
     fit(make_model(), cb.BackupAndRestore(tmp_path, 2, double_checkpoint=double, delete_checkpoint=False), epochs=1)
     assert len(list(tmp_path.glob("step_*"))) == count
 
 
-@pytest.mark.slow
 def test_training_can_be_prolonged(tmp_path, undisturbed):
     fit(make_model(), cb.BackupAndRestore(tmp_path, delete_checkpoint=False), epochs=2)
     model = make_model()
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path), epochs=3), *undisturbed)
 
 
-@pytest.mark.slow
 def test_a_run_that_has_ended_says_that_nothing_is_left(tmp_path, capsys):
     class Stops(cb.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -157,7 +151,6 @@ def test_a_run_that_has_ended_says_that_nothing_is_left(tmp_path, capsys):
         assert said in printed and "Resumed" not in printed
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_stays_stopped(tmp_path):
     class Stops(cb.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -171,7 +164,6 @@ def test_a_run_that_was_stopped_stays_stopped(tmp_path):
     assert_same_run(model, fit(model, cb.BackupAndRestore(tmp_path), Stops()), expected, expected_history)
 
 
-@pytest.mark.slow
 def test_the_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, undisturbed):
     interrupted(tmp_path, Interrupt(1, 5))
     newest = max(tmp_path.glob("[a-z]*_*"), key=lambda path: int(path.name.rpartition("_")[2]))
@@ -183,7 +175,6 @@ def test_the_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, und
     assert_same_run(model, history, *undisturbed)
 
 
-@pytest.mark.slow
 def test_without_a_whole_checkpoint_there_is_no_silent_restart(tmp_path):
     interrupted(tmp_path, Interrupt(1, 5))
     for path in tmp_path.glob("*/manifest.json"):
@@ -195,7 +186,6 @@ def test_without_a_whole_checkpoint_there_is_no_silent_restart(tmp_path):
 # --- other data, models and callbacks ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "named"), [
     ({"data": (X[:40], Y[:40])}, r"batches of an epoch \(received 5, then 7\), rows \(received 40, then 52\)"),
     ({"data": (X + 1, Y)}, "training data .* differ in first batch"),
@@ -209,20 +199,19 @@ def test_other_data_are_refused(tmp_path, changes, named):
         fit(make_model(), cb.BackupAndRestore(tmp_path), **changes)
 
 
-@pytest.mark.slow
 def test_another_model_is_refused(tmp_path):
     interrupted(tmp_path, Interrupt(0, 5))
     with pytest.raises(ValueError, match=r"state/opt_state"):
         fit(make_model(optimizer=trainer.optimizers.Adam(0.02, amsgrad=True)), cb.BackupAndRestore(tmp_path))
 
 
-@pytest.mark.slow
 def test_other_callbacks_are_refused(tmp_path):
     interrupted(tmp_path, Interrupt(0, 5))
     with pytest.raises(ValueError, match=r"Resume with the same callbacks"):
         fit(make_model(), cb.BackupAndRestore(tmp_path), cb.EarlyStopping("loss"))
 
 
+@pytest.mark.smoke
 def test_what_a_callback_cannot_save_is_named(tmp_path):
     class Odd(cb.Callback):
         state_attributes = ("thing",)
@@ -268,7 +257,6 @@ PIPELINES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", PIPELINES)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_pipelines_are_continued(tmp_path, kind, capfd):
@@ -284,7 +272,6 @@ def test_pipelines_are_continued(tmp_path, kind, capfd):
     assert ("batches were read and dropped" in line) == (kind != "dataset")
 
 
-@pytest.mark.slow
 def test_grain_continues_by_its_state(tmp_path, capfd):
     grain = pytest.importorskip("grain")
 
@@ -310,7 +297,6 @@ def test_grain_continues_by_its_state(tmp_path, capfd):
         fit(make_model(), cb.BackupAndRestore(tmp_path), data=(pipeline(rows=48, first=52),), batch_size=None)
 
 
-@pytest.mark.slow
 def test_a_generator_with_other_batches_goes_on_with_a_warning(tmp_path):
     interrupted(tmp_path, Interrupt(0, 4), batch_size=None, **PIPELINES["generator"]())
     other = ((x + 1, y) for x, y in batches())
@@ -330,7 +316,6 @@ def layers_over_devices():
                                             {"Dense_0/kernel": (None, "model")})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [
     (lambda: mirrored(2), lambda: mirrored(4)), (lambda: mirrored(2), many_devices), (many_devices, lambda: None),
     (many_devices, layers_over_devices), (layers_over_devices, lambda: mirrored(2)),
@@ -356,6 +341,7 @@ def test_a_run_goes_on_on_other_devices(tmp_path, before, after):
 # --- arguments and the signal -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_an_empty_folder_name_is_refused():
     with pytest.raises(ValueError, match=r"`backup_dir` must be the path of a folder .* an empty one"):
         cb.BackupAndRestore("")
@@ -383,7 +369,6 @@ print("not preempted")
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "phase", "batch"), [("SIGTERM", "train", 3), ("SIGUSR1", "test", 1)])
 def test_a_preempted_run_saves_exits_and_goes_on(tmp_path, undisturbed, name, phase, batch):
     script = PREEMPTED.format(root=str(pathlib.Path(__file__).parents[2]), name=name, phase=phase, batch=batch)
@@ -416,7 +401,6 @@ def raise_at(epoch, error=Interruption):
     return hook
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
 def test_an_exception_at_an_epochs_border_leaves_a_run_that_goes_on(tmp_path, undisturbed, hook, caplog):
     rates = cb.LambdaCallback()  # changes what the exception must not leave behind
@@ -427,13 +411,11 @@ def test_an_exception_at_an_epochs_border_leaves_a_run_that_goes_on(tmp_path, un
     assert_goes_on(tmp_path, undisturbed)
 
 
-@pytest.mark.slow
 def test_an_exception_in_a_validation_leaves_a_run_that_goes_on(tmp_path, undisturbed):
     failing(tmp_path, Interruption, Interrupt(1, 1, "test"))
     assert_goes_on(tmp_path, undisturbed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", [3, 7])
 def test_an_exception_in_the_data_leaves_a_run_that_goes_on(tmp_path, fails_at):
     class Data:
@@ -453,14 +435,12 @@ def test_an_exception_in_the_data_leaves_a_run_that_goes_on(tmp_path, fails_at):
     assert_goes_on(tmp_path, expected, data=(Data(),), batch_size=None, validation_batch_size=8)
 
 
-@pytest.mark.slow
 def test_a_callback_that_fails_after_a_batch_leaves_what_was_saved_before(tmp_path):
     with pytest.warns(UserWarning, match=r"could not be saved.* a step had run after batch 3 of epoch 1"):
         failing(tmp_path, Interruption, Interrupt(0, 3))
     assert not list(tmp_path.glob("step_*"))
 
 
-@pytest.mark.slow
 def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tmp_path):
     begun = cb.LambdaCallback(on_epoch_begin=raise_at(0))
     with pytest.warns(UserWarning, match=r"could not be saved.*it had just begun"):
@@ -469,7 +449,6 @@ def test_nothing_is_saved_of_a_run_that_had_just_begun_or_without_being_asked(tm
     assert not list(tmp_path.glob("**/step*"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tmp_path, undisturbed, times, caplog):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -490,7 +469,6 @@ def test_ctrl_c_saves_at_the_next_boundary_and_ends_at_once_if_it_comes_again(tm
         assert_goes_on(tmp_path, undisturbed)
 
 
-@pytest.mark.slow
 def test_the_signal_means_what_it_meant_once_fit_is_over(tmp_path):
     received = []
     outer = signal.signal(signal.SIGTERM, lambda *arguments: received.append(arguments))
@@ -505,6 +483,5 @@ def test_the_signal_means_what_it_meant_once_fit_is_over(tmp_path):
         signal.signal(signal.SIGTERM, outer)
 
 
-@pytest.mark.slow
 def test_the_time_that_saving_takes_is_counted(tmp_path):
     assert fit(make_model(), cb.BackupAndRestore(tmp_path, 2), epochs=1).timing["checkpoint"] > 0

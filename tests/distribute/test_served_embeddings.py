@@ -24,8 +24,8 @@ from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
 from trainer.step.on_workers.remote_step import RemoteStep
 
-SPLIT = partitioners.FixedShardsPartitioner(2)
-ROWS, FEATURES = 40, 4
+pytestmark = pytest.mark.slow
+SPLIT, ROWS, FEATURES = partitioners.FixedShardsPartitioner(2), 40, 4
 rng = np.random.default_rng(0)
 ids = rng.integers(0, ROWS, size=(90, 5)).astype(np.int32)
 ids[:, 3:] = 0  # as padding has
@@ -136,12 +136,10 @@ class Computed(nn.Module):
 
 def over_columns(axis):
     """Returns a layer with a table for each column (0), or one for all (None)."""
-    return lambda *args, **kwargs: nn.vmap(
-        nn.Embed, variable_axes={"params": axis}, split_rngs={"params": axis == 0}, in_axes=1, out_axes=1)(
-            *args, **kwargs)
+    mapped = nn.vmap(nn.Embed, variable_axes={"params": axis}, split_rngs={"params": axis == 0}, in_axes=1, out_axes=1)
+    return lambda *args, **kwargs: mapped(*args, **kwargs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("module", "options"), [
     (Bag(Doubled), {}), (Bag(nn.remat(nn.Embed)), {}), (Bag(nn.jit(nn.Embed)), {}), (Bag(over_columns(None)), {}),
     (Scanned(), {}), (Computed(), {}), (Recommender(), {"microbatches": 2, "regularizers": {"**/kernel": "l2"}}),
@@ -171,7 +169,6 @@ class TrainsOne(trainer.Model):
         return {"loss": loss, "norm": optax.tree.norm(grads)}, state.apply_gradients(one=grads["one"])
 
 
-@pytest.mark.slow
 def test_a_step_may_train_some_of_several_modules_that_have_tables():
     def make():
         model = TrainsOne({"one": Bag(), "other": Bag()}, seed=0)
@@ -184,7 +181,6 @@ def test_a_step_may_train_some_of_several_modules_that_have_tables():
     assert_same_state(state, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("x", [
     np.where(ids < 7, ids - ROWS, ids).astype(np.int8), np.where(ids < 7, ids - 70, ids + 7),
     np.where(ids < 7, ids.astype(np.uint32) + 2**31, ids).astype(np.uint32)], ids=["negative", "beyond", "uint32"])
@@ -200,7 +196,6 @@ def test_ids_that_no_row_has_do_what_they_do_on_one_device(x):
     assert_same_state(state, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [
     optax.sgd(0.1, momentum=0.9), optax.adamw(0.1),
     optax.chain(optax.sgd(optax.exponential_decay(0.1, 2, 0.5)), optax.contrib.reduce_on_plateau(patience=1))])
@@ -215,7 +210,7 @@ def test_an_optimizer_makes_its_own_update_of_rows_that_have_gradients(optimizer
                                rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 def test_a_row_and_its_state_change_only_when_it_has_a_gradient():
     model = one_device("adam", Bag())
     on_servers, client, step, _ = served(model)
@@ -233,7 +228,6 @@ def test_a_row_and_its_state_change_only_when_it_has_a_gradient():
 # --- what is on the way ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_step_moves_the_rows_of_its_batch_alone():
     class Large(nn.Module):
         @nn.compact
@@ -256,7 +250,6 @@ def test_a_step_moves_the_rows_of_its_batch_alone():
     assert sum(handle.nbytes for handle in handles) - before <= 500
 
 
-@pytest.mark.slow
 def test_rows_that_have_changed_since_a_state_was_fetched_are_those_of_the_state_that_is_loaded():
     model = one_device("adagrad", Bag())
     on_servers, client, step, _ = served(model)
@@ -271,7 +264,6 @@ def test_rows_that_have_changed_since_a_state_was_fetched_are_those_of_the_state
     jax.tree.map(np.testing.assert_array_equal, *jax.device_get((after, state)))
 
 
-@pytest.mark.slow
 def test_rows_are_scaled_by_staleness_and_pushed_once():
     model = one_device(optax.sgd(1.0), Bag())
     on_servers, client, _, handles = served(model)
@@ -330,6 +322,7 @@ class LogsNorm(trainer.Model):
         return {**logs, "norm": optax.tree.norm(state.params)}, after
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("module", "message"), [
     (Attends(), r"table 'Embed_0/embedding' is used whole, by `attend`.*min_shard_bytes"),
     (Tied(), r"table 'Embed_0/embedding' is used by itself.*keep the table whole"),
@@ -376,7 +369,6 @@ class OfNNX(nnx.Module):
         return self.dense(self.table(x).mean(1))
 
 
-@pytest.mark.slow
 def test_only_tables_that_the_partitioner_splits_are_split():
     model = one_device()
     for partitioner, tables in [
