@@ -86,7 +86,7 @@ def _entry(module: str, name: str, homes: dict[int, str]) -> str:
     home = _home(module, name, homes)
     if home != full:
         kind = "class" if inspect.isclass(value) else "function"
-        return f".. py:{kind}:: {full}\n\n   The same as :py:obj:`{home}`.\n\n"
+        return f".. py:{kind}:: {name}\n\n   The same as :py:obj:`{home}`.\n\n"
     if inspect.isclass(value):
         kind = "exception" if issubclass(value, BaseException) else "class"
         documented = any(id(base) in homes for base in value.__mro__[1:])  # and with it what this class inherits

@@ -217,7 +217,8 @@ def test_the_reference_has_every_public_name(generated):
         besides = ["TrainerClassifier", "TrainerRegressor"] if module is trainer else []
         for name in [*getattr(module, "__all__", []), *besides]:
             if not isinstance(getattr(module, name), type(re)):
-                assert re.search(rf"^\.\. (auto|py:)\w+:: trainer{path}\.{name}$", page, re.MULTILINE), (path, name)
+                entry = rf"^\.\. (auto\w+:: trainer{path}\.|py:\w+:: ){name}$"
+                assert re.search(entry, page, re.MULTILINE), (path, name)
         assert f"   trainer{path}\n" in generated["generated/api/index.rst"]
     assert {f"generated/api/trainer.{name}.rst" for name in trainer.__all__
             if isinstance(getattr(trainer, name), type(re))} <= set(generated)
