@@ -8,7 +8,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from trainer.core import arguments, errors
+from trainer.core import arguments
 from trainer.core.identity import ComparesByConfiguration
 
 Penalty = Callable[[jax.Array], jax.Array]
@@ -126,7 +126,7 @@ class OrthogonalRegularizer(Regularizer):
 
     Raises:
       ValueError: if the factor is negative or not finite, for another mode, or where the weights are no matrix.
-      TypeError: if the factor is not a number.
+      TypeError: if the factor is not a number, or the mode no string.
 
     Example:
       >>> float(OrthogonalRegularizer(factor=1.0)(jnp.array([[2.0, 0.0], [0.0, 3.0], [0.0, -1.0]]))).__round__(4)
@@ -137,9 +137,7 @@ class OrthogonalRegularizer(Regularizer):
 
     def __init__(self, factor: float = 0.01, mode: str = "rows"):
         arguments.require_non_negative(factor=factor)
-        if mode not in ("rows", "columns"):
-            raise errors.unknown_name("mode", mode, ("rows", "columns"))
-        self.factor, self.mode = float(factor), mode
+        self.factor, self.mode = float(factor), arguments.check_word("mode", mode, ("rows", "columns"))
 
     def __call__(self, weights: jax.Array) -> jax.Array:
         if weights.ndim != 2:

@@ -48,12 +48,8 @@ def get(identifier: Any) -> Penalty | None:
     """
     if identifier is None:
         return None
-    if configs.is_config(identifier):
+    if isinstance(identifier, str) or configs.is_config(identifier):
         return deserialize(identifier)
-    if isinstance(identifier, str):
-        if identifier not in CLASSES:
-            raise errors.unknown_name("regularizer", identifier, CLASSES)
-        return CLASSES[identifier]()
     if isinstance(identifier, type) and issubclass(identifier, Regularizer):
         return identifier()
     if not callable(identifier) or isinstance(identifier, type):
