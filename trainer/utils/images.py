@@ -11,16 +11,15 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.core.errors import wrong_type
+from trainer.data.files.decoding import MODES, MODES_OF_16_BITS, MODES_OF_32_BITS, pillow
+from trainer.data.files.resizing import box_of_aspect_ratio
 
 if TYPE_CHECKING:
     from PIL import Image
 
-_MODES = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}
 _GREY = ("L", "I;16", "I")  # modes that stay as they are where grey is asked for
-_MORE_THAN_8_BITS = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 _FILTERS = ("nearest", "bilinear", "bicubic", "hamming", "box", "lanczos")
 _FORMATS = ("channels_last", "channels_first")
-_NOT_INSTALLED = "`{}` needs Pillow, which is not installed: `pip install 'trainer-jax[images]'`."
 
 
 def load_img(
@@ -49,8 +48,8 @@ def load_img(
 
     Source: `keras.utils.load_img`.
     """
-    pillow = _pillow("load_img")
-    arguments.check_word("color_mode", color_mode, tuple(_MODES))
+    reader = pillow()
+    arguments.check_word("color_mode", color_mode, tuple(MODES))
     arguments.check_word("interpolation", interpolation, _FILTERS)
     arguments.require_bool(keep_aspect_ratio=keep_aspect_ratio)
     size = None if target_size is None else _checked_size(target_size)
@@ -58,19 +57,22 @@ def load_img(
         path = os.fsdecode(path)
     if not isinstance(path, (str, os.PathLike)) and not hasattr(path, "read"):
         raise wrong_type("path", path, "a path, or a binary file object")
-    with pillow.open(path) as opened:
+    with reader.open(path) as opened:
         opened.load()
         image: Image.Image = opened.copy()
-    mode = _MODES[color_mode]
-    if color_mode != "grayscale" and image.mode in _MORE_THAN_8_BITS:
+    mode = MODES[color_mode]
+    if color_mode != "grayscale" and image.mode in MODES_OF_16_BITS + MODES_OF_32_BITS:
         raise ValueError(f"The image {path!r} is grey with more than 8 bits (mode {image.mode!r}), which Pillow cuts "
                          'off where it makes colours. Load it with `color_mode="grayscale"` and scale its array.')
     if image.mode != mode and not (color_mode == "grayscale" and image.mode in _GREY):
         image = image.convert(mode)
-    if size is None or image.size == size:
+    if size is None or (image.height, image.width) == size:
         return image
-    box = _middle(image.size, size) if keep_aspect_ratio else None
-    return image.resize(size, pillow.Resampling[interpolation.upper()], box=box)
+    box = None
+    if keep_aspect_ratio:
+        top, left, bottom, right = box_of_aspect_ratio(image.height, image.width, size)
+        box = left, top, right, bottom
+    return image.resize(size[::-1], reader.Resampling[interpolation.upper()], box=box)
 
 
 def img_to_array(img: Image.Image | np.ndarray, data_format: str | None = None, dtype: Any = "float32") -> np.ndarray:
@@ -113,7 +115,7 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
 
     Source: `keras.utils.array_to_img`.
     """
-    pillow = _pillow("array_to_img")
+    writer = pillow()
     channels_first = _is_channels_first(data_format)
     arguments.require_bool(scale=scale)
     values = np.asarray(x, dtype=dtype or "float32")
@@ -132,8 +134,8 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
         raise ValueError(f"`x` has values from {values.min():.4g} to {values.max():.4g}, and an image holds those in "
                          "[0, 255]. Pass `scale=True`, or scale or clip them.")
     if values.shape[-1] == 1:
-        return pillow.fromarray(values[..., 0].astype("int32" if values.max() > 255 else "uint8"))
-    return pillow.fromarray(values.astype("uint8"))
+        return writer.fromarray(values[..., 0].astype("int32" if values.max() > 255 else "uint8"))
+    return writer.fromarray(values.astype("uint8"))
 
 
 def save_img(
@@ -176,14 +178,6 @@ def save_img(
         path.write(buffer.getvalue())
 
 
-def _pillow(function: str) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError(_NOT_INSTALLED.format(function)) from error
-    return Image
-
-
 def _is_channels_first(data_format: str | None) -> bool:
     if data_format is not None:
         arguments.check_word("data_format", data_format, _FORMATS)
@@ -191,17 +185,7 @@ def _is_channels_first(data_format: str | None) -> bool:
 
 
 def _checked_size(target_size: Any) -> tuple[int, int]:
-    """Returns the width and the height of `target_size`."""
     if not isinstance(target_size, (tuple, list)) or len(target_size) != 2:
         raise wrong_type("target_size", target_size, "a height and a width")
     height, width = (arguments.as_count("target_size", side) for side in target_size)
-    return width, height
-
-
-def _middle(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Returns the box in the middle of an image that has the sides' ratio of a target; both are widths and heights."""
-    (width, height), (target_width, target_height) = size, target
-    box_height = min(height, width * target_height // target_width)
-    box_width = min(width, height * target_width // target_height)
-    left, top = (width - box_width) // 2, (height - box_height) // 2
-    return left, top, left + box_width, top + box_height
+    return height, width

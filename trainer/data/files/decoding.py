@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
+import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,26 @@ if TYPE_CHECKING:
     from PIL import Image
 
 CHANNELS = {"rgb": 3, "rgba": 4, "grayscale": 1}
-_MODES = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}
-_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")  # modes that Pillow would cut off at 255
-_32_BITS = ("I", "F")
+MODES = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}
+MODES_OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")  # modes that Pillow would cut off at 255
+MODES_OF_32_BITS = ("I", "F")
 _MALFORMED = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
 _lock = threading.Lock()
 _opening = 0  # threads that open a file
 _pillows_limit: int | None = None
+
+
+def pillow() -> types.ModuleType:
+    """Returns the module `PIL.Image`.
+
+    Raises:
+      ImportError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("Images are read with Pillow. Install it: pip install 'trainer-jax[images]'.") from error
+    return Image
 
 
 class TooManyPixelsError(DataError):
@@ -45,7 +59,7 @@ def decode_image(path: str, color_mode: str, max_pixels: int) -> np.ndarray:
     """
     image = load_image(path, color_mode, max_pixels)
     pixels = np.asarray(image, np.float32)
-    if image.mode in _16_BITS:
+    if image.mode in MODES_OF_16_BITS:
         return _from_16_bits(pixels, color_mode)
     return pixels.reshape(*pixels.shape[:2], CHANNELS[color_mode])
 
@@ -58,15 +72,15 @@ def load_image(path: str, color_mode: str, max_pixels: int) -> Image.Image:
             raise TooManyPixelsError(
                 f"The image {path!r} has {width}x{height} pixels, more than max_pixels={max_pixels:,}. Make it "
                 "smaller, pass a higher limit, or pass `skip_unreadable=True`.")
-        if image.mode in _32_BITS:
+        if image.mode in MODES_OF_32_BITS:
             raise DataError(f"The image {path!r} has values of 32 bits (mode {image.mode!r}), whose range is unknown. "
                             "Save it with 8 or 16 bits, or pass `skip_unreadable=True`.")
         with _naming(path):
-            if image.mode in _16_BITS:
+            if image.mode in MODES_OF_16_BITS:
                 image.load()
                 return image.copy()
             has_transparency = image.mode == "P" and "transparency" in image.info
-            return (image.convert("RGBA") if has_transparency else image).convert(_MODES[color_mode])
+            return (image.convert("RGBA") if has_transparency else image).convert(MODES[color_mode])
 
 
 def _open(path: str) -> Image.Image:

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.core import arguments
 from trainer.data.files import folders, resizing
-from trainer.data.files.decoding import CHANNELS, TooManyPixelsError, decode_image, load_image
+from trainer.data.files.decoding import CHANNELS, TooManyPixelsError, decode_image, load_image, pillow
 from trainer.data.files.folder_dataset import folder_datasets
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
@@ -129,7 +129,7 @@ def image_dataset_from_directory(
     arguments.check_count("max_pixels", max_pixels)
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise ValueError("`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot both be True.")
-    _check_installed()
+    pillow()  # not in a thread that reads
     fit = (resizing.crop_to_aspect_ratio if crop_to_aspect_ratio
            else resizing.pad_to_aspect_ratio if pad_to_aspect_ratio else None)
     return folder_datasets(
@@ -150,13 +150,6 @@ def _size(image_size: Any) -> tuple[int, int]:
         raise ValueError(f"`image_size` must be at least 1 in height and width. Received: {image_size!r}.")
     height, width = np.broadcast_to(sides, 2).tolist()
     return height, width
-
-
-def _check_installed() -> None:
-    try:
-        import PIL  # noqa: F401
-    except ImportError as error:
-        raise ImportError("Images are read with Pillow. Install it: pip install 'trainer-jax[images]'.") from error
 
 
 def _readable(files: folders.LabelledFiles, color_mode: str, max_pixels: int) -> folders.LabelledFiles:

@@ -59,10 +59,16 @@ def resize(image: np.ndarray, size: tuple[int, int], interpolation: str = "bilin
 def crop_to_aspect_ratio(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Returns the largest part in the middle of an image that has the sides' ratio of `size`."""
     height, width = image.shape[:2]
+    top, left, bottom, right = box_of_aspect_ratio(height, width, size)
+    return image[top:bottom, left:right]
+
+
+def box_of_aspect_ratio(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Returns the top, left, bottom and right of the part that `crop_to_aspect_ratio` takes of an image."""
     cropped_height = max(min(height, int(width * size[0] / size[1])), 1)
     cropped_width = max(min(width, int(height * size[1] / size[0])), 1)
     top, left = int((height - cropped_height) / 2), int((width - cropped_width) / 2)
-    return image[top:top + cropped_height, left:left + cropped_width]
+    return top, left, top + cropped_height, left + cropped_width
 
 
 def pad_to_aspect_ratio(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
