@@ -135,6 +135,48 @@ def test_what_is_no_plain_data_is_refused(optimizer, name):
         optimizer().get_config()
 
 
+def subclasses(optimizers):
+    """Returns two classes of a user, of Keras's optimizers or of ours."""
+    class TakesAny(optimizers.SGD):
+        def __init__(self, learning_rate=0.5, damped=False, **kwargs):
+            super().__init__(learning_rate, **kwargs)
+            self.damped = damped
+
+        def get_config(self):
+            return {**super().get_config(), "damped": self.damped}
+
+    class TakesFew(optimizers.SGD):
+        def __init__(self, learning_rate=0.5):
+            super().__init__(learning_rate, momentum=0.9, clipnorm=1.0)
+
+        def get_config(self):
+            return {"learning_rate": super().get_config()["learning_rate"]}
+
+    return TakesAny, TakesFew
+
+
+@pytest.mark.parametrize(("number", "arguments"), [
+    (0, {}), (0, {"learning_rate": 0.25, "damped": True, "momentum": 0.9, "clipnorm": 2.0, "name": "mine"}),
+    (1, {"learning_rate": 0.25})])
+def test_a_users_subclass_comes_back_from_its_config(number, arguments):
+    ours, theirs = subclasses(optimizers)[number], subclasses(keras.optimizers)[number]
+    config = ours(**arguments).get_config()
+    assert ours.from_config(config) == ours(**arguments)
+    assert arguments.items() <= config.items()
+    assert config.keys() <= theirs(**arguments).get_config().keys()
+    assert theirs.from_config(theirs(**arguments).get_config()).get_config().items() >= config.items() - {
+        ("name", "takesany")}  # see the table of differences
+
+
+def test_a_users_subclass_needs_no_config_of_its_own():
+    class Damped(optimizers.SGD):
+        def __init__(self, learning_rate=0.5):
+            super().__init__(learning_rate, momentum=0.9, clipnorm=1.0)
+
+    assert Damped(0.25).get_config() == {"learning_rate": 0.25}
+    assert Damped.from_config(Damped(0.25).get_config()) == Damped(0.25)
+
+
 def test_nothing_gives_no_optimizer():
     assert optimizers.get(None) is None and keras.optimizers.get(None) is None
 

@@ -1,18 +1,149 @@
 """Objects as plain data and back, in the form in which Keras serializes them.
 
 Nothing is imported by a name that a configuration holds: objects are made of the classes and functions that the caller
-knows, and of those that the user hands over.
+knows, and of those that the user has registered or hands over.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from trainer.core.errors import unknown_name, wrong_type
 
 Config = dict[str, Any]
+T = TypeVar("T")
+
+_PACKAGE = __name__.partition(".")[0]
+_registered: dict[str, Any] = {}  # classes and functions by name
+_scope: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
+    "custom_objects", default=types.MappingProxyType({}))
+
+
+def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[T], T]:
+    """Gives a class or a function of yours a name, by which configurations mean it from then on.
+
+    Args:
+      package: what comes before `>` in the name, such as the name of your project.
+      name: what comes after it; that of the class or the function where None.
+
+    Returns:
+      A decorator, which returns what it decorates.
+
+    Raises:
+      TypeError: if a name is no string, or what is decorated is no class or function.
+      ValueError: for a class without `get_config`.
+
+    Example:
+      >>> import trainer
+      >>> @register_keras_serializable("my_project")
+      ... class Huber10(trainer.losses.Huber):
+      ...     def __init__(self, delta=10.0, **kwargs):
+      ...         super().__init__(delta, **kwargs)
+      >>> trainer.losses.serialize(Huber10())["registered_name"]
+      'my_project>Huber10'
+      >>> trainer.losses.deserialize(trainer.losses.serialize(Huber10(20.0))).delta
+      20.0
+
+    Source: `keras.saving.register_keras_serializable`.
+    """
+    for argument, value in {"package": package, **({} if name is None else {"name": name})}.items():
+        if not isinstance(value, str):
+            raise wrong_type(argument, value, "a string. The decorator is called: "
+                             "`@register_keras_serializable(package=\"my_project\")`")
+
+    def register(value: T) -> T:
+        if not callable(value) or not hasattr(value, "__name__"):
+            raise wrong_type("value", value, "a class, or a function with a name")
+        if isinstance(value, type) and not hasattr(value, "get_config"):
+            raise ValueError(f"A class needs `get_config` to be registered, which returns its arguments as a dict. "
+                             f"Received: {value.__name__}, which has none.")
+        _registered[f"{package}>{name or value.__name__}"] = value
+        return value
+
+    return register
+
+
+def get_custom_objects() -> dict[str, Any]:
+    """Returns the dict of all that is registered, by name; what is put into it is registered.
+
+    Source: `keras.saving.get_custom_objects`.
+    """
+    return _registered
+
+
+@contextlib.contextmanager
+def custom_object_scope(custom_objects: Mapping[str, Any]) -> Iterator[None]:
+    """Within it, names mean these classes and functions too, in this thread. Scopes within each other add up.
+
+    Args:
+      custom_objects: classes and functions by name.
+
+    Raises:
+      TypeError: if it is no mapping.
+
+    Example:
+      >>> import trainer
+      >>> def cubed(y_true, y_pred):
+      ...     return abs(y_true - y_pred).mean(-1) ** 3
+      >>> with custom_object_scope({"cubed": cubed}):
+      ...     assert trainer.losses.get("cubed") is cubed
+
+    Source: `keras.saving.custom_object_scope`.
+    """
+    if not isinstance(custom_objects, Mapping):
+        raise wrong_type("custom_objects", custom_objects, "a dict of classes and functions by name")
+    token = _scope.set({**_scope.get(), **custom_objects})
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def get_registered_name(obj: Any) -> str:
+    """Returns the name under which a class or a function is registered, or its own if it is not.
+
+    >>> get_registered_name(max)
+    'max'
+
+    Source: `keras.saving.get_registered_name`.
+    """
+    own: str = obj.__name__
+    return next((name for name, value in reversed(_registered.items()) if value is obj), own)
+
+
+def is_registered(value: Any) -> bool:
+    """Returns whether a class or a function is registered, by whatever name."""
+    return any(registered is value for registered in _registered.values())
+
+
+def get_registered_object(
+    name: str, custom_objects: Mapping[str, Any] | None = None, module_objects: Mapping[str, Any] | None = None
+) -> Any:
+    """Returns the class or the function of a name, or None.
+
+    Args:
+      name: the name, such as "my_project>Huber10".
+      custom_objects: further ones, which come first; then those of `custom_object_scope`, and what is registered.
+      module_objects: further ones, which come last.
+
+    >>> get_registered_object("largest", {"largest": max})
+    <built-in function max>
+
+    Source: `keras.saving.get_registered_object`.
+    """
+    return with_custom_objects(module_objects or {}, custom_objects).get(name)
+
+
+def with_custom_objects(
+    known: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns classes and functions by name: the user's, and `known` where theirs have not the same name."""
+    return {**known, **_registered, **_scope.get(), **(custom_objects or {})}
 
 
 def to_config(value: Any, module: str) -> Any:
@@ -20,7 +151,7 @@ def to_config(value: Any, module: str) -> Any:
 
     Args:
       value: an object with `get_config`, or a function with a name.
-      module: where its class is public in this package, such as "losses".
+      module: where its class is public, if it is one of this package, such as "losses".
 
     Raises:
       TypeError: for anything else.
@@ -29,10 +160,12 @@ def to_config(value: Any, module: str) -> Any:
     'max'
     """
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return {"module": f"trainer.{module}", "class_name": type(value).__name__, "config": value.get_config(),
-                "registered_name": None}
+        cls = type(value)
+        is_ours = cls.__module__.partition(".")[0] == _PACKAGE and not is_registered(cls)
+        return {"module": f"{_PACKAGE}.{module}" if is_ours else None, "class_name": cls.__name__,
+                "config": value.get_config(), "registered_name": None if is_ours else get_registered_name(cls)}
     if callable(value) and hasattr(value, "__name__") and not isinstance(value, type):
-        return {"module": "builtins", "class_name": "function", "config": value.__name__,
+        return {"module": "builtins", "class_name": "function", "config": get_registered_name(value),
                 "registered_name": "function"}
     raise wrong_type("value", value, "an object with `get_config`, or a function with a name")
 
@@ -46,7 +179,7 @@ def from_config(
       kind: what is expected, such as "loss", for errors.
       config: a dict with "class_name" and "config", or the name of a class or a function.
       known: classes and functions by name.
-      custom_objects: further ones, which come first.
+      custom_objects: further ones, which come first; then the user's, see `with_custom_objects`.
 
     Raises:
       ValueError: for an unknown name.
@@ -55,7 +188,7 @@ def from_config(
     >>> from_config("number", {"class_name": "complex", "config": {"real": 2}}, {"complex": complex})
     (2+0j)
     """
-    known = {**known, **(custom_objects or {})}
+    known = with_custom_objects(known, custom_objects)
     if isinstance(config, str):
         return _named(kind, config, known)
     if not isinstance(config, Mapping) or not isinstance(config.get("class_name"), str):
@@ -64,7 +197,8 @@ def from_config(
     if config["class_name"] == "function":
         name = config["config"]  # Keras writes a dict for functions of the user's own
         return _named(kind, name["name"] if isinstance(name, Mapping) else name, known)
-    cls = _named(kind, config["class_name"], known)
+    registered = config.get("registered_name")
+    cls = known[registered] if registered in known else _named(kind, config["class_name"], known)
     arguments = copy.deepcopy(dict(config.get("config") or {}))
     make: Callable[..., Any] | None = getattr(cls, "from_config", None)
     return cls(**arguments) if make is None else make(arguments)

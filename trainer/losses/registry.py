@@ -82,9 +82,10 @@ def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
     if configs.is_config(identifier):
         return deserialize(identifier)
     if isinstance(identifier, str):
-        if identifier not in _BY_NAME:
-            raise unknown_name("loss", identifier, _BY_NAME)
-        identifier = _BY_NAME[identifier]
+        known = configs.with_custom_objects(_BY_NAME)
+        if identifier not in known:
+            raise unknown_name("loss", identifier, known)
+        identifier = known[identifier]
     if isinstance(identifier, type) and issubclass(identifier, Loss):
         return identifier()
     if identifier is None or (callable(identifier) and not isinstance(identifier, type)):

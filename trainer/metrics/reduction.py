@@ -160,7 +160,7 @@ class MeanMetricWrapper(WeightedMean):
         config = {**super().get_config(), **self.fn_kwargs}
         if "fn" not in config:
             return config
-        is_known = losses.registry.is_builtin(self._function)
+        is_known = losses.registry.is_builtin(self._function) or configs.is_registered(self._function)
         return {**config, "fn": losses.serialize(self._function) if is_known else self._function}
 
     @classmethod

@@ -169,9 +169,10 @@ def _found(identifier: Any) -> Metric:
     if configs.is_config(identifier):
         identifier = deserialize(identifier)
     if isinstance(identifier, str):
-        if identifier not in _BY_NAME:
+        known = configs.with_custom_objects(_BY_NAME)
+        if identifier not in known:
             raise _unknown(identifier)
-        identifier = _BY_NAME[identifier]
+        identifier = known[identifier]
     check(identifier)
     if is_of_another_library(identifier):
         return adapted(identifier)
@@ -226,7 +227,7 @@ def check(identifier: Any) -> None:
     >>> check("accuracy")
     """
     if isinstance(identifier, str):
-        if identifier not in _BY_NAME and identifier.lower() not in _BY_SHAPES:
+        if identifier not in configs.with_custom_objects(_BY_NAME) and identifier.lower() not in _BY_SHAPES:
             raise _unknown(identifier)
     elif is_of_another_library(identifier) or configs.is_config(identifier):
         return
@@ -239,7 +240,7 @@ def check(identifier: Any) -> None:
 
 
 def _unknown(name: str) -> ValueError:
-    return unknown_name("metric", name, [*_BY_NAME, *_BY_SHAPES])
+    return unknown_name("metric", name, [*configs.with_custom_objects(_BY_NAME), *_BY_SHAPES])
 
 
 def _not_a_metric(received: Any) -> TypeError:

@@ -82,8 +82,8 @@ class Optimizer(ComparesByConfiguration):
     _given: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        parameters = inspect.signature(cls.__init__).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        signature = inspect.signature(cls.__init__)
+        parameters, takes_any = signature.parameters, _keywords_of(signature) is not None
         is_own = getattr(cls.__init__, "__module__", "").startswith("trainer.optimizers.")
         known = [*parameters, *FURTHER_DEFAULTS] if takes_any else list(parameters)
         for name in () if takes_any and not is_own else sorted(options.keys() - set(known)):
@@ -119,12 +119,14 @@ class Optimizer(ComparesByConfiguration):
           0.9
         """
         arguments, options = self._given
-        bound = inspect.signature(type(self).__init__).bind(self, *arguments, **options)
-        bound.apply_defaults()
-        given = {name: value for name, value in bound.arguments.items() if name not in ("self", "further")}
-        config = {"name": self.name, **given, **FURTHER_DEFAULTS, **bound.arguments.get("further", {})}
+        signature = inspect.signature(type(self).__init__)
+        given, further = _given_arguments(signature, arguments, options)
+        takes_any = _keywords_of(signature) is not None
+        config = {"name": self.name, **given, **(FURTHER_DEFAULTS if takes_any else {}), **further}
         config |= {"name": self.name, "learning_rate": float(self.learning_rate) if self.schedule is None else (
             self.schedule)}
+        if not takes_any:  # a subclass sets the others itself
+            config = {name: value for name, value in config.items() if name in signature.parameters}
         for name, value in config.items():
             if isinstance(value, LearningRateSchedule):
                 config[name] = serialize(value)
@@ -258,11 +260,24 @@ def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str,
     """Returns the arguments of a call by name, but for those that are the defaults."""
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     try:
-        bound = signature.bind(None, *arguments, **options)
+        given, further = _given_arguments(signature, arguments, options)
     except TypeError:  # which `__init__` is about to raise, or a copy is being made
         return {}
+    return {name: value for name, value in given.items()
+            if name == "learning_rate" or value is not signature.parameters[name].default} | further
+
+
+def _given_arguments(
+    signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the arguments of a call of `__init__` with their defaults, and those that it takes as `**keywords`."""
+    bound = signature.bind(None, *arguments, **options)
     bound.apply_defaults()
-    further = bound.arguments.pop("further", {})
-    names = list(bound.arguments)[1:]
-    return {name: bound.arguments[name] for name in names
-            if name == "learning_rate" or bound.arguments[name] is not signature.parameters[name].default} | further
+    further = bound.arguments.pop(_keywords_of(signature) or "", {})
+    return dict(list(bound.arguments.items())[1:]), further
+
+
+def _keywords_of(signature: inspect.Signature) -> str | None:
+    """Returns the name of the parameter that takes all other keywords, if there is one."""
+    return next((name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD),
+                None)

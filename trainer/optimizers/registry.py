@@ -24,6 +24,7 @@ BY_NAME: dict[str, Callable[[], Optimizer]] = {
 
 
 AnyOptimizer = Optimizer | LossScaleOptimizer
+_WRAPPER = LossScaleOptimizer.__name__.lower()
 
 
 def get(identifier: Any) -> AnyOptimizer | None:
@@ -68,9 +69,11 @@ def as_optimizer(identifier: Any) -> AnyOptimizer:
     if configs.is_config(identifier):
         return deserialize(identifier)
     if isinstance(identifier, str):
-        if identifier.lower() not in BY_NAME:
-            raise errors.unknown_name("optimizer", identifier, BY_NAME)
-        return BY_NAME[identifier.lower()]()
+        known = configs.with_custom_objects(BY_NAME)
+        name = identifier if identifier in known else identifier.lower()
+        if name not in known:
+            raise errors.unknown_name("optimizer", identifier, known)
+        return as_optimizer(known[name]())
     if isinstance(identifier, optax.MultiSteps):
         identifier = optax.GradientTransformationExtraArgs(identifier.init, identifier.update)
     if isinstance(identifier, optax.GradientTransformation):
@@ -115,10 +118,10 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
       >>> deserialize(serialize(SGD(0.5, momentum=0.9))) == SGD(0.5, momentum=0.9)
       True
     """
-    name = config.get("class_name")
-    if isinstance(name, str) and name.lower() in (*BY_NAME, "lossscaleoptimizer"):
-        config = {**config, "class_name": name.lower()}
-    if config["class_name"] == "lossscaleoptimizer":
+    name = config["class_name"] if configs.is_config(config) else None
+    if name not in configs.with_custom_objects({}, custom_objects) and str(name).lower() in (*BY_NAME, _WRAPPER):
+        config = {**config, "class_name": str(name).lower()}
+    if name is not None and config["class_name"] == _WRAPPER:
         arguments = dict(config["config"])
         inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
         return LossScaleOptimizer(inner, **arguments)  # type: ignore[arg-type]  # it raises for one within another

@@ -9,6 +9,13 @@ from trainer.callbacks.base.interactive_logging import (
     is_interactive_logging_enabled,
 )
 from trainer.callbacks.progress.progbar import Progbar
+from trainer.core.configs import (
+    custom_object_scope,
+    get_custom_objects,
+    get_registered_name,
+    get_registered_object,
+    register_keras_serializable,
+)
 from trainer.data import (
     PyDataset,
     image_dataset_from_directory,
@@ -26,15 +33,22 @@ from trainer.utils.random_seed import set_random_seed
 
 Sequence = PyDataset
 """Keras's older name for `PyDataset`."""
+CustomObjectScope = custom_object_scope
+"""Keras's other name for `custom_object_scope`."""
 
 __all__ = [
+    "CustomObjectScope",
     "Progbar",
     "PyDataset",
     "Sequence",
     "array_to_img",
+    "custom_object_scope",
     "disable_interactive_logging",
     "enable_interactive_logging",
+    "get_custom_objects",
     "get_file",
+    "get_registered_name",
+    "get_registered_object",
     "image_dataset_from_directory",
     "img_to_array",
     "is_interactive_logging_enabled",
@@ -44,6 +58,7 @@ __all__ = [
     "pack_x_y_sample_weight",
     "pad_sequences",
     "plot_model",
+    "register_keras_serializable",
     "save_img",
     "set_random_seed",
     "split_dataset",
