@@ -6,6 +6,7 @@ strategies: the caller of `prefetch` brings the function that places a group.
 
 from trainer.data.adapt import adapt
 from trainer.data.files import augmentation
+from trainer.data.files.audio_folder import audio_dataset_from_directory
 from trainer.data.files.image_folder import image_dataset_from_directory
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.files.text_folder import text_dataset_from_directory
@@ -36,6 +37,7 @@ __all__ = [
     "RowDataset",
     "Source",
     "adapt",
+    "audio_dataset_from_directory",
     "augmentation",
     "image_dataset_from_directory",
     "pack_x_y_sample_weight",

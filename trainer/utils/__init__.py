@@ -18,6 +18,7 @@ from trainer.core.configs import (
 )
 from trainer.data import (
     PyDataset,
+    audio_dataset_from_directory,
     image_dataset_from_directory,
     pack_x_y_sample_weight,
     text_dataset_from_directory,
@@ -42,6 +43,7 @@ __all__ = [
     "PyDataset",
     "Sequence",
     "array_to_img",
+    "audio_dataset_from_directory",
     "custom_object_scope",
     "disable_interactive_logging",
     "enable_interactive_logging",

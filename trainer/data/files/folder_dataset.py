@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,25 @@ import numpy as np
 from trainer.core import arguments
 from trainer.data.files import folders
 from trainer.data.files.row_dataset import RowDataset, Rows
+
+
+class FirstFile:
+    """What the first file that was read is like, which all others are to be; for several threads.
+
+    >>> first = FirstFile()
+    >>> first.differs("a.txt", (3,)), first.differs("b.txt", (3,)), first.differs("c.txt", (4,))
+    (None, None, ('a.txt', (3,)))
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[str, Any] | None = None
+        self._lock = threading.Lock()
+
+    def differs(self, path: str, value: Any) -> tuple[str, Any] | None:
+        """Returns the first file and its value, if this file's is another one."""
+        with self._lock:
+            first = self._first = self._first or (path, value)
+        return None if first[1] == value else first
 
 
 def folder_datasets(

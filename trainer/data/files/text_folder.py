@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainer.core.errors import describe, wrong_type
-from trainer.data.files.folder_dataset import folder_datasets
+from trainer.data.files.folder_dataset import FirstFile, folder_datasets
 from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
@@ -20,8 +19,7 @@ class _Texts:
 
     def __init__(self, paths: list[str], labels: np.ndarray | None, encode: Callable[[str], Any]):
         self._paths, self._labels, self._encode = paths, labels, encode
-        self._first: tuple[str, tuple[int, ...]] | None = None  # a file and its shape, which all others must have
-        self._lock = threading.Lock()
+        self._shapes = FirstFile()
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -40,11 +38,10 @@ class _Texts:
         if encoded.dtype.kind in "OSUmM":
             raise DataError("`encode` must return an array of numbers, such as the ids of words. Received: "
                             f"{describe(encoded)} for {path!r}.")
-        with self._lock:
-            first_path, shape = self._first = self._first or (path, encoded.shape)
-        if encoded.shape != shape:
+        first = self._shapes.differs(path, encoded.shape)
+        if first is not None:
             raise DataError("`encode` must return arrays of one shape, such as ids padded to one length. Received: "
-                            f"shape {encoded.shape} for {path!r}, and {shape} for {first_path!r}.")
+                            f"shape {encoded.shape} for {path!r}, and {first[1]} for {first[0]!r}.")
         return encoded if self._labels is None else (encoded, self._labels[number])
 
 

@@ -1,0 +1,126 @@
+"""Sounds from folders, with the arguments of Keras."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.core import arguments
+from trainer.data.files.folder_dataset import FirstFile, folder_datasets
+from trainer.data.files.row_dataset import RowDataset
+from trainer.data.sources.arrays import DataError
+
+SUFFIXES = (".wav",)
+
+
+class _Sounds:
+    """Rows of sounds, or of sounds and labels, decoded when they are asked for."""
+
+    def __init__(self, paths: list[str], labels: np.ndarray | None, sampling_rate: int | None, length: int | None):
+        self._paths, self._labels, self._sampling_rate, self._length = paths, labels, sampling_rate, length
+        self._rates, self._shapes = FirstFile(), FirstFile()
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> Any:
+        path = self._paths[number]
+        rate, sound = _decoded(path)
+        if self._sampling_rate is not None:
+            sound = _resampled(sound, rate, self._sampling_rate)
+        else:
+            first = self._rates.differs(path, rate)
+            if first is not None:
+                raise DataError(f"Sounds must have one sampling rate. Received: {rate} samples per second in {path!r}, "
+                                f"and {first[1]} in {first[0]!r}. Pass `sampling_rate={first[1]}`.")
+        if self._length is not None:
+            sound = np.pad(sound[:self._length], ((0, max(0, self._length - len(sound))), (0, 0)))
+        first = self._shapes.differs(path, sound.shape)
+        if first is not None:
+            what, fix = (("length", ", which cuts longer ones and fills shorter ones with silence: "
+                          f"`output_sequence_length={max(len(sound), first[1][0])}`")
+                         if sound.shape[1] == first[1][1] else ("number of channels", "; convert the files"))
+            raise DataError(f"Sounds must have one {what}{fix}. Received: {len(sound)} samples of {sound.shape[1]} "
+                            f"channels in {path!r}, and {first[1][0]} of {first[1][1]} in {first[0]!r}.")
+        return sound if self._labels is None else (sound, self._labels[number])
+
+
+def audio_dataset_from_directory(
+    directory: str | os.PathLike[str], labels: Any = "inferred", label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None, batch_size: int | None = 32, sampling_rate: int | None = None,
+    output_sequence_length: int | None = None, ragged: bool = False, shuffle: bool = True, seed: int | None = None,
+    validation_split: float | None = None, subset: str | None = None, follow_links: bool = False, verbose: bool = True,
+    *, num_threads: int | None = None,
+) -> RowDataset | list[RowDataset]:
+    """Returns the sounds of a folder as batches for `fit`; labels, order and splits are those of Keras.
+
+    A sound is a float32 array of shape `(samples, channels)` with values from -1 to 1. All have one shape, in every
+    batch, so that a step is compiled once.
+
+    Args:
+      directory: has a folder for each class, with files that end with ".wav" in it or in folders of it.
+      labels, label_mode, class_names, batch_size, shuffle, seed, validation_split, subset, follow_links, verbose: as
+        `image_dataset_from_directory` takes them.
+      sampling_rate: samples per second, to which sounds of another rate are resampled, as `scipy.signal.resample_poly`
+        does it; None takes them as they are, and all must have one rate.
+      output_sequence_length: samples of each sound: longer ones are cut at their end, and shorter ones end with
+        silence. None takes them as they are, and all must have one length; Keras pads those of a batch to its longest.
+      ragged: only False: arrays have one length.
+      num_threads: how many threads read; as many as there are processors by default.
+
+    Raises:
+      ValueError: there is no such folder or no sound in it, or arguments are unknown or do not go together; while
+        reading, if a file is no sound, or unlike the others.
+
+    >>> import pathlib, tempfile
+    >>> from scipy.io import wavfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name, value in (("low", 0), ("high", 2**14)):
+    ...     (folder / name).mkdir()
+    ...     wavfile.write(folder / name / "1.wav", 8000, np.full(3, value, np.int16))
+    >>> dataset = audio_dataset_from_directory(folder, output_sequence_length=4, shuffle=False)
+    Found 2 files belonging to 2 classes.
+    >>> [(x[..., 0].tolist(), y.tolist()) for x, y in dataset]
+    [([[0.5, 0.5, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0]], [0, 1])]
+
+    Source: `keras.utils.audio_dataset_from_directory`.
+    """
+    arguments.check_count("sampling_rate", sampling_rate, optional=True)
+    arguments.check_count("output_sequence_length", output_sequence_length, optional=True)
+    arguments.require_bool(ragged=ragged)
+    if ragged:
+        raise ValueError("`ragged=True` is for ragged tensors, which JAX has not. Pass `output_sequence_length=`, to "
+                         "which sounds are cut or filled with silence.")
+    return folder_datasets(
+        directory, SUFFIXES, lambda paths, numbers: _Sounds(paths, numbers, sampling_rate, output_sequence_length),
+        labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
+        seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
+        num_threads=num_threads)
+
+
+def _decoded(path: str) -> tuple[int, np.ndarray]:
+    """Returns the samples per second, and values from -1 to 1 of shape (samples, channels)."""
+    from scipy.io import wavfile  # 0.1 s, for those who have sounds
+
+    try:
+        rate, values = wavfile.read(path)
+    except Exception as error:  # of any type: SciPy's reader stumbles where the file ends too early
+        raise DataError(f"The sound {path!r} cannot be read: {type(error).__name__}: {error}. Delete it, or write it "
+                        "as WAV.") from error
+    values = values[:, None] if values.ndim == 1 else values
+    if values.dtype == np.uint8:
+        return rate, (values.astype(np.float32) - 128) / 128
+    if values.dtype.kind == "i":
+        return rate, values.astype(np.float32) / -float(np.iinfo(values.dtype).min)
+    return rate, values.astype(np.float32)
+
+
+def _resampled(sound: np.ndarray, rate: int, sampling_rate: int) -> np.ndarray:
+    if rate == sampling_rate:
+        return sound
+    from scipy import signal
+
+    return np.asarray(signal.resample_poly(sound, sampling_rate, rate), np.float32)
