@@ -192,7 +192,7 @@ def evil_zip(path, member):
                                               (evil_tar, "link"), (evil_zip, "../evil"), (evil_zip, "/evil/evil")])
 def test_no_member_leaves_its_folder(make, member, get, tmp_path):
     make(tmp_path / "evil.archive", member)
-    with pytest.raises(ValueError, match=r"texts_archive' cannot be taken apart: .*Nothing of it was kept"):
+    with pytest.raises(ValueError, match=r"texts_archive' cannot be extracted: .*Nothing of it was kept"):
         get("texts", tmp_path / "evil.archive", extract=True)
     assert left_in(tmp_path) == ["cache/datasets/texts_archive", "evil.archive"]
     assert os.listdir(tmp_path / "cache" / "datasets") == ["texts_archive"]

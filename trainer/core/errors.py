@@ -21,7 +21,7 @@ _WORDS = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
 
 @contextlib.contextmanager
 def naming_file(path: str) -> Iterator[None]:
-    """Names a file in the errors of code that takes apart what the file says.
+    """Names a file in the errors of code that parses what the file says.
 
     Raises:
       ValueError: in place of any error of what is malformed, unless it names the file already.

@@ -58,7 +58,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(key_path)
         if name in leaves:
-            raise ValueError(f"Two leaves have the path {name!r}. Rename one: keys are told apart by {SEPARATOR!r}, so "
+            raise ValueError(f"Two leaves have the path {name!r}. Rename one: keys are separated by {SEPARATOR!r}, so "
                              f"a key that has a {SEPARATOR!r} itself can look like a nested key.")
         leaves[name] = leaf
     return leaves

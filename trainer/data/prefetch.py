@@ -65,7 +65,7 @@ def prefetch(
         caller's context variables, default device and `jax_enable_x64`. Where the consumer waits for the group, it runs
         in the consumer's thread, so that the next groups come sooner.
       depth: how many placed groups are ready at most, in addition to the group in use.
-      demand: is told when the consumer waits.
+      demand: is notified when the consumer waits.
 
     Raises:
       ValueError: `depth` is less than 1.

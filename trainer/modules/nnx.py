@@ -224,7 +224,7 @@ class NNXFunctional(FunctionalModule):
     def _arguments(self, module: Any, inputs: PyTree, training: bool,
                    make_key: MakeKey) -> tuple[tuple, dict[str, Any]]:
         args, kwargs = call_arguments(module, inputs, training, make_key, self._call_kwargs.of(training))
-        if isinstance(module, nnx.bridge.ToNNX):  # of which nothing changes unless it is told so
+        if isinstance(module, nnx.bridge.ToNNX):  # which changes nothing unless its arguments say so
             kwargs = {"mutable": DenyList(("params", INTERMEDIATES)), **kwargs}
         return args, kwargs
 

@@ -15,7 +15,7 @@ What a layer holds is estimated by the outputs of the layers that it calls when 
 of a scan is executed many times: of a scan over blocks it is the block that is computed again, and not the scan.
 
 Only calls by `__call__` count as layers. A layer's other methods, and what it computes itself, belong to that layer; in
-a module that is taken apart they are kept as usual. So is what `nn.jit` has compiled before, which calls no layers.
+a module that is split they are kept as usual. So is what `nn.jit` has compiled before, which calls no layers.
 
 Outputs, gradients, random numbers and state are those of a plain call. The statistics of BatchNorm are always kept, so
 that replicas exchange nothing twice. On CPU, XLA of jax 0.10 undoes every rematerialisation outside of scans.

@@ -20,7 +20,7 @@ PATIENT = {"compile", "checkpoint", "idle"}  # may take `PATIENCE` times as long
 PATIENCE = 10.0
 
 _DIFFERENT_EPOCHS = ("The data of all processes must have the same number of batches, and callbacks must stop all "
-                     "processes alike. To start again would not help.")
+                     "processes in the same way. To start again would not help.")
 _HEARTBEATS_PER_TIMEOUT = 16
 _MAX_HEARTBEAT_SECS = 5.0
 

@@ -154,7 +154,7 @@ class RandomBrightness(ImageAugmentation):
 
 
 class RandAugment(ImageAugmentation):
-    """Applies some changes, drawn anew for each image, all of one strength.
+    """Applies some changes, drawn again for each image, all of one strength.
 
     Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
     https://arxiv.org/abs/1909.13719. The changes are those that this module has (rotation, zoom, contrast, brightness),

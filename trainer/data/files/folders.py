@@ -109,7 +109,7 @@ def check_split(validation_split: float | None, subset: str | None, shuffle: boo
     if subset not in SUBSETS:
         raise unknown_name("subset", str(subset), SUBSETS)
     if shuffle and seed is None and subset != "both":
-        raise ValueError("A shuffled split needs a `seed`, so that both calls shuffle alike and no file is in both "
+        raise ValueError("A shuffled split needs a `seed`, so that both calls give one order and no file is in both "
                          "parts. Pass `seed=`, or `subset=\"both\"`.")
 
 

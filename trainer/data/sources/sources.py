@@ -114,7 +114,7 @@ class SampleSource(DatasetSource):
 
     def __init__(self, arrays: HostArrays):
         super().__init__(Dataset.from_host_arrays(arrays).batch(arrays.rows).repeat())
-        self.is_exact = False  # nobody says where the others stand
+        self.is_exact = False  # where the others stand is unknown
 
 
 class IterableSource:

@@ -257,7 +257,7 @@ class ParameterServerStrategy(Strategy):
         """Returns data that each worker reads on its own, for `fit` and for scheduled functions.
 
         `fit` reads the first batch here too, to learn its shapes. Each run of `fit`, and each worker that replaces a
-        lost one, begins anew: which rows are trained how often is the function's business, and `steps_per_epoch` says
+        lost one, begins again: which rows are trained how often is the function's business, and `steps_per_epoch` says
         what an epoch is.
 
         Args:

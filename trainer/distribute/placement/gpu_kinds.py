@@ -1,6 +1,6 @@
 """What is known of kinds of GPUs: what XLA compiles for, and the rates that an estimate of time divides by.
 
-Owns these figures and their sources. Whoever adds a kind adds its target configuration here.
+Owns these figures and their sources. A new kind needs its target configuration here.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class CommunicationOptions:
       bytes_per_pack: how many bytes of a tree are reduced at once, about: an array is never divided. Smaller packs can
         start sooner, larger packs have less overhead. 0 leaves it to the trainer, which takes 256 KiB on CPUs and
         leaves it to the compiler elsewhere. On GPUs the number of a strategy is up to how much XLA joins, of
-        all-reduces, all-gathers and reduce-scatters alike.
+        all-reduces, all-gathers and reduce-scatters.
       overlap: of a strategy on several GPUs, whether the compiler schedules collectives beside other work (XLA's
         latency-hiding scheduler). That takes memory, for what is kept while it is sent.
       timeout_seconds: how long processes may wait for each other, in seconds; None leaves it to the runtime. It is no

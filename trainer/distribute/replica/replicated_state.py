@@ -39,7 +39,7 @@ class StateStrategy(Protocol):
         """How arrays whose first axis is rows, or replicas, are split."""
 
     def compiler_options(self) -> CompilerOptions:
-        """Returns what XLA is told about a program of all replicas."""
+        """Returns the XLA options of a program of all replicas."""
 
     def state_shardings(self, state: TrainState) -> TrainState:
         """Returns where each leaf of a state lives between executions."""

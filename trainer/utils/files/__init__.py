@@ -1,1 +1,1 @@
-"""Files from URLs, checked before they are used, and archives that are taken apart without leaving their folder."""
+"""Files from URLs, checked before they are used, and archives that are extracted without leaving their folder."""

@@ -1,4 +1,4 @@
-"""Archives, taken apart in a folder that no member of theirs can leave.
+"""Archives, extracted into a folder that no member of theirs can leave.
 
 Owns which members are refused. A folder is there whole, or not at all.
 """
@@ -38,7 +38,7 @@ def extract(archive: str, folder: str, formats: Sequence[str]) -> bool:
         try:
             unpack(archive, temporary)
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(f"{archive!r} cannot be taken apart: {error} Nothing of it was kept.") from error
+            raise ValueError(f"{archive!r} cannot be extracted: {error} Nothing of it was kept.") from error
         os.chmod(temporary, 0o777 & ~umask())
         if os.path.isdir(folder):
             shutil.rmtree(folder)

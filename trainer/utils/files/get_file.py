@@ -58,7 +58,7 @@ def get_file(
         hash is downloaded again.
       cache_subdir: a folder in the cache folder; or an absolute path.
       hash_algorithm: "sha256", "md5", or "auto", which goes by the number of digits.
-      extract: whether the file is an archive, to be taken apart. No member of it can lie outside of its folder.
+      extract: whether the file is an archive, to be extracted. No member of it can lie outside of its folder.
       archive_format: "tar" (also compressed), "zip", a list of these, or "auto" for both; None for neither.
       cache_dir: the cache folder; by default `$KERAS_HOME`, or `~/.keras`.
       force_download: whether a file in the cache is downloaded again.
