@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import shutil
 import sys
@@ -32,6 +33,20 @@ os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTEN
 import jax  # noqa: E402
 
 THREAD_GRACE_SECS = 2.0
+CASES_FOR_ONE = 5  # of a slow test, of which `make test-rest` runs one; no usual length of an axis of the cases
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items):
+    """Marks four of five cases of a slow test as exhaustive: `make test-rest` would take half an hour more."""
+    counts: collections.Counter[str] = collections.Counter()
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"slow", "processes"} and not marks & {"smoke", "exhaustive", "every_case"}:
+            test = item.nodeid.partition("[")[0]
+            if counts[test] % CASES_FOR_ONE:
+                item.add_marker(pytest.mark.exhaustive)
+            counts[test] += 1
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -40,6 +40,7 @@ def run(command, folder):
     return done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.exhaustive  # two minutes
 def test_two_workers_train_as_one(photos, tmp_path):
     one, errors = run([EXAMPLE, str(photos), *OPTIONS, *ONE], tmp_path)
     assert one[:2] == ["Found 40 files belonging to 2 classes.", "Using 32 and 8 files for training and validation."]

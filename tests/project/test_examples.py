@@ -37,7 +37,7 @@ def test_the_digits_demo_reaches_its_accuracy_and_writes_its_curves(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_gpt_learns_to_add(tmp_path):
     assert ast.literal_eval(printed_by("miniature_gpt.py", tmp_path)[-1])["share_of_right_sums"] > 0.8
 
@@ -125,7 +125,7 @@ def test_mnist_names_what_is_wrong_with_a_file(tmp_path, write, message):
     assert message in " ".join(done.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_are_classified_by_what_they_mean(tmp_path):
     # By its words alone, a text that says "not" would be put into the wrong class: a third of them do.
     assert metrics_of("text_classification.py", tmp_path)["accuracy"] > 0.85

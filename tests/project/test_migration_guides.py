@@ -47,6 +47,7 @@ def names_in(cell):
 
 
 @pytest.mark.slow
+@pytest.mark.every_case
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_guide_runs_from_its_beginning_to_its_end(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
