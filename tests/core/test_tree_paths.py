@@ -55,7 +55,7 @@ def test_leaves_of_nested_dicts_are_named_as_flax_flattens_them(tree):
 
 
 def test_two_leaves_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"Two leaves have the path 'a/b'\. Rename one: keys are told apart by '/'"):
+    with pytest.raises(ValueError, match=r"Two leaves have the path 'a/b'\. Rename one: keys are separated by '/'"):
         named_leaves({"a": {"b": 1}, "a/b": 2})
 
 

@@ -188,7 +188,8 @@ def from_config(
     >>> from_config("number", {"class_name": "complex", "config": {"real": 2}}, {"complex": complex})
     (2+0j)
     """
-    known = with_custom_objects(known, custom_objects)
+    custom = with_custom_objects({}, custom_objects)
+    known = {**known, **custom}
     if isinstance(config, str):
         return _named(kind, config, known)
     if not isinstance(config, Mapping) or not isinstance(config.get("class_name"), str):
@@ -198,7 +199,7 @@ def from_config(
         name = config["config"]  # Keras writes a dict for functions of the user's own
         return _named(kind, name["name"] if isinstance(name, Mapping) else name, known)
     registered = config.get("registered_name")
-    cls = known[registered] if registered in known else _named(kind, config["class_name"], known)
+    cls = custom[registered] if registered in custom else _named(kind, config["class_name"], known)
     arguments = copy.deepcopy(dict(config.get("config") or {}))
     make: Callable[..., Any] | None = getattr(cls, "from_config", None)
     return cls(**arguments) if make is None else make(arguments)

@@ -118,12 +118,13 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
       >>> deserialize(serialize(SGD(0.5, momentum=0.9))) == SGD(0.5, momentum=0.9)
       True
     """
-    name = config["class_name"] if configs.is_config(config) else None
-    if name not in configs.with_custom_objects({}, custom_objects) and str(name).lower() in (*BY_NAME, _WRAPPER):
-        config = {**config, "class_name": str(name).lower()}
-    if name is not None and config["class_name"] == _WRAPPER:
-        arguments = dict(config["config"])
-        inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
-        return LossScaleOptimizer(inner, **arguments)  # type: ignore[arg-type]  # it raises for one within another
+    name = str(config["class_name"]) if configs.is_config(config) else ""
+    if name not in configs.with_custom_objects({}, custom_objects):
+        if name.lower() == _WRAPPER:
+            arguments = dict(config["config"])
+            inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
+            return LossScaleOptimizer(inner, **arguments)  # type: ignore[arg-type]  # it raises for one within another
+        if name.lower() in BY_NAME:
+            config = {**config, "class_name": name.lower()}
     optimizer: Optimizer = configs.from_config("optimizer", config, BY_NAME, custom_objects)
     return optimizer
