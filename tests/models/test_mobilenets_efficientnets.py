@@ -113,7 +113,7 @@ def test_weights_without_a_classifier_load(keras, name, options, tmp_path):
     np.testing.assert_allclose(features, theirs(pixels()), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_constants_of_an_efficientnet_are_state_that_training_leaves_alone():
     model = trainer.Model(SMALL[0])
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -129,7 +129,7 @@ def test_constants_of_an_efficientnet_are_state_that_training_leaves_alone():
     np.testing.assert_array_equal(constants["var"], np.full(3, 1.25))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_published_weights_of_an_efficientnet_see_images_divided_by_the_standard_deviation():
     """Their files have standard deviations for variances; the square root is divided by twice."""
     model = SMALL[0].clone(divides_by_sqrt_stddev=True)

@@ -266,7 +266,7 @@ def test_every_module_is_in_a_room():
     assert {room_of(module, PACKAGES) for module in SOURCES} == {"", *ROOMS}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # here; `make lint` runs all of this file
 def test_imports_point_to_lower_rooms_only():
     assert forbidden_imports(SOURCES, PACKAGES) == []
 

@@ -61,7 +61,7 @@ def test_without_a_gpu_only_a_dry_run_is_possible(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_stage_that_fails_is_named_and_the_others_go_on(tmp_path):
     code = ("import bench_gpu, sys; from gpu.stages import STAGES; "
             "sys.argv = ['bench_gpu.py', '--tiny', '--out', sys.argv[1], 'graphs', 'first']; "
@@ -208,7 +208,7 @@ print(sizes)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_models_in_full_size_can_be_traced():
     assert evaluated(FULL_SIZES) == {"mobilenet_v2": 3_504_872, "resnet50": 25_583_592, "gpt2": 124_439_808}
 

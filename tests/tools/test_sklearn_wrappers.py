@@ -155,7 +155,7 @@ def test_a_regressor_learns():
     assert estimator.score(inputs, targets) > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_grid_search_in_a_pipeline_finds_the_better_network():
     classifier = TrainerClassifier(Layers, epochs=10, optimizer=trainer.optimizers.Adam(0.01))
     pipeline = make_pipeline(StandardScaler(), classifier)
