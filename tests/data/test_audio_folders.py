@@ -104,7 +104,7 @@ def test_sounds_of_several_rates_are_refused_by_file(folder):
 def test_sounds_of_several_channels_are_refused_by_file(folder):
     write(folder / "low" / "1.wav", np.zeros((64, 2)))
     sounds = rows(folder)
-    with pytest.raises(ValueError, match=r"one number of channels; convert the files.*64 samples of 2 channels"):
+    with pytest.raises(ValueError, match=r"one number of channels: convert the files.*64 samples of 2 channels"):
         [sounds[number] for number in range(8)]
 
 

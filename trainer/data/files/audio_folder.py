@@ -40,10 +40,11 @@ class _Sounds:
             sound = np.pad(sound[:self._length], ((0, max(0, self._length - len(sound))), (0, 0)))
         first = self._shapes.differs(path, sound.shape)
         if first is not None:
-            what, fix = (("length", ", which cuts longer ones and fills shorter ones with silence: "
-                          f"`output_sequence_length={max(len(sound), first[1][0])}`")
-                         if sound.shape[1] == first[1][1] else ("number of channels", "; convert the files"))
-            raise DataError(f"Sounds must have one {what}{fix}. Received: {len(sound)} samples of {sound.shape[1]} "
+            length = max(len(sound), first[1][0])
+            one_length = (f"one length: pass `output_sequence_length={length}`, which cuts longer ones and fills "
+                          "shorter ones with silence")
+            rule = one_length if sound.shape[1] == first[1][1] else "one number of channels: convert the files"
+            raise DataError(f"Sounds must have {rule}. Received: {len(sound)} samples of {sound.shape[1]} "
                             f"channels in {path!r}, and {first[1][0]} of {first[1][1]} in {first[0]!r}.")
         return sound if self._labels is None else (sound, self._labels[number])
 
