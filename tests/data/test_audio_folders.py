@@ -1,5 +1,6 @@
 """Sounds from folders: values, lengths and rates, and errors that name the file."""
 
+import cloudpickle
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -89,8 +90,8 @@ def test_sounds_are_resampled_before_they_are_cut(tmp_path):
 def test_sounds_of_several_lengths_are_refused_by_file(folder):
     write(folder / "low" / "1.wav", tone(70, 100))
     sounds = rows(folder)
-    with pytest.raises(ValueError, match=r"one length.*`output_sequence_length=70`.*70 samples of 1 channels in "
-                                         r".*1\.wav', and 64 of 1 in .*0\.wav'"):
+    with pytest.raises(ValueError, match=r"one length.*`output_sequence_length=`, such as 70.*\(70, 1\) of "
+                                         r".*1\.wav', and \(64, 1\) of .*0\.wav'"):
         [sounds[number] for number in range(8)]
 
 
@@ -101,10 +102,43 @@ def test_sounds_of_several_rates_are_refused_by_file(folder):
         [sounds[number] for number in range(8)]
 
 
+def test_training_and_validation_have_one_rate(folder):
+    write(folder / "low" / "3.wav", tone(64, 100), rate=16000)
+    training, validation = audio_dataset_from_directory(folder, shuffle=False, verbose=False, validation_split=0.125,
+                                                        subset="both")
+    assert len([training.rows[number] for number in range(7)]) == 7
+    with pytest.raises(ValueError, match=r"one sampling rate.*16000.*3\.wav', and 8000"):
+        validation.rows[0]
+
+
+def test_a_dataset_can_be_sent_to_another_process(folder):
+    dataset = audio_dataset_from_directory(folder, shuffle=False, verbose=False)
+    (x, y), (expected, labels) = next(iter(cloudpickle.loads(cloudpickle.dumps(dataset)))), next(iter(dataset))
+    assert (x == expected).all() and (y == labels).all()
+
+
+@pytest.mark.parametrize("damage", ["cut", "rate"])
+def test_a_damaged_sound_is_named(folder, damage):
+    path = folder / "low" / "1.wav"
+    content = path.read_bytes()
+    path.write_bytes(content[:100] if damage == "cut" else content[:24] + bytes(8) + content[32:])
+    expected = "it ends after 100 of 172 bytes" if damage == "cut" else "it has 0 samples per second"
+    with pytest.raises(ValueError, match=rf"The sound .*1\.wav' cannot be read: ValueError: {expected}\. Delete it"):
+        rows(folder, sampling_rate=4000)[5]
+
+
+def test_the_size_of_a_file_that_was_written_as_a_stream_is_not_known(folder):
+    path = folder / "low" / "1.wav"
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 4 + content[8:])
+    with pytest.warns(wavfile.WavFileWarning, match="EOF"):
+        assert rows(folder)[5][0].shape == (64, 1)
+
+
 def test_sounds_of_several_channels_are_refused_by_file(folder):
     write(folder / "low" / "1.wav", np.zeros((64, 2)))
     sounds = rows(folder)
-    with pytest.raises(ValueError, match=r"one number of channels: convert the files.*64 samples of 2 channels"):
+    with pytest.raises(ValueError, match=r"one number of channels: convert the files.*\(64, 2\) of"):
         [sounds[number] for number in range(8)]
 
 

@@ -177,6 +177,42 @@ def test_a_users_subclass_needs_no_config_of_its_own():
     assert Damped.from_config(Damped(0.25).get_config()) == Damped(0.25)
 
 
+def test_what_a_subclass_fixes_itself_is_not_in_its_config():
+    class Named(optimizers.SGD):
+        def __init__(self, learning_rate=0.5, **kwargs):
+            super().__init__(learning_rate, name="named", gradient_accumulation_steps=4, **kwargs)
+
+    class Direct(optimizers.Optimizer):
+        def __init__(self, learning_rate=0.5, **kwargs):
+            super().__init__(optax.sgd(1.0), learning_rate, **kwargs)
+
+    assert Named(0.25, momentum=0.9).get_config() == {"learning_rate": 0.25, "momentum": 0.9}
+    for made in (Named(0.25, momentum=0.9), Direct(0.25), Direct(0.25, name="mine")):
+        assert type(made).from_config(made.get_config()) == made
+    assert Named().gradient_accumulation_steps == 4
+
+
+def test_positional_arguments_without_names_are_no_plain_data():
+    class Any(optimizers.SGD):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    with pytest.raises(TypeError, match=r"Any takes `\*args`, which have no names in a configuration"):
+        Any(0.5, 0.9).get_config()
+    assert Any.from_config(Any(learning_rate=0.5, momentum=0.9).get_config()) == Any(learning_rate=0.5, momentum=0.9)
+
+
+def test_a_keyword_that_a_subclass_passes_on_is_checked():
+    with pytest.raises(TypeError, match="The optimizer has no argument 'beta1'"):
+        subclasses(optimizers)[0](0.5, beta1=0.5)
+
+
+def test_an_optimizer_comes_back_equal_and_looks_the_same():
+    made = optimizers.SGD(0.1, momentum=0.9)
+    found = optimizers.deserialize(optimizers.serialize(made))
+    assert found == made and repr(found) == "SGD(learning_rate=0.1, momentum=0.9, name='sgd')"
+
+
 def test_nothing_gives_no_optimizer():
     assert optimizers.get(None) is None and keras.optimizers.get(None) is None
 

@@ -6,12 +6,11 @@ knows, and of those that the user has registered or hands over.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import copy
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
 
 from trainer.core.errors import unknown_name, wrong_type
 
@@ -51,10 +50,10 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
 
     Source: `keras.saving.register_keras_serializable`.
     """
-    for argument, value in {"package": package, **({} if name is None else {"name": name})}.items():
-        if not isinstance(value, str):
-            raise wrong_type(argument, value, "a string. The decorator is called: "
-                             "`@register_keras_serializable(package=\"my_project\")`")
+    if not isinstance(package, str):
+        raise wrong_type("package", package, "a string, as in `@register_keras_serializable(package=\"my_project\")`")
+    if not isinstance(name, str | None):
+        raise wrong_type("name", name, "a string or None")
 
     def register(value: T) -> T:
         if not callable(value) or not hasattr(value, "__name__"):
@@ -76,12 +75,11 @@ def get_custom_objects() -> dict[str, Any]:
     return _registered
 
 
-@contextlib.contextmanager
-def custom_object_scope(custom_objects: Mapping[str, Any]) -> Iterator[None]:
+class CustomObjectScope:
     """Within it, names mean these classes and functions too, in this thread. Scopes within each other add up.
 
     Args:
-      custom_objects: classes and functions by name.
+      custom_objects: classes and functions by name; None for none.
 
     Raises:
       TypeError: if it is no mapping.
@@ -90,18 +88,28 @@ def custom_object_scope(custom_objects: Mapping[str, Any]) -> Iterator[None]:
       >>> import trainer
       >>> def cubed(y_true, y_pred):
       ...     return abs(y_true - y_pred).mean(-1) ** 3
-      >>> with custom_object_scope({"cubed": cubed}):
+      >>> with CustomObjectScope({"cubed": cubed}):
       ...     assert trainer.losses.get("cubed") is cubed
 
-    Source: `keras.saving.custom_object_scope`.
+    Source: `keras.saving.CustomObjectScope`.
     """
-    if not isinstance(custom_objects, Mapping):
-        raise wrong_type("custom_objects", custom_objects, "a dict of classes and functions by name")
-    token = _scope.set({**_scope.get(), **custom_objects})
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+
+    def __init__(self, custom_objects: Mapping[str, Any] | None):
+        if not isinstance(custom_objects, Mapping | None):
+            raise wrong_type("custom_objects", custom_objects, "a dict of classes and functions by name")
+        self.custom_objects = dict(custom_objects or {})
+        self._tokens: list[contextvars.Token[Mapping[str, Any]]] = []
+
+    def __enter__(self) -> Self:
+        self._tokens.append(_scope.set({**_scope.get(), **self.custom_objects}))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _scope.reset(self._tokens.pop())
+
+
+custom_object_scope = CustomObjectScope
+"""Keras's other name for `CustomObjectScope`."""
 
 
 def get_registered_name(obj: Any) -> str:
@@ -171,43 +179,71 @@ def to_config(value: Any, module: str) -> Any:
 
 
 def from_config(
-    kind: str, config: Any, known: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    kind: str, of: type | tuple[type, ...], config: Any, known: Mapping[str, Any],
+    custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns what `to_config`, or Keras's `serialize`, has made plain data of.
+    """Returns what `to_config`, or Keras's `serialize`, has made plain data of: an object, or a function.
 
     Args:
       kind: what is expected, such as "loss", for errors.
+      of: the class that objects of this kind have.
       config: a dict with "class_name" and "config", or the name of a class or a function.
       known: classes and functions by name.
       custom_objects: further ones, which come first; then the user's, see `with_custom_objects`.
 
     Raises:
       ValueError: for an unknown name.
-      TypeError: for what is no such dict, and for arguments that the class does not take.
+      TypeError: for what is no such dict, for arguments that the class does not take, for an object of another kind.
 
-    >>> from_config("number", {"class_name": "complex", "config": {"real": 2}}, {"complex": complex})
+    >>> from_config("number", complex, {"class_name": "complex", "config": {"real": 2}}, {"complex": complex})
     (2+0j)
     """
     custom = with_custom_objects({}, custom_objects)
     known = {**known, **custom}
     if isinstance(config, str):
-        return _named(kind, config, known)
+        return _made(kind, of, _named(kind, config, known))
     if not isinstance(config, Mapping) or not isinstance(config.get("class_name"), str):
-        raise wrong_type("config", config, f"the configuration of a {kind}, a dict with 'class_name' and 'config', or "
-                         "its name")
+        raise wrong_type("config", config, f"the configuration of {_one(kind)}, a dict with 'class_name' and 'config', "
+                         "or its name")
     if config["class_name"] == "function":
         name = config["config"]  # Keras writes a dict for functions of the user's own
-        return _named(kind, name["name"] if isinstance(name, Mapping) else name, known)
+        return _made(kind, of, _named(kind, name["name"] if isinstance(name, Mapping) else name, known))
     registered = config.get("registered_name")
-    cls = custom[registered] if registered in custom else _named(kind, config["class_name"], known)
-    arguments = copy.deepcopy(dict(config.get("config") or {}))
-    make: Callable[..., Any] | None = getattr(cls, "from_config", None)
-    return cls(**arguments) if make is None else make(arguments)
+    if registered in custom:
+        cls = custom[registered]
+    elif is_of_the_user(config) and config["class_name"] not in custom:
+        raise ValueError(f"Unknown {kind} {registered!r}, of a class of yours. Define it before, with "
+                         "`@trainer.utils.register_keras_serializable(...)`, or give it to `deserialize`: "
+                         f"`custom_objects={{{config['class_name']!r}: {config['class_name']}}}`.")
+    else:
+        cls = _named(kind, config["class_name"], known)
+    with CustomObjectScope(custom_objects):  # for what is within it
+        return _made(kind, of, cls, copy.deepcopy(dict(config.get("config") or {})))
+
+
+def is_of_the_user(config: Mapping[str, Any]) -> bool:
+    """Returns whether a configuration is that of a class which neither this package nor Keras has."""
+    package = str(config.get("module")).partition(".")[0]
+    return config.get("registered_name") is not None and package not in (_PACKAGE, "keras", "tf_keras", "builtins")
 
 
 def is_config(value: Any) -> bool:
     """Returns whether a value has the form of a serialized object."""
     return isinstance(value, Mapping) and "class_name" in value and "config" in value
+
+
+def _one(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def _made(kind: str, of: type | tuple[type, ...], found: Any, arguments: Config | None = None) -> Any:
+    """Returns an object of a class with these arguments, or what else was found, such as a function."""
+    if isinstance(found, type):
+        make: Callable[..., Any] | None = getattr(found, "from_config", None)
+        found = found(**arguments or {}) if make is None or arguments is None else make(arguments)
+    if not isinstance(found, of) and (hasattr(found, "get_config") or not callable(found)):
+        raise wrong_type("config", found, f"that of {_one(kind)}")
+    return found
 
 
 def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:

@@ -119,8 +119,8 @@ def deserialize(
     >>> deserialize(serialize(Huber(delta=2.0))).delta
     2.0
     """
-    loss: Loss | Callable[[Any, Any], Any] = configs.from_config("loss", name, _BY_NAME, custom_objects)
-    return loss() if isinstance(loss, type) else loss
+    loss: Loss | Callable[[Any, Any], Any] = configs.from_config("loss", Loss, name, _BY_NAME, custom_objects)
+    return loss
 
 
 def is_builtin(function: Any) -> bool:

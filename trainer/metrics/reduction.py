@@ -216,7 +216,7 @@ class LossMetric(WeightedMean):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        if isinstance(config.get("loss"), BuiltinLoss):
+        if isinstance(config.get("loss"), BuiltinLoss) or configs.is_registered(type(config.get("loss"))):
             config["loss"] = losses.serialize(self.loss)
         return config
 

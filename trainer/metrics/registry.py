@@ -217,8 +217,9 @@ def deserialize(
     known = {**_FUNCTIONS, **_BY_NAME, "MeanMetricWrapper": MeanMetricWrapper, "LossMetric": LossMetric}
     if configs.is_config(config) and config["class_name"] == "function":  # type: ignore[index]
         known.update(_FUNCTIONS)
-    metric: Metric | Callable[[Any, Any], Any] = configs.from_config("metric", config, known, custom_objects)
-    return metric() if isinstance(metric, type) else metric
+    metric: Metric | Callable[[Any, Any], Any] = configs.from_config(
+        "metric", Metric, config, known, custom_objects)
+    return metric
 
 
 def check(identifier: Any) -> None:

@@ -23,6 +23,7 @@ from trainer.optimizers.common_arguments import FURTHER_DEFAULTS
 from trainer.optimizers.extra_arguments import update_with
 from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
 from trainer.optimizers.schedules import LearningRateSchedule, deserialize, serialize
+from trainer.optimizers.transforms.accumulation import AveragedGradients
 
 
 class OptimizerState(NamedTuple):
@@ -84,7 +85,7 @@ class Optimizer(ComparesByConfiguration):
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         signature = inspect.signature(cls.__init__)
         parameters, takes_any = signature.parameters, _keywords_of(signature) is not None
-        is_own = getattr(cls.__init__, "__module__", "").startswith("trainer.optimizers.")
+        is_own = _is_own(cls)
         known = [*parameters, *FURTHER_DEFAULTS] if takes_any else list(parameters)
         for name in () if takes_any and not is_own else sorted(options.keys() - set(known)):
             raise unknown_argument(cls.__name__, name, parameters.keys() - {"further"})
@@ -121,12 +122,16 @@ class Optimizer(ComparesByConfiguration):
         arguments, options = self._given
         signature = inspect.signature(type(self).__init__)
         given, further = _given_arguments(signature, arguments, options)
-        takes_any = _keywords_of(signature) is not None
-        config = {"name": self.name, **given, **(FURTHER_DEFAULTS if takes_any else {}), **further}
-        config |= {"name": self.name, "learning_rate": float(self.learning_rate) if self.schedule is None else (
-            self.schedule)}
-        if not takes_any:  # a subclass sets the others itself
-            config = {name: value for name, value in config.items() if name in signature.parameters}
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL and given.get(name):
+                raise TypeError(f"{type(self).__name__} takes `*{name}`, which have no names in a configuration. Name "
+                                "the arguments of its `__init__`, or give it a `get_config`.")
+        config = {name: value for name, value in given.items() if name in options or value != ()} | further
+        if _is_own(type(self)):
+            config = {"name": self.name, **given, **FURTHER_DEFAULTS, **further}
+        # A subclass may set all that it is not given itself.
+        present = {"name": self.name, "learning_rate": float(self._initial) if self.schedule is None else self.schedule}
+        config |= {name: value for name, value in present.items() if name in config}
         for name, value in config.items():
             if isinstance(value, LearningRateSchedule):
                 config[name] = serialize(value)
@@ -150,7 +155,7 @@ class Optimizer(ComparesByConfiguration):
     @property
     def gradient_accumulation_steps(self) -> int:
         """How many calls of `update` make one."""
-        return self._given[1].get("gradient_accumulation_steps") or 1
+        return self.transformation.steps if isinstance(self.transformation, AveragedGradients) else 1
 
     @property
     def kind(self) -> str:
@@ -264,7 +269,13 @@ def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str,
     except TypeError:  # which `__init__` is about to raise, or a copy is being made
         return {}
     return {name: value for name, value in given.items()
-            if name == "learning_rate" or value is not signature.parameters[name].default} | further
+            if name == "learning_rate" or value is not signature.parameters[name].default} | {
+                name: value for name, value in further.items() if value != FURTHER_DEFAULTS.get(name, inspect)}
+
+
+def _is_own(cls: type[Optimizer]) -> bool:
+    """Returns whether a class has the arguments of one of this package."""
+    return getattr(cls.__init__, "__module__", "").startswith(f"{__package__}.")
 
 
 def _given_arguments(

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack
 import optax
 
 from trainer.core import arguments
+from trainer.core.errors import unknown_argument
 from trainer.optimizers import transforms
 
 
@@ -55,6 +56,7 @@ def with_common_arguments(
     Raises:
       ValueError: if more than one of the three clips is given, or one is not above 0, or `weight_decay` is below 0; for
         an argument that the trainer has elsewhere.
+      TypeError: for an unknown argument.
     """
     clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
     given = {name: value for name, value in clips.items() if value is not None}
@@ -72,6 +74,8 @@ def with_common_arguments(
     if weight_decay is not None:
         arguments.require_non_negative(weight_decay=weight_decay)
         chain = transforms.after_weight_decay(chain, weight_decay)
+    for name in further.keys() - FURTHER_DEFAULTS.keys():  # which a subclass has passed on
+        raise unknown_argument("The optimizer", name, FURTHER_DEFAULTS)
     _refuse_what_is_elsewhere(further)
     accumulated = further.get("gradient_accumulation_steps")
     if not accumulated:

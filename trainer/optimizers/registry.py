@@ -24,7 +24,6 @@ BY_NAME: dict[str, Callable[[], Optimizer]] = {
 
 
 AnyOptimizer = Optimizer | LossScaleOptimizer
-_WRAPPER = LossScaleOptimizer.__name__.lower()
 
 
 def get(identifier: Any) -> AnyOptimizer | None:
@@ -66,14 +65,8 @@ def as_optimizer(identifier: Any) -> AnyOptimizer:
     """
     if isinstance(identifier, (Optimizer, LossScaleOptimizer)):
         return identifier
-    if configs.is_config(identifier):
+    if isinstance(identifier, str) or configs.is_config(identifier):
         return deserialize(identifier)
-    if isinstance(identifier, str):
-        known = configs.with_custom_objects(BY_NAME)
-        name = identifier if identifier in known else identifier.lower()
-        if name not in known:
-            raise errors.unknown_name("optimizer", identifier, known)
-        return as_optimizer(known[name]())
     if isinstance(identifier, optax.MultiSteps):
         identifier = optax.GradientTransformationExtraArgs(identifier.init, identifier.update)
     if isinstance(identifier, optax.GradientTransformation):
@@ -103,11 +96,13 @@ def serialize(optimizer: AnyOptimizer) -> dict[str, Any]:
     return config
 
 
-def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> AnyOptimizer:
+def deserialize(
+    config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> AnyOptimizer:
     """Returns the optimizer that `serialize`, or that of Keras, has made plain data of.
 
     Args:
-      config: the configuration.
+      config: the configuration, or a name as `get` takes it.
       custom_objects: classes of your own, by name.
 
     Raises:
@@ -118,13 +113,15 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | N
       >>> deserialize(serialize(SGD(0.5, momentum=0.9))) == SGD(0.5, momentum=0.9)
       True
     """
-    name = str(config["class_name"]) if configs.is_config(config) else ""
-    if name not in configs.with_custom_objects({}, custom_objects):
-        if name.lower() == _WRAPPER:
+    custom = configs.with_custom_objects({}, custom_objects)
+    if isinstance(config, str):
+        config = config if config in custom else config.lower()
+    elif isinstance(config, Mapping) and not configs.is_of_the_user(config) and config.get("class_name") not in custom:
+        config = {**config, "class_name": str(config.get("class_name")).lower()}
+        if config["class_name"] == LossScaleOptimizer.__name__.lower():
             arguments = dict(config["config"])
             inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
             return LossScaleOptimizer(inner, **arguments)  # type: ignore[arg-type]  # it raises for one within another
-        if name.lower() in BY_NAME:
-            config = {**config, "class_name": name.lower()}
-    optimizer: Optimizer = configs.from_config("optimizer", config, BY_NAME, custom_objects)
+    optimizer: Optimizer = configs.from_config(
+        "optimizer", (Optimizer, LossScaleOptimizer), config, BY_NAME, custom_objects)
     return optimizer

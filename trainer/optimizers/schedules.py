@@ -310,7 +310,8 @@ def deserialize(
       >>> float(deserialize(serialize(CosineDecay(0.5, decay_steps=10)))(0))
       0.5
     """
-    schedule: LearningRateSchedule = configs.from_config("schedule", config, _BY_NAME, custom_objects)
+    schedule: LearningRateSchedule = configs.from_config(
+        "schedule", LearningRateSchedule, config, _BY_NAME, custom_objects)
     return schedule
 
 

@@ -30,8 +30,8 @@ def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, An
     >>> deserialize(serialize(L2(0.5)))
     L2(l2=0.5)
     """
-    penalty: Penalty = configs.from_config("regularizer", config, CLASSES, custom_objects)
-    return penalty() if isinstance(penalty, type) else penalty
+    penalty: Penalty = configs.from_config("regularizer", Regularizer, config, CLASSES, custom_objects)
+    return penalty
 
 
 def get(identifier: Any) -> Penalty | None:

@@ -10,6 +10,7 @@ from trainer.callbacks.base.interactive_logging import (
 )
 from trainer.callbacks.progress.progbar import Progbar
 from trainer.core.configs import (
+    CustomObjectScope,
     custom_object_scope,
     get_custom_objects,
     get_registered_name,
@@ -34,8 +35,6 @@ from trainer.utils.random_seed import set_random_seed
 
 Sequence = PyDataset
 """Keras's older name for `PyDataset`."""
-CustomObjectScope = custom_object_scope
-"""Keras's other name for `custom_object_scope`."""
 
 __all__ = [
     "CustomObjectScope",

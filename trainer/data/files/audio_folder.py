@@ -14,14 +14,16 @@ from trainer.data.files.row_dataset import RowDataset
 from trainer.data.sources.arrays import DataError
 
 SUFFIXES = (".wav",)
+_UNKNOWN_SIZE = 2**32 + 7  # of a file that was written as a stream
 
 
 class _Sounds:
     """Rows of sounds, or of sounds and labels, decoded when they are asked for."""
 
-    def __init__(self, paths: list[str], labels: np.ndarray | None, sampling_rate: int | None, length: int | None):
+    def __init__(self, paths: list[str], labels: np.ndarray | None, sampling_rate: int | None, length: int | None,
+                 rates: FirstFile, shapes: FirstFile):
         self._paths, self._labels, self._sampling_rate, self._length = paths, labels, sampling_rate, length
-        self._rates, self._shapes = FirstFile(), FirstFile()
+        self._rates, self._shapes = rates, shapes
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -41,11 +43,11 @@ class _Sounds:
         first = self._shapes.differs(path, sound.shape)
         if first is not None:
             length = max(len(sound), first[1][0])
-            one_length = (f"one length: pass `output_sequence_length={length}`, which cuts longer ones and fills "
-                          "shorter ones with silence")
+            one_length = (f"one length: pass `output_sequence_length=`, such as {length}, which cuts longer ones and "
+                          "fills shorter ones with silence")
             rule = one_length if sound.shape[1] == first[1][1] else "one number of channels: convert the files"
-            raise DataError(f"Sounds must have {rule}. Received: {len(sound)} samples of {sound.shape[1]} "
-                            f"channels in {path!r}, and {first[1][0]} of {first[1][1]} in {first[0]!r}.")
+            raise DataError(f"Sounds must have {rule}. Received: the shape "
+                            f"(samples, channels) = {sound.shape} of {path!r}, and {first[1]} of {first[0]!r}.")
         return sound if self._labels is None else (sound, self._labels[number])
 
 
@@ -58,8 +60,8 @@ def audio_dataset_from_directory(
 ) -> RowDataset | list[RowDataset]:
     """Returns the sounds of a folder as batches for `fit`; labels, order and splits are those of Keras.
 
-    A sound is a float32 array of shape `(samples, channels)` with values from -1 to 1. All have one shape, in every
-    batch, so that a step is compiled once.
+    A sound is a float32 array of shape `(samples, channels)`; integers in files become values from -1 to 1. All have
+    one shape, in every batch, so that a step is compiled once.
 
     Args:
       directory: has a folder for each class, with files that end with ".wav" in it or in folders of it.
@@ -67,8 +69,9 @@ def audio_dataset_from_directory(
         `image_dataset_from_directory` takes them.
       sampling_rate: samples per second, to which sounds of another rate are resampled, as `scipy.signal.resample_poly`
         does it; None takes them as they are, and all must have one rate.
-      output_sequence_length: samples of each sound: longer ones are cut at their end, and shorter ones end with
-        silence. None takes them as they are, and all must have one length; Keras pads those of a batch to its longest.
+      output_sequence_length: samples of each sound, resampled if it is: longer ones are cut at their end, and shorter
+        ones end with silence. None takes them as they are, and all must have one length; Keras pads those of a batch
+        to its longest.
       ragged: only False: arrays have one length.
       num_threads: how many threads read; as many as there are processors by default.
 
@@ -95,8 +98,10 @@ def audio_dataset_from_directory(
     if ragged:
         raise ValueError("`ragged=True` is for ragged tensors, which JAX has not. Pass `output_sequence_length=`, to "
                          "which sounds are cut or filled with silence.")
+    first = FirstFile(), FirstFile()  # of training and validation together
     return folder_datasets(
-        directory, SUFFIXES, lambda paths, numbers: _Sounds(paths, numbers, sampling_rate, output_sequence_length),
+        directory, SUFFIXES,
+        lambda paths, numbers: _Sounds(paths, numbers, sampling_rate, output_sequence_length, *first),
         labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
         seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
         num_threads=num_threads)
@@ -107,9 +112,13 @@ def _decoded(path: str) -> tuple[int, np.ndarray]:
     from scipy.io import wavfile  # 0.1 s, for those who have sounds
 
     try:
+        _check_is_whole(path)
         rate, values = wavfile.read(path)
-    except Exception as error:  # of any type: SciPy's reader stumbles where the file ends too early
-        raise DataError(f"The sound {path!r} cannot be read: {type(error).__name__}: {error}. Delete it, or write it "
+        if rate < 1:
+            raise ValueError(f"it has {rate} samples per second")
+    except Exception as error:  # of any type: SciPy's reader stumbles where the file is malformed
+        reason = str(error).rstrip(".")
+        raise DataError(f"The sound {path!r} cannot be read: {type(error).__name__}: {reason}. Delete it, or write it "
                         "as WAV.") from error
     values = values[:, None] if values.ndim == 1 else values
     if values.dtype == np.uint8:
@@ -117,6 +126,16 @@ def _decoded(path: str) -> tuple[int, np.ndarray]:
     if values.dtype.kind == "i":
         return rate, values.astype(np.float32) / -float(np.iinfo(values.dtype).min)
     return rate, values.astype(np.float32)
+
+
+def _check_is_whole(path: str) -> None:
+    # SciPy only warns of a file that ends too early, and does not name it.
+    with open(path, "rb") as file:
+        head = file.read(8)
+        size = file.seek(0, os.SEEK_END)
+    said = int.from_bytes(head[4:], "little") + 8
+    if head[:4] == b"RIFF" and size < said != _UNKNOWN_SIZE:
+        raise ValueError(f"it ends after {size} of {said} bytes")
 
 
 def _resampled(sound: np.ndarray, rate: int, sampling_rate: int) -> np.ndarray:

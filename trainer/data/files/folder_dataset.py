@@ -26,6 +26,9 @@ class FirstFile:
         self._first: tuple[str, Any] | None = None
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> Any:
+        return FirstFile, ()  # a copy reads its own first file, and no lock can be sent to another process
+
     def differs(self, path: str, value: Any) -> tuple[str, Any] | None:
         """Returns the first file and its value, if this file's is another one."""
         with self._lock:

@@ -17,9 +17,8 @@ from trainer.data.sources.arrays import DataError
 class _Texts:
     """Rows of encoded texts, or of these and labels, read when they are asked for."""
 
-    def __init__(self, paths: list[str], labels: np.ndarray | None, encode: Callable[[str], Any]):
-        self._paths, self._labels, self._encode = paths, labels, encode
-        self._shapes = FirstFile()
+    def __init__(self, paths: list[str], labels: np.ndarray | None, encode: Callable[[str], Any], shapes: FirstFile):
+        self._paths, self._labels, self._encode, self._shapes = paths, labels, encode, shapes
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -79,8 +78,9 @@ def text_dataset_from_directory(
     """
     if not callable(encode):
         raise wrong_type("encode", encode, "a function that takes a text and returns an array")
+    shapes = FirstFile()  # of training and validation together
     return folder_datasets(
-        directory, (".txt",), lambda paths, numbers: _Texts(paths, numbers, encode),
+        directory, (".txt",), lambda paths, numbers: _Texts(paths, numbers, encode, shapes),
         labels=labels, label_mode=label_mode, class_names=class_names, batch_size=batch_size, shuffle=shuffle,
         seed=seed, validation_split=validation_split, subset=subset, follow_links=follow_links, verbose=verbose,
         num_threads=num_threads)

@@ -25,9 +25,13 @@ class AveragedGradientsState(NamedTuple):
     inner: Any
 
 
-def average_gradients(
-    transformation: optax.GradientTransformation, steps: int
-) -> optax.GradientTransformationExtraArgs:
+class AveragedGradients(optax.GradientTransformationExtraArgs):
+    """What `average_gradients` returns: a transformation, and how many calls make an update."""
+
+    steps: int
+
+
+def average_gradients(transformation: optax.GradientTransformation, steps: int) -> AveragedGradients:
     """Makes the updates of `transformation` with the mean of the gradients of `steps` calls; nothing in between.
 
     Args:
@@ -57,4 +61,6 @@ def average_gradients(
         return if_last(updates, optax.tree.zeros_like(updates)), AveragedGradientsState(
             jnp.where(is_last, 0, state.calls + 1), if_last(zeros, sums), if_last(inner, state.inner))
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    made = AveragedGradients(init, update)
+    made.steps = steps
+    return made
