@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.core import configs
-from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.errors import wrong_type
 from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
 from trainer.losses.focal import (
     BinaryFocalCrossentropy,
@@ -79,13 +79,8 @@ def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
     >>> get("mse").__name__
     'mean_squared_error'
     """
-    if configs.is_config(identifier):
+    if isinstance(identifier, str) or configs.is_config(identifier):
         return deserialize(identifier)
-    if isinstance(identifier, str):
-        known = configs.with_custom_objects(_BY_NAME)
-        if identifier not in known:
-            raise unknown_name("loss", identifier, known)
-        identifier = known[identifier]
     if isinstance(identifier, type) and issubclass(identifier, Loss):
         return identifier()
     if identifier is None or (callable(identifier) and not isinstance(identifier, type)):

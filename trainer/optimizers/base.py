@@ -123,13 +123,11 @@ class Optimizer(ComparesByConfiguration):
         signature = inspect.signature(type(self).__init__)
         given, further = _given_arguments(signature, arguments, options)
         for name, parameter in signature.parameters.items():
-            if parameter.kind is parameter.VAR_POSITIONAL and given.get(name):
+            if parameter.kind is parameter.VAR_POSITIONAL and given.pop(name, ()):
                 raise TypeError(f"{type(self).__name__} takes `*{name}`, which have no names in a configuration. Name "
                                 "the arguments of its `__init__`, or give it a `get_config`.")
-        config = {name: value for name, value in given.items() if name in options or value != ()} | further
-        if _is_own(type(self)):
-            config = {"name": self.name, **given, **FURTHER_DEFAULTS, **further}
-        # A subclass may set all that it is not given itself.
+        # A subclass of the user's may set itself what it is not given.
+        config = ({"name": self.name, **given, **FURTHER_DEFAULTS} if _is_own(type(self)) else given) | further
         present = {"name": self.name, "learning_rate": float(self._initial) if self.schedule is None else self.schedule}
         config |= {name: value for name, value in present.items() if name in config}
         for name, value in config.items():
@@ -268,9 +266,10 @@ def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str,
         given, further = _given_arguments(signature, arguments, options)
     except TypeError:  # which `__init__` is about to raise, or a copy is being made
         return {}
-    return {name: value for name, value in given.items()
-            if name == "learning_rate" or value is not signature.parameters[name].default} | {
-                name: value for name, value in further.items() if value != FURTHER_DEFAULTS.get(name, inspect)}
+    changed = {name: value for name, value in given.items()
+               if name == "learning_rate" or value is not signature.parameters[name].default}
+    return changed | {name: value for name, value in further.items()
+                      if name not in FURTHER_DEFAULTS or value != FURTHER_DEFAULTS[name]}
 
 
 def _is_own(cls: type[Optimizer]) -> bool:

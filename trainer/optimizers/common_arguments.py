@@ -74,7 +74,7 @@ def with_common_arguments(
     if weight_decay is not None:
         arguments.require_non_negative(weight_decay=weight_decay)
         chain = transforms.after_weight_decay(chain, weight_decay)
-    for name in further.keys() - FURTHER_DEFAULTS.keys():  # which a subclass has passed on
+    for name in sorted(further.keys() - FURTHER_DEFAULTS.keys()):  # which a subclass has passed on
         raise unknown_argument("The optimizer", name, FURTHER_DEFAULTS)
     _refuse_what_is_elsewhere(further)
     accumulated = further.get("gradient_accumulation_steps")

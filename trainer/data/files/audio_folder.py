@@ -108,7 +108,7 @@ def audio_dataset_from_directory(
 
 
 def _decoded(path: str) -> tuple[int, np.ndarray]:
-    """Returns the samples per second, and values from -1 to 1 of shape (samples, channels)."""
+    """Returns the samples per second, and float32 values of shape (samples, channels); of integers, from -1 to 1."""
     from scipy.io import wavfile  # 0.1 s, for those who have sounds
 
     try:
