@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 Constrain = Callable[[Any, Any], Any]
 """Returns arrays, split as shardings say that are a prefix of their tree."""
@@ -48,6 +48,25 @@ def over_axes(axes: Collection[str], rows_axis: str, received: str) -> Constrain
         return _JAX["with_sharding_constraint"](arrays, here)
 
     return constrain
+
+
+def on_mesh(mesh: Mesh) -> Constrain:
+    """Returns a function for programs of the whole batch: what the mesh has no axis for is left to the compiler."""
+    def constrain(arrays: Any, shardings: Any) -> Any:
+        specs = jax.tree.map(_spec, shardings, is_leaf=_is_sharding)
+        if not any(axis in mesh.shape for spec in jax.tree.leaves(specs, is_leaf=_is_sharding) for axis in _axes(spec)):
+            return arrays
+        here = jax.tree.map(lambda spec: NamedSharding(mesh, PartitionSpec(*(
+            entry or PartitionSpec.UNCONSTRAINED for entry in _restricted(mesh.shape, spec)))),
+            specs, is_leaf=_is_sharding)
+        return constrained(arrays, here)
+
+    return constrain
+
+
+def constrained(arrays: Any, shardings: Any) -> Any:
+    """Returns arrays that are split so, by JAX's own function."""
+    return _JAX["with_sharding_constraint"](arrays, shardings)
 
 
 def ignore(arrays: Any, shardings: Any) -> Any:

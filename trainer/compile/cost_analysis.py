@@ -38,6 +38,11 @@ class Cost(NamedTuple):
     repeated_flops: float
     products: Mapping[str, float] = MappingProxyType({})
 
+    def divided_by(self, devices: int) -> Cost:
+        """Returns the share of each of some devices that compute the program together."""
+        return Cost(self.flops / devices, self.repeated_flops / devices,
+                    {name: flops / devices for name, flops in self.products.items()})
+
 
 def peak_bytes(compiled: Any) -> int:
     """Returns what an execution of a compiled program takes of a device's memory: arguments, results and temporary."""

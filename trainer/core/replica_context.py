@@ -7,7 +7,6 @@ between devices live in `distribute/collectives.py`, behind the subclass that a 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -42,18 +41,31 @@ class ReduceOp(enum.Enum):
             raise ValueError(f"`reduce_op` must be ReduceOp.SUM or ReduceOp.MEAN. Received: {op!r}.") from None
 
 
+def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
+    """Returns `total / divisor`: 0 where the divisor is 0, and `total` where it is None."""
+    if divisor is None:
+        return total
+    divisor = jnp.asarray(divisor, total.dtype)
+    return jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
+
+
 class ReplicaContext:
     """One replica's view of a step: its number, its rows and the reductions over all replicas.
 
-    This base class is a group of one replica: every reduction returns its argument. It is the context of code that runs
-    outside of any step, and of a step that runs eagerly.
+    This base class is a group of one replica: every reduction returns its argument. It is the context of the steps of
+    `fit`, `evaluate` and `predict`, which see the whole batch, and of code outside of any step.
 
     Attributes:
       num_replicas_in_sync: how many replicas run this step together.
+      is_part: whether the rows are a microbatch, and not all that the replica has of the batch.
+      batch_norm_groups: how many replicas' rows the batch has, each of which BatchNorm normalizes by itself with
+        `batch_norm="per_replica"`.
       mask_reads: how often code has asked which rows are padding, so that code which did not can be told.
     """
 
     num_replicas_in_sync: int = 1
+    is_part = False
+    batch_norm_groups: int = 1
 
     def __init__(self, rows: int | None = None, row_mask: jax.Array | None = None):
         self.rows = rows
@@ -107,6 +119,21 @@ class ReplicaContext:
             return 1.0 / self.num_replicas_in_sync
         return self._row_mask.sum() / self.global_rows
 
+    def share_of_mean(self, total: jax.Array, divisor: jax.Array | int) -> jax.Array:
+        """Returns this replica's share of a mean over the batch: the mean of the shares is that of the batch.
+
+        Args:
+          total: the sum over this replica's rows, a scalar.
+          divisor: what it is divided by, likewise of this replica: an int only if that is the number of its values.
+        """
+        # A number of values is known without asking the others.
+        whole = divisor * self.num_replicas_in_sync if isinstance(divisor, int) else self.sum(divisor)
+        return divide_sum(total * self.num_replicas_in_sync, whole)
+
+    def share_of_sum(self, total: jax.Array) -> jax.Array:
+        """Returns this replica's share of a sum over the batch, likewise, from the sum over its rows."""
+        return total * self.num_replicas_in_sync
+
     def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: Any = None) -> Any:
         """Returns the sum or the mean of `value`, a tree of arrays, over all replicas.
 
@@ -117,15 +144,6 @@ class ReplicaContext:
         """
         ReduceOp.of(reduce_op)
         return value
-
-    @property
-    def weight_of_module(self) -> float | jax.Array:
-        """The factor that makes a mean over the rows that a module sees this replica's share of that of the batch."""
-        return 1.0
-
-    def for_module(self) -> ReplicaContext:
-        """Returns the context for a module inside of the step, which sees the rows that it computes together."""
-        return self
 
     def sum(self, value: PyTree) -> Any:
         """Returns the sum of a tree of arrays over all replicas: for the step's own counts and statistics.
@@ -202,55 +220,7 @@ class ReplicaContext:
         return rule.update(grads, opt_state, params, extra)
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class AllRows:
-    """What stands in the place of a mask where each replica is given all rows of a batch, and none pads it."""
-
-
-RowMask = jax.Array | AllRows | None
-"""Which rows of a batch are real: 1.0 for those and 0.0 for padding; None if all are."""
-
-
-class WholeBatchContext(ReplicaContext):
-    """The context of a replica that computes all rows of a batch, as each of the others does.
-
-    Any code then computes what it would on one device. So, to that code, the replica is the only one; what the state of
-    training needs of the others goes to its context among them.
-
-    Args:
-      rows: the rows of the batch.
-      among: this replica's context as one of several.
-    """
-
-    def __init__(self, rows: int, among: ReplicaContext):
-        super().__init__(rows)
-        self._among = among
-
-    def gather_params(self, state: Any) -> Any:
-        return self._among.gather_params(state)
-
-    def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
-        # All are equal: their mean is the gradient, also where a single replica would have summed.
-        return self._among.reduce_gradients(None if reduce_op is None else ReduceOp.MEAN, grads)
-
-    def update(
-        self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
-    ) -> tuple[Any, Any]:
-        return self._among.update(rule, grads, opt_state, params, extra)
-
-    def scatter_updates(self, before: Any, after: Any) -> Any:
-        # Equal but for the last bits, on hardware whose sums have no fixed order.
-        changed = [new is not old for new, old in zip(
-            jax.tree.leaves(after.model_state), jax.tree.leaves(before.model_state), strict=True)]
-        leaves, structure = jax.tree.flatten(after.model_state)
-        first = iter(self._among.from_first_replica([leaf for leaf, is_new in zip(leaves, changed, strict=True)
-                                                     if is_new]))
-        leaves = [next(first) if is_new else leaf for leaf, is_new in zip(leaves, changed, strict=True)]
-        return self._among.scatter_updates(before, after.replace(model_state=jax.tree.unflatten(structure, leaves)))
-
-
-def single_context(rows: int, mask: RowMask = None) -> ReplicaContext:
+def single_context(rows: int) -> ReplicaContext:
     """Returns the context of a single replica, which has all rows of a batch: nothing pads it."""
     return ReplicaContext(rows)
 

@@ -29,8 +29,6 @@ class TrainState:
       model_state: every other collection of the model, such as BatchNorm's running averages.
       opt_state: the optimizer's state; for a dict of optimizers, one entry per optimizer. None without an optimizer.
       seed: what all random streams derive from, a uint32 scalar.
-      state_reduction: how replicas' values of `model_state` become one: pairs of a path pattern and a reduction, as in
-        `compile(state_reduction=...)`. Not part of the pytree's leaves.
       layouts: how the module's annotations split parameters: pairs of a path and a layout. Not part of the pytree's
         leaves.
       optimizer: the `UpdateRule` that gradients are applied by, or a mapping of them by module name. Not part of the
@@ -43,7 +41,6 @@ class TrainState:
     opt_state: PyTree
     seed: jax.Array
     optimizer: Any = dataclasses.field(default=None, metadata={"static": True})
-    state_reduction: tuple[tuple[str, str], ...] = dataclasses.field(default=(), metadata={"static": True})
     layouts: tuple[tuple[str, Layout], ...] = dataclasses.field(default=(), metadata={"static": True})
 
     def replace(self, **changes: Any) -> TrainState:
@@ -197,7 +194,7 @@ class TrainState:
 
 def initial_state(
     params: PyTree, model_state: PyTree, optimizer: Any, seed: jax.Array,
-    state_reduction: tuple[tuple[str, str], ...] = (), layouts: Mapping[str, Layout] = MappingProxyType({}),
+    layouts: Mapping[str, Layout] = MappingProxyType({}),
 ) -> TrainState:
     """Returns the state before the first step."""
     return TrainState(
@@ -207,7 +204,6 @@ def initial_state(
         opt_state=initial_opt_state(optimizer, params),
         seed=seed,
         optimizer=optimizer,
-        state_reduction=state_reduction,
         layouts=tuple(layouts.items()),
     )
 

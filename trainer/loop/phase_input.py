@@ -167,9 +167,6 @@ def start_phase(
         batch = reader.peek()
     with timing.measure("compile"):
         phase = model.prepared_phase(kind, batch, reader.batch_rows)
-        last_rows = (reader.epoch_rows or 0) % (reader.batch_rows or 1)
-        if last_rows and not model.strategy.spans_processes:
-            phase.expect_batch(last_rows)
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(kind, reader, passes, data_on_device)

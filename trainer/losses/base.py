@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from trainer.core import replica_context
-from trainer.core.replica_context import ReplicaContext, get_replica_context
+from trainer.core.replica_context import ReplicaContext, divide_sum, get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses.shapes import (
     as_arguments,
@@ -141,22 +141,6 @@ def sum_of_real_rows(
             is_real = jnp.broadcast_to(is_real, values.shape)
             mask = is_real if mask is None else mask & is_real
     return weighted_sum(values, reduction, sample_weight, mask)
-
-
-def mean_over_replicas(total: jax.Array, divisor: jax.Array | int) -> jax.Array:
-    """Returns a replica's sum and divisor as a number whose mean over the replicas is that of the whole batch."""
-    context = get_replica_context()
-    # A number of values is known without asking the others.
-    whole = divisor * context.num_replicas_in_sync if isinstance(divisor, int) else context.sum(divisor)
-    return divide_sum(total * context.num_replicas_in_sync, whole)
-
-
-def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
-    """Returns what `weighted_sum` gave as one number: 0 where there is nothing to divide by."""
-    if divisor is None:
-        return total
-    divisor = jnp.asarray(divisor, total.dtype)
-    return jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
 
 
 def _weights(values: jax.Array, sample_weight: ArrayLike | None, mask: jax.Array | None) -> jax.Array | None:
@@ -299,7 +283,7 @@ class Loss:
         if row_mask is not None:
             row_mask = jnp.tile(row_mask, values.shape[0] // row_mask.size)
         total, divisor = sum_of_real_rows(values, self.reduction, sample_weight, mask, row_mask)
-        return (total if divisor is None else mean_over_replicas(total, divisor)).astype(values.dtype)
+        return (total if divisor is None else context.share_of_mean(total, divisor)).astype(values.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make an equal loss; `dtype` only where it was given."""
@@ -325,6 +309,9 @@ def loss_of_batch(
     """
     context = get_replica_context()
     rows, replicas, mask = context.rows, context.num_replicas_in_sync, context.padding_mask
+    if context.is_part:
+        raise ValueError(f"The loss {loss.name!r} is of a batch as a whole, which `microbatches` computes in parts. "
+                         "Compile without `microbatches`.")
     if replicas > 1:
         y_true, y_pred, sample_weight, mask = jax.tree.map(
             lambda leaf: context.all_gather(leaf) if jnp.shape(leaf)[:1] == (rows,) else leaf,

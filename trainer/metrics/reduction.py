@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 
 from trainer import losses
 from trainer.core import configs
+from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses import Loss
 from trainer.losses.base import BuiltinLoss, values_per_row
@@ -110,7 +111,7 @@ class MeanMetricWrapper(WeightedMean):
 
     Args:
       fn: a function of `(y_true, y_pred, **kwargs)` that returns one value per row, or several: `(n, ...)`. One that
-        returns the mean over the rows is called with each row as a batch of its own.
+        returns a scalar for a batch counts for each of its rows.
       name: see `Metric`.
       dtype: see `Metric`.
       **kwargs: further arguments of `fn`.
@@ -147,13 +148,18 @@ class MeanMetricWrapper(WeightedMean):
         """
         labels, predictions = as_arrays(y_true), as_arrays(y_pred)
         self.validate(labels, predictions)
-        values = values_per_row(self.fn, labels, predictions, **self.fn_kwargs)
         rows = jax.tree.leaves(predictions)[0].shape[:1]
+        if get_replica_context().is_padded:  # a number for each row, so that padding can be left out
+            values = values_per_row(self.fn, labels, predictions, **self.fn_kwargs)
+        else:
+            values = jnp.asarray(self.fn(labels, predictions, **self.fn_kwargs))
+            if values.ndim == 0 and sample_weight is None:  # of the batch, which counts as many rows
+                values = jnp.broadcast_to(values, rows)
         if values.shape[:1] != rows:
-            # The mean of a batch cannot leave out rows of weight 0, nor be split among replicas.
             raise ValueError(f"The function of the metric {self.name!r} must return values of shape (rows, ...) with "
-                             f"rows={rows}. Received: values of shape {values.shape}. Reduce over the axes of "
-                             f"features only; the metric takes the mean over rows itself.")
+                             f"rows={rows}, or one scalar for a batch without weights. Received: values of shape "
+                             f"{values.shape}. Reduce over the axes of features only; the metric takes the mean over "
+                             "rows itself.")
         self.add_values(values, sample_weight)
 
     def get_config(self) -> dict[str, Any]:

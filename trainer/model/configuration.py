@@ -39,7 +39,7 @@ class Configuration:
       given: the arguments of the last `compile`, by name.
       noted_loss: what the metric of the loss is to be given when it is asked for; None for nothing. May be assigned.
       changes: how often what steps compute has changed.
-      outputs_checked: whether the outputs fit the loss: for batches with rows that count apart, and for others.
+      outputs_are_checked: whether the outputs were seen to fit the loss.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Configuration:
         self.changes += 1
         self.phases: dict[str, CompiledPhase] = {}
         self.forwards: dict[bool, Callable[..., Any] | None] = {}
-        self.outputs_checked: set[bool] = set()
+        self.outputs_are_checked = False
 
     def compile(
         self, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any, weighted_metrics: Any,
@@ -128,8 +128,6 @@ class Configuration:
     def check_weights(self, params: Any, model_state: Any) -> None:
         """Raises ValueError unless there are the names that optimizers, `freeze` and other patterns are given for."""
         _check_params(self.rules, self.options, params)
-        tree_paths.check_patterns("state_reduction", [pattern for pattern, _ in self.options.state_reduction],
-                                  tree_paths.named_leaves(model_state))
 
     def tracked_metrics(self) -> list[Metric]:
         """Returns the metrics of the loss and of `compile`; none before `compile`."""

@@ -17,7 +17,6 @@ import numpy as np
 
 from trainer.compile.jit import is_jit_disabled, run_once
 from trainer.compile.program_digest import program_digest
-from trainer.compile.row_mixing import may_mix_rows
 from trainer.core import replica_context
 from trainer.core.errors import see
 from trainer.core.precision import with_matmul_precision
@@ -28,11 +27,12 @@ from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.loop.run_fingerprint import describe_model, describe_step
 from trainer.model.forward import check_is_outside_of_steps
-from trainer.model.overridable_steps import OverridableSteps, logs_without_update
+from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import first_rows
 from trainer.optimizers.named import optimizer_kinds
-from trainer.step import output_checks, replica_checks, state_checks, update_rules
+from trainer.step import output_checks, update_rules
 from trainer.step.compiled_phase import CompiledPhase
+from trainer.step.lowering import StepParts, why_partitioned
 
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
@@ -125,12 +125,6 @@ class LoopModel:
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
-        if is_new and self._parts_of_step(kind) > 1:
-            output_checks.check_is_mean(self._configuration.loss)
-        if is_new and not eager:
-            self._check_rows(kind, batch)
-            if kind != "predict":
-                self._check_replicas(kind, phase, batch)
         return phase
 
     def place_arrays(self, kind: str, reader: Reader, passes: int, requested: bool = False) -> Any | None:
@@ -224,7 +218,7 @@ class LoopModel:
                 step = _with_matmul_precision(step, options.matmul_precision)
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard,
-                options.deterministic)
+                options.deterministic, functools.partial(self.why_partitioned, kind))
             self._configuration.penalties_are_used = False
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
@@ -246,16 +240,13 @@ class LoopModel:
         # Few models need these modules, whose import takes time.
         from trainer.model.worker_copy import SharedTrainStep
         from trainer.step.on_workers.remote_phase import RemotePhase
-        from trainer.step.on_workers.remote_rounds import RemoteRounds
 
         strategy = cast("ParameterServerStrategy", self.strategy)
         arguments = (self._model.train_step, SharedTrainStep(self._model), strategy,
                      self._configuration.options.steps_per_execution,
                      strategy.served(self.state, self._module.embeddings),
                      functools.partial(output_checks.check_labels, self._configuration.loss))
-        if not strategy.backup_workers:
-            return RemotePhase(*arguments)
-        return RemoteRounds(*arguments, has_own_loss=self._module.sows_losses or bool(self._overridden("train")))
+        return RemotePhase(*arguments)
 
     def _check_penalties(self) -> None:
         """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""
@@ -270,91 +261,31 @@ class LoopModel:
             warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
                           "what `model_state['losses']` holds.", stacklevel=2)
 
-    def _check_replicas(self, kind: str, phase: CompiledPhase, batch: Batch) -> None:
-        """Refuses code that computes other numbers on several replicas; see `step/replica_checks.py`."""
-        options, replicas = self._configuration.options, self.strategy.num_replicas_in_sync
-        parts = self._parts_of_step(kind)
-        simulated = replicas if replicas > 1 else min(max(options.microbatches, parts), 2)
-        name, rows = f"{kind}_step", replica_checks.some_rows(batch, simulated)
-        changed = self._overridden(kind)
-        has_code, is_known = bool(changed) or self._module.sows_losses, self._module.is_batch_statistic
-        keeps_state = kind == "train" and rows is not None and not self._module.names and not all(
-            is_known(path) for path in named_leaves(self.state.state_or_shapes.model_state))
-        # Most models need no check, and do not wait for their weights here.
-        state = self._state_here() if simulated > 1 and (has_code or keeps_state) else None
-        if state is None:
-            return
-        phase.microbatches = options.microbatches if kind == "train" else 1
-        sample = jax.tree.map(np.array, first_rows(batch))
-        if has_code:
-            # A default train step is compared by its loss. Each replica may normalize by its own rows, if that is asked
-            # for; all else is then compared as outside of training.
-            step = getattr(self._model, name) if self._overrides(name) else functools.partial(
-                logs_without_update, self._model,
-                training=kind == "train" and options.batch_norm != "per_replica")
-            rtol = 1e-3 if options.policy is None else 3e-2
-            if rows is not None:
-                replica_checks.check_step(changed, step, state, rows, simulated, rtol, sees_others=parts == 1)
-            phase.before_padding.append(lambda: replica_checks.check_padding(
-                changed, step, self._state_here(), sample, simulated, rtol))
-        if keeps_state:
-            def apply(state: TrainState, batch: Batch) -> Any:
-                return self._model.apply(state.params, state, unpack_x_y_sample_weight(batch)[0], training=True)[1]
-
-            state_checks.check_state_reduction(apply, state, rows, simulated, is_known)
-            phase.before_padding.append(lambda: state_checks.check_padded_state(
-                apply, self._state_here(), sample, simulated, is_known))
-
-    def _check_rows(self, kind: str, batch: Batch) -> None:
-        """Refuses a module that computes rows from other rows, where it does not see all; see `step/replica_checks.py`.
-
-        A step of the user's own is compared as a whole, unless it predicts.
-        """
-        microbatches = self._configuration.options.microbatches if kind == "train" else 1
-        parts = self.strategy.num_replicas_in_sync * microbatches * self._parts_of_step(kind)
-        rows = jax.tree.leaves(batch)[0].shape[0] // parts
-        is_own = kind != "predict" and (self._overrides(f"{kind}_step") or bool(self._module.names))
-        if parts == 1 or rows == 0 or is_own:
-            return
-        pair = jax.tree.map(lambda leaf: leaf[:2 * rows], batch)
-        compute = self._model.predict_step if kind == "predict" else functools.partial(self._outputs, kind == "train")
-
-        def outputs(batch: Batch, state: TrainState) -> Any:
-            with replica_context.enter(replica_context.context_outside(batch)):
-                return compute(state, batch)
-
-        if may_mix_rows(outputs, pair, self.state.shapes()):
-            state = self._state_here()
-            if state is not None:
-                replica_checks.check_module(compute, state, pair, 1e-3, sees_others=self._parts_of_step(kind) == 1)
+    def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch, rows: int) -> str | None:
+        """Returns why a step on a batch of `rows` rows is partitioned, as a clause; None if it is replicated."""
+        options, is_train = self._configuration.options, kind == "train"
+        parts = StepParts(
+            kind, self._overridden(kind), functools.partial(self._outputs_and_state, is_train),
+            self._module.sows_losses, self._configuration.loss, self._configuration.metrics,
+            options.microbatches if is_train else 1)
+        return why_partitioned(parts, shapes, self.strategy.num_replicas_in_sync, batch, rows)
 
     def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
-        """Returns the module's outputs, BatchNorm as in inference: batch statistics have rules of their own."""
+        return self._outputs_and_state(training, state, batch)[0]
+
+    def _outputs_and_state(self, training: bool, state: TrainState, batch: Batch) -> tuple[Any, Any]:
+        """Returns the module's outputs and its state, BatchNorm as in inference."""
         x = unpack_x_y_sample_weight(batch)[0]
         return self._module.apply(
             state.params, state.model_state, x, training=training, is_frozen=lambda path: True,
-            make_key=lambda stream: self._model.make_rng(state, stream))[0]
+            make_key=lambda stream: self._model.make_rng(state, stream))
 
     def _overridden(self, kind: str) -> list[str]:
         """Returns the methods of the user's own that a phase calls."""
         return [name for name in (f"{kind}_step", "compute_loss", "compute_metrics") if self._overrides(name)]
 
-    def _parts_of_step(self, kind: str) -> int:
-        """Returns into how many parts the rows of a step go that do not know of each other."""
-        return self.strategy.parts_of_step if kind == "train" else 1
-
     def _overrides(self, method: str) -> bool:
         return getattr(type(self._model), method) is not getattr(OverridableSteps, method)
-
-    def _state_here(self) -> TrainState | None:
-        """Returns the state as arrays that this process may compute with alone; None if others have parts of it."""
-        state = self.strategy.on_devices(self.state.current)
-        if not self.strategy.spans_processes:
-            return state
-        leaves = jax.tree.leaves(state)
-        if not all(leaf.is_fully_replicated for leaf in leaves):
-            return None
-        return jax.tree.map(lambda leaf: leaf.addressable_data(0), state)
 
     def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:
@@ -363,12 +294,9 @@ class LoopModel:
 
     def _check_outputs(self, batch: Batch) -> None:
         configuration = self._configuration
-        x, y, sample_weight = unpack_x_y_sample_weight(first_rows(batch))
-        in_parts = self.strategy.num_replicas_in_sync * self.strategy.parts_of_step > 1 or (
-            configuration.options.microbatches > 1)
-        is_split = in_parts or sample_weight is not None
+        x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
         # Of named modules, only the user's own step knows which of them gives the outputs.
-        if is_split in configuration.outputs_checked or self._module.names:
+        if configuration.outputs_are_checked or self._module.names:
             return
 
         def apply(state: TrainState) -> Any:
@@ -376,6 +304,6 @@ class LoopModel:
             return self._model.apply(state.params, state, x)[0]
 
         output_checks.check_outputs(
-            configuration.loss, configuration.metrics, y, is_split, in_parts,
+            configuration.loss, configuration.metrics, y,
             lambda: run_once(apply, self.state.current, eager=configuration.options.eager))
-        configuration.outputs_checked.add(is_split)
+        configuration.outputs_are_checked = True

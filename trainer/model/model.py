@@ -92,7 +92,6 @@ class Model(StatefulModel):
         compile_guard: Literal["warn", "error", "off"] = "warn",
         skip_non_finite: bool = False,
         regularizers: Mapping[str, str | Penalty] | None = None,
-        state_reduction: Mapping[str, Literal["mean", "sum", "max", "first"]] | None = None,
         deterministic: bool = False,
         matmul_precision: Literal["default", "high", "highest"] | None = None,
     ) -> None:
@@ -144,10 +143,6 @@ class Model(StatefulModel):
           regularizers: penalties of weights, by path patterns like those of `freeze`: `{"**/kernel":
             trainer.regularizers.L2(1e-4)}`. As in Keras, they are part of the loss, its gradient and what `evaluate`
             returns. A `train_step` of your own adds `self.compute_penalties(params, model_state)` to its loss.
-          state_reduction: how the replicas' values of model state become one, by path patterns: "sum" adds up what each
-            has added in the step, "mean" weighs by rows, "max" takes the largest, "first" that of the first replica.
-            Without it, floating-point arrays take their mean; where that is not what one device would compute, or
-            replicas differ in other arrays, such as counts, the first step is refused.
           deterministic: compile `fit`, `evaluate` and `predict` so that they give the same bits each time on devices of
             one kind, which CPUs do in any case. On GPUs XLA then takes no kernel that adds in an order that changes,
             and times no kernels to choose among them, so steps may be slower. See docs/resume.md.
@@ -167,7 +162,7 @@ class Model(StatefulModel):
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
             ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
-            skip_non_finite=skip_non_finite, penalties=regularizers, state_reduction=state_reduction,
+            skip_non_finite=skip_non_finite, penalties=regularizers,
             deterministic=deterministic, matmul_precision=matmul_precision)
         if options.microbatches > 1 and type(self).train_step is not OverridableSteps.train_step:
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "

@@ -1,6 +1,6 @@
 """What a step computes by default, as methods that a subclass of `Model` may override.
 
-All of it is traced, and runs in each replica. How steps run on a mesh is in `step/`.
+All of it is traced, and sees the whole batch. How steps run on a mesh is in `step/`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from trainer.model.configuration import Configuration
 from trainer.modules import FunctionalModule
 from trainer.step import loss_parts, step_metrics
 from trainer.step.gradient_accumulation import accumulated
-from trainer.step.output_checks import loss_of_real_rows
 
 
 class OverridableSteps:
@@ -43,20 +42,16 @@ class OverridableSteps:
         return unpack_x_y_sample_weight(batch)[0]
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> jax.Array:
-        """Returns this replica's share of the batch's loss, a scalar whose mean over replicas is the loss.
+        """Returns the loss of a batch, a scalar.
 
-        Override it to add terms, or to compute a custom loss. It is called inside the step, on one replica's
-        rows. Some of them may be repeats that pad the last batch, which the losses of `compile` leave out:
+        Override it to add terms, or to compute a custom loss. It is called inside the step, with all rows of the batch
+        on any number of devices, or with those of a microbatch:
 
             return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
-
-        A custom mean is over the real rows of all replicas. Their numbers differ, so it is no mean of means:
-
-            context = trainer.distribute.get_replica_context()
-            per_row = jnp.square(x - y_pred).mean(-1) * context.row_mask
-            return per_row.sum() * context.num_replicas_in_sync / context.global_rows
         """
         loss = self._configuration.loss
+        if not loss.is_given and self._functional.sows_losses:  # which are all of it, then
+            return jnp.zeros((), jnp.float32)
         return loss.total(loss.values(y, y_pred, sample_weight))
 
     def compute_penalties(self, params: Any, model_state: Any) -> jax.Array:
@@ -70,13 +65,12 @@ class OverridableSteps:
           model_state: what `apply` returned.
         """
         self._configuration.penalties_are_used = True
-        weight = get_replica_context().weight_of_module
-        losses = [jnp.sum(loss).astype(jnp.float32) * weight for loss in self._functional.sown_losses(model_state)]
+        losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._functional.sown_losses(model_state)]
         penalty = self._configuration.options.penalty_of(params)
         return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
-        """Returns the logs of the compiled metrics for this replica's rows, and the loss of each of several outputs."""
+        """Returns the logs of the compiled metrics for a batch, and the loss of each of several outputs."""
         loss, logs = self._configuration.loss, {}
         picks = bool(loss.per_output) and not loss.is_of(y_pred)  # as an overridden `compute_loss` may, of the outputs
         if loss.is_given and not picks and len(jax.tree.leaves(y_pred)) > 1:
@@ -86,50 +80,53 @@ class OverridableSteps:
         return {**logs, **self._configuration.metrics.values(y, y_pred, sample_weight)}
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
-        """Returns the logs and the state after one step on this replica's rows of a batch.
+        """Returns the logs and the state after one step on a batch.
 
-        Override it to change what a step does. It must be pure: it is compiled, and runs in each replica.
+        Override it to change what a step does. It must be pure, as it is compiled. On any number of devices it sees the
+        whole batch: what it does with rows, gradients and logs is what it would do on one.
 
         Args:
           state: the state before the step.
           batch: what the data yielded; `trainer.unpack_x_y_sample_weight` splits it.
 
         Returns:
-          `(logs, state)`. A log is a scalar, which is averaged over replicas and, weighted by rows, over steps; or what
+          `(logs, state)`. A log is a scalar, which is averaged over steps, weighted by their rows; or what
           `compute_metrics` returns.
         """
-        def loss_and_outputs(params: Any, batch: Batch) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
+        def loss_and_outputs(
+            params: Any, state: TrainState, batch: Batch
+        ) -> tuple[jax.Array, tuple[Any, Any, list[Any]]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
             y_pred, model_state = self.apply(params, state, x, training=True)
             updated: list[Any] = []
             with step_metrics.metrics_of_transformed(updated):
-                loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+                loss = self.compute_loss(x, y, y_pred, sample_weight)
             loss = _with_penalties(self, loss, params, model_state)
             return loss, (y_pred, model_state, updated)
 
-        def compute(batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
+        def compute(state: TrainState, batch: Batch) -> tuple[Any, Any, dict[str, Any]]:
             x, y, sample_weight = unpack_x_y_sample_weight(batch)
             gradient = jax.value_and_grad(loss_and_outputs, has_aux=True)
-            (loss, (y_pred, model_state, updated)), grads = gradient(state.params, batch)
+            (loss, (y_pred, model_state, updated)), grads = gradient(state.params, state, batch)
             step_metrics.add(updated)
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
             return (state.trainable(grads), loss), model_state, logs  # the loss is a mean over parts as gradients are
 
         microbatches = self._configuration.options.microbatches
         (grads, loss), model_state, logs = (
-            compute(batch) if microbatches == 1 else accumulated(compute, state, batch, microbatches))
+            compute(state, batch) if microbatches == 1 else accumulated(compute, state, batch, microbatches))
         tracked = {**logs, **step_metrics.results()}
         if not self._configuration.trainable:
             return tracked, state
-        value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, batch)[0]
+        value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, state, batch)[0]
         return tracked, state.apply_gradients(grads, model_state=model_state, value=loss, value_fn=value_fn)
 
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
-        """Returns the logs for this replica's rows of a batch, without training. Like `train_step`, it must be pure."""
+        """Returns the logs for a batch, without training. Like `train_step`, it must be pure."""
         return logs_without_update(self, state, batch, training=False)
 
     def predict_step(self, state: TrainState, batch: Batch) -> Any:
-        """Returns the outputs for this replica's rows of a batch. Like `train_step`, it must be pure."""
+        """Returns the outputs for a batch. Like `train_step`, it must be pure."""
         x, _, _ = unpack_x_y_sample_weight(batch)
         return self.apply(state.params, state, x, training=False)[0]
 
@@ -159,22 +156,22 @@ class OverridableSteps:
         # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
         # sooner for that.
         scale = None if state.loss_scale is None else state.loss_scale / context.num_replicas_in_sync
-        with replica_context.enter(context.for_module()), with_matmul_precision(options.matmul_precision):
+        with replica_context.enter(context), with_matmul_precision(options.matmul_precision):
             if options.policy is None:
                 return apply(params, state.model_state, x)
             return apply_with_policy(options.policy, apply, params, state.model_state, x, scale)
 
     def make_rng(self, state: TrainState, stream: str) -> jax.Array:
-        """Returns the key of a random stream for this step and this replica."""
+        """Returns the key of a random stream for this step: the same on any number of devices."""
         return get_replica_context().random_key(state.seed, stream, state.step)
 
 
 def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch, training: bool) -> dict[str, Any]:
-    """Returns the logs for this replica's rows of a batch, which the module computes as in training or as outside."""
+    """Returns the logs for a batch, which the module computes as in training or as outside."""
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     y_pred, model_state = model.apply(state.params, state, x, training=training)
     with loss_parts.recorded() as parts:
-        loss = loss_of_real_rows(model.compute_loss, x, y, y_pred, sample_weight)
+        loss = model.compute_loss(x, y, y_pred, sample_weight)
     loss = _with_penalties(model, loss, state.params, model_state)
     with loss_parts.recorded() as parts_of_outputs:
         logs = {"loss": loss, **model.compute_metrics(x, y, y_pred, sample_weight)}

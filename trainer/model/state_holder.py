@@ -124,8 +124,7 @@ class StateHolder:
 
         state = self._finished()
         if state is not None:
-            state = state.replace(optimizer=configuration.rules, opt_state=None,
-                                  state_reduction=configuration.options.state_reduction)
+            state = state.replace(optimizer=configuration.rules, opt_state=None)
             self.keep(init_placed(started, strategy.state_shardings, state)[1]())
             self._is_lent = False
 
@@ -174,9 +173,7 @@ class StateHolder:
         configuration = self._configuration
         params = configuration.options.stored(params)
         configuration.check_weights(params, model_state)
-        return initial_state(
-            params, model_state, configuration.rules, seed, configuration.options.state_reduction,
-            self._module.layouts)
+        return initial_state(params, model_state, configuration.rules, seed, self._module.layouts)
 
     # --- reading and replacing -------------------------------------------------------------------------------------
 

@@ -1,16 +1,18 @@
-"""Batch normalization over the real rows of the whole global batch.
+"""Batch normalization over the rows of the whole batch.
 
-Owns the statistics, which layers take them, and how they get into Linen's layers; `nnx_batch_norm.py` has NNX's. One
-replica and many take the same path, so that the layer computes the same numbers on any number of devices. The layers'
-own `axis_name` is ignored: the replica context knows which replicas there are. It must not know NNX.
+Where a step sees the whole batch, the layers of Flax compute it themselves. Owns what is needed elsewhere: statistics
+over the rows of several replicas, without padding, and of single replicas; and how they get into Linen's layers.
+`nnx_batch_norm.py` has NNX's. The layers' own `axis_name` is ignored: the replica context knows which replicas there
+are. It must not know NNX.
 
 Statistics follow Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, as Flax computes them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -113,39 +115,97 @@ def is_linen_batch_norm(context: nn.module.InterceptorContext) -> bool:
     return getattr(context.orig_method, "func", None) is _LINEN_CALL
 
 
+def needs_replicas(policy: str) -> bool:
+    """Returns whether batch statistics are others than those of the rows that a layer is given."""
+    context = get_replica_context()
+    return (context.num_replicas_in_sync > 1 or context.is_padded
+            or (policy == "per_replica" and context.batch_norm_groups > 1))
+
+
 def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x: jax.Array, mask: jax.Array | None,
                           policy: str) -> jax.Array:
     """Normalizes `x` in training, and writes the layer's running averages.
 
     Args:
       layer: the bound layer.
-      call: its own `__call__`, which is made to use the batch's statistics as if they were running averages.
+      call: its own `__call__`.
       x: this replica's batch.
       mask: the `mask` that the caller gave to the layer.
       policy: "global" or "per_replica".
     """
+    if not needs_replicas(policy):
+        with _attributes(layer, use_running_average=False, axis_name=None):
+            return call(x, mask=mask)
     wide = jnp.float32 if layer.force_float32_reductions else x.dtype
-    mean, var = batch_statistics(x, layer.axis, dtype=jnp.promote_types(layer.dtype or x.dtype, wide),
-                                 use_fast_variance=layer.use_fast_variance, mask=mask, policy=policy)
+    x, mean, var, used = statistics_and_input(
+        x, layer.axis, dtype=jnp.promote_types(layer.dtype or x.dtype, wide),
+        use_fast_variance=layer.use_fast_variance, mask=mask, policy=policy, epsilon=layer.epsilon)
     running: dict[str, jax.Array] = {name: layer.get_variable("batch_stats", name) for name in ("mean", "var")}
-    layer.put_variable("batch_stats", "mean", mean)
-    layer.put_variable("batch_stats", "var", var)
+    # It normalizes by the statistics as if they were running averages.
+    for name, value in zip(("mean", "var"), used, strict=True):
+        layer.put_variable("batch_stats", name, value)
     outputs = call_with_running_averages(layer, call, x)
     layer.put_variable("batch_stats", "mean", moved_average(running["mean"], mean, layer.momentum))
     layer.put_variable("batch_stats", "var", moved_average(running["var"], var, layer.momentum))
     return outputs
 
 
+def statistics_and_input(
+    x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use_fast_variance: bool, mask: jax.Array | None,
+    policy: str, epsilon: float,
+) -> tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
+    """Returns `(x, mean, var, used)`: normalizing `x` by `used`, a mean and a variance, is what the layer does.
+
+    The statistics of the running averages are `mean` and `var`. With those of several replicas in one batch, `x` is
+    normalized by its own already.
+
+    Args:
+      epsilon: what the layer adds to the variance.
+      **others: see `batch_statistics`.
+    """
+    groups = get_replica_context().batch_norm_groups if policy == "per_replica" else 1
+    if groups == 1:
+        mean, var = batch_statistics(
+            x, axis, dtype=dtype, use_fast_variance=use_fast_variance, mask=mask, policy=policy)
+        return x, mean, var, (mean, var)
+    features = feature_axes(axis, x.ndim)
+    if 0 in features or x.shape[0] % groups:
+        raise ValueError(f"BatchNorm cannot tell the rows of {groups} replicas in its input of shape {x.shape}. "
+                         "Expected: the rows, or each row's items one after another, along axis 0. Make the batch the "
+                         "first axis, or compile with `batch_norm=\"global\"`.")
+
+    def of_replicas(array: jax.Array) -> jax.Array:
+        return array.reshape(groups, -1, *array.shape[1:])
+
+    def statistics(x: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        return batch_statistics(x, axis, dtype=dtype, use_fast_variance=use_fast_variance, mask=mask, policy=policy)
+
+    masks = None if mask is None else of_replicas(jnp.broadcast_to(mask, x.shape))
+    means, variances = jax.vmap(statistics)(of_replicas(x), masks)  # (groups, features)
+    shape = (groups, *[size if index in features else 1 for index, size in enumerate(x.shape)])
+    own = (of_replicas(x) - means.reshape(shape)) * jax.lax.rsqrt(variances.reshape(shape) + epsilon)
+    mean, var = means.mean(0), variances.mean(0)
+    return own.reshape(x.shape).astype(x.dtype), mean, var, (jnp.zeros_like(mean), jnp.ones_like(var) - epsilon)
+
+
+@contextlib.contextmanager
+def _attributes(layer: nn.BatchNorm, **values: Any) -> Iterator[None]:
+    # Flags go by attributes, as Flax refuses them as arguments if the attribute is set. This is the clone that Flax
+    # bound for this call, never the user's object.
+    given = {name: getattr(layer, name) for name in values}
+    for name, value in values.items():
+        object.__setattr__(layer, name, value)
+    try:
+        yield
+    finally:
+        for name, value in given.items():
+            object.__setattr__(layer, name, value)
+
+
 def call_with_running_averages(layer: nn.BatchNorm, call: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
     """Normalizes `x` by the running averages of a bound layer, whatever its flags say; `call` is its `__call__`."""
-    # The flag goes by the attribute, as Flax refuses it as an argument if the attribute is set. This is the clone that
-    # Flax bound for this call, never the user's object.
-    given = layer.use_running_average
-    object.__setattr__(layer, "use_running_average", True)
-    try:
+    with _attributes(layer, use_running_average=True):
         return call(x)
-    finally:
-        object.__setattr__(layer, "use_running_average", given)
 
 
 def moved_average(average: jax.Array, value: jax.Array, momentum: float) -> jax.Array:

@@ -1,4 +1,4 @@
-"""NNX's layers of batch normalization, made to take their statistics over the real rows of the whole global batch.
+"""NNX's layers of batch normalization, made to take their statistics over the rows of several replicas.
 
 Owns how the statistics of `batch_norm.py` get into the layers.
 """
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
-from trainer.modules.batch_norm import batch_statistics, feature_axes, moved_average
+from trainer.modules.batch_norm import feature_axes, moved_average, needs_replicas, statistics_and_input
 
 
 class _ReplicaBatchNorm(nnx.BatchNorm):
@@ -28,13 +28,22 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
                  mask: jax.Array | None = None) -> jax.Array:
         if self.is_frozen or (self.use_running_average if use_running_average is None else use_running_average):
             return super().__call__(x, use_running_average=True)
+        if not needs_replicas(self.policy):
+            given = self.axis_name
+            object.__setattr__(self, "axis_name", None)
+            try:
+                return super().__call__(x, use_running_average=False, mask=mask)
+            finally:
+                object.__setattr__(self, "axis_name", given)
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
         x, _, _, scale, bias = self.promote_dtype((x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype)
-        mean, var = batch_statistics(x, self.axis, dtype=jnp.promote_types(self.dtype or x.dtype, jnp.float32),
-                                     use_fast_variance=self.use_fast_variance, mask=mask, policy=self.policy)
+        x, mean, var, used = statistics_and_input(
+            x, self.axis, dtype=jnp.promote_types(self.dtype or x.dtype, jnp.float32),
+            use_fast_variance=self.use_fast_variance, mask=mask, policy=self.policy, epsilon=self.epsilon)
         self.mean[...] = moved_average(self.mean[...], mean, self.momentum)
         self.var[...] = moved_average(self.var[...], var, self.momentum)
+        mean, var = used
 
         features = feature_axes(self.axis, x.ndim)
         shape = [size if index in features else 1 for index, size in enumerate(x.shape)]

@@ -13,7 +13,6 @@ from trainer import regularizers
 from trainer.compile import recompilation_guard
 from trainer.core import arguments, errors, precision, tree_paths
 
-STATE_REDUCTIONS = ("mean", "sum", "max", "first")
 BATCH_NORM_POLICIES = ("global", "per_replica")
 
 
@@ -38,7 +37,6 @@ class CompileOptions:
     compile_guard: str = "warn"
     skip_non_finite: bool = False
     regularizers: tuple[tuple[str, regularizers.Penalty], ...] = ()
-    state_reduction: tuple[tuple[str, str], ...] = ()
     deterministic: bool = False
     matmul_precision: str | None = None
 
@@ -46,7 +44,7 @@ class CompileOptions:
     def checked(
         cls, *, steps_per_execution: Any, run_eagerly: Any, jit_compile: Any, microbatches: Any, precision_name: Any,
         batch_norm: Any, remat: Any, ema_decay: Any, freeze: Any, data_on_device: Any, guard_mode: Any,
-        skip_non_finite: Any, penalties: Any, state_reduction: Any, deterministic: Any,
+        skip_non_finite: Any, penalties: Any, deterministic: Any,
         matmul_precision: Any,
     ) -> CompileOptions:
         """Returns the options for the arguments of `compile`.
@@ -81,8 +79,6 @@ class CompileOptions:
             regularizers=tuple((pattern, penalty) for pattern, identifier in _by_pattern(
                 "regularizers", penalties, "penalties, such as {'**/kernel': trainer.regularizers.L2(1e-4)}")
                 if (penalty := regularizers.get(identifier)) is not None),
-            state_reduction=tuple((pattern, _checked_reduction(name)) for pattern, name in _by_pattern(
-                "state_reduction", state_reduction, "reductions, such as {'usage/*': 'sum'}")),
             deterministic=deterministic,
             matmul_precision=precision.check_matmul_precision(matmul_precision),
         )
@@ -155,12 +151,6 @@ def _by_pattern(argument: str, given: Any, values: str) -> list[tuple[str, Any]]
     for pattern in given:
         tree_paths.check_pattern(argument, pattern)
     return list(given.items())
-
-
-def _checked_reduction(name: Any) -> str:
-    if name not in STATE_REDUCTIONS:
-        raise errors.unknown_name("state_reduction", str(name), STATE_REDUCTIONS)
-    return str(name)
 
 
 def _checked_patterns(freeze: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The loss of a compiled model: the sum over its outputs, exact over all replicas and without padded rows."""
+"""The loss of a compiled model: the sum over its outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer import losses
 from trainer.core import arguments, errors
 from trainer.core.replica_context import get_replica_context
 from trainer.core.train_state import shapes_of
-from trainer.losses.base import BuiltinLoss, loss_of_batch, mean_over_replicas, sum_of_real_rows, values_per_row
+from trainer.losses.base import BuiltinLoss, loss_of_batch, sum_of_real_rows, values_per_row
 from trainer.step.loss_parts import LossPart, record
 from trainer.step.output_matching import match_arrays, match_choices, output_names, without_rows
 
@@ -104,11 +104,29 @@ class CompiledLoss:
         """Whether the loss of some output is the user's own, as far as a first batch has shown."""
         return any(entry.loss is not None and not isinstance(entry.loss, BuiltinLoss) for entry in self.per_output)
 
+    def why_of_batch(self) -> str | None:
+        """Returns why the loss is of the batch as a whole and no mean over its rows, as a clause; None if it may be."""
+        for loss in jax.tree.leaves(self._choices):
+            if loss.is_of_batch:
+                return f"the loss {loss.name!r} is of the batch as a whole"
+        return None
+
+    def custom_values(self, y: Any, outputs: Any) -> list[jax.Array]:
+        """Returns what the losses of the user's own give for the outputs, before any reduction."""
+        chosen = match_choices("loss", self._choices, outputs, lambda choices, number: True)
+        targets = match_arrays("y", y, outputs, wanted=[loss is not None for loss in chosen])
+        found = []
+        for loss, target, output in zip(chosen, targets, jax.tree.leaves(outputs), strict=True):
+            if loss is not None and not _is_builtin(loss):
+                found.append(loss.values(target, output))
+                if (kept := loss.mask(target, output)) is not None:
+                    found.append(kept)
+        return found
+
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str | None, jax.Array]:
         """Returns each output's loss, not weighted by `loss_weights`, as a scalar by output name.
 
-        A scalar is `sum over this replica's real rows * replicas / number of values over all replicas`, so that its
-        mean over the replicas is the loss of the whole batch.
+        Where replicas or microbatches share a batch, it is the share of this one: the mean of all is that of the batch.
 
         Raises:
           ValueError: if targets, weights and outputs do not fit each other, an output that has a loss has other rows
@@ -133,7 +151,7 @@ class CompiledLoss:
             if rows is not None and output.shape[:1] not in ((), (rows,)):
                 # A loss of the user's own may broadcast it against the targets, and be of no row.
                 raise without_rows(output, rows, "Reshape it to (rows, ...), or override `compute_loss`.")
-            values[entry.name] = _mean_over_replicas(entry, entry.loss, target, output, weight)
+            values[entry.name] = _loss_of_output(entry, entry.loss, target, output, weight)
         return values
 
     def total(self, values: Mapping[str | None, jax.Array]) -> jax.Array:
@@ -152,6 +170,10 @@ class CompiledLoss:
         ]
 
 
+def _is_builtin(loss: losses.Loss) -> bool:
+    return isinstance(loss, BuiltinLoss) and type(loss).__module__.startswith(losses.__name__)
+
+
 def _resolve(choice: Any) -> losses.Loss | None:
     if choice is None:
         return None
@@ -162,28 +184,26 @@ def _resolve(choice: Any) -> losses.Loss | None:
     return loss
 
 
-def _mean_over_replicas(
+def _loss_of_output(
     entry: OutputLoss, loss: losses.Loss, target: Any, output: Any, sample_weight: Any
 ) -> jax.Array:
     if loss.is_of_batch:
         return loss_of_batch(loss, target, output, sample_weight)
     context = get_replica_context()
-    replicas, mask = context.num_replicas_in_sync, context.padding_mask
-    values = loss.values(target, output)
+    values, mask = loss.values(target, output), context.padding_mask
+    if sample_weight is not None and context.rows is not None and values.shape[:1] != (context.rows,):
+        raise ValueError(
+            f"The loss {loss.name!r} returned values of shape {values.shape} for {context.rows} rows, which weights of "
+            "rows cannot be matched to. Return one value per row: `jnp.mean(..., axis=-1)`, for example, in place of "
+            "`jnp.mean(...)`. Or leave `sample_weight` and `class_weight` out.")
     if values.ndim == 0:
-        if mask is None and sample_weight is None:
-            return values * replicas if loss.reduction == "sum" else values
+        if mask is None:
+            return context.share_of_sum(values) if loss.reduction == "sum" else values
         values = values_per_row(loss.values, target, output)
-    rows = values.shape[0]
-    if context.rows not in (None, rows):
-        # Such values cannot be weighted by row, nor be left out where rows pad the last batch.
-        raise ValueError(f"The loss {loss.name!r} must return values of shape (rows, ...) with "
-                         f"rows={context.rows}. Received: values of shape {values.shape}. Do not flatten rows: reduce "
-                         "over the other axes only.")
     kept = loss.mask(target, output)
     total, divisor = sum_of_real_rows(values, loss.reduction, sample_weight, kept, mask)
     if divisor is None:
-        return total * replicas
+        return context.share_of_sum(total)
     if kept is not None or (sample_weight is not None and loss.reduction == "mean_with_sample_weight"):
         record(LossPart(entry.name, 1.0 if entry.factor is None else entry.factor, total, jnp.asarray(divisor)))
-    return mean_over_replicas(total, divisor)
+    return context.share_of_mean(total, divisor)

@@ -11,7 +11,7 @@ from trainer import metrics
 from trainer.core import errors
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
-from trainer.metrics.base import MetricValue, named_in_errors
+from trainer.metrics.base import MetricValue, is_builtin, named_in_errors
 from trainer.metrics.registry import check
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.output_matching import match_arrays, match_choices, output_names
@@ -62,6 +62,17 @@ class CompiledMetrics:
     def by_log_name(self) -> dict[str, Metric]:
         """The metrics by the names of their logs; empty until the first batch."""
         return {entry.log_name: entry.metric for entry in self._entries or []}
+
+    def why_of_batch(self) -> str | None:
+        """Returns why a metric may look at the batch as a whole, as a clause; None if all are sums over its rows."""
+        for identifier in (*_flat(self._plain), *_flat(self._weighted)):
+            of_rows = isinstance(identifier, str) or (
+                isinstance(identifier, Metric) and is_builtin(identifier)
+                and type(identifier) not in (metrics.MeanMetricWrapper, metrics.LossMetric))
+            if not of_rows:
+                name = getattr(identifier, "name", None) or errors.describe(identifier)
+                return f"the metric {name} is the user's own"
+        return None
 
     @property
     def is_given(self) -> bool:

@@ -2,6 +2,10 @@
 
 A compiled phase is one function that serves every group of batches of one shape; another shape, such as an uneven last
 batch, compiles once more. How many steps are fused into one execution is decided here.
+
+A step is a function of the whole batch, and has one of two lowerings, with the same numbers. Replicated: each replica
+computes its rows, and gradients are averaged before the update. Partitioned: one program, as for one device, that XLA
+divides. What is known to treat rows apart is replicated; see `lowering.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -22,17 +27,18 @@ from trainer.compile.late_gathers import with_late_gathers
 from trainer.compile.passed_through import first_passed_through
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core import trace_purity
-from trainer.core.replica_context import AllRows, single_context
+from trainer.core.replica_context import single_context
 from trainer.core.timing import Timing
+from trainer.core.train_state import shapes_of
 from trainer.core.types import PyTree
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
-from trainer.distribute.replica.replicated_state import context_of, finalize_skipped_updates, run_on_replicas
+from trainer.distribute.replica.partitioned import PartitionedContext
+from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
-from trainer.step.gradient_accumulation import pads_parts
 
 
 def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
@@ -54,6 +60,9 @@ def _nbytes(tree: PyTree) -> int:
 def _power_of_two(most: float) -> int:
     """Returns the largest power of two that is at most `most`; 1 for less than that."""
     return 2 ** (int(max(most, 1.0)).bit_length() - 1)
+
+
+WhyPartitioned = Callable[[Any, Any, int], str | None]
 
 
 class FusingLimits(NamedTuple):
@@ -103,14 +112,15 @@ class CompiledPhase:
       user_step: the model's `train_step`, `test_step` or `predict_step`.
       strategy: the mesh, the placement and the reduction.
       steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
-      eager: whether the step runs uncompiled, operation by operation, as one replica.
+      eager: whether the step runs uncompiled, operation by operation.
+      why_partitioned: returns why a step cannot be replicated, from the shapes of the state and of a batch and the
+        number of its rows; None if it can. By default none is.
       compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
       deterministic: whether its programs give the same bits each time; see `compiler_options`.
 
     Attributes:
       steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
-      before_padding: called once, before the first padded batch: they raise where the step would count padding.
-      microbatches: into how many parts the step divides a replica's rows, which pads too; may be assigned.
+      partitioned_because: for each number of rows of a batch, why its step is partitioned; None if it is replicated.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
       compiles_beside: whether programs that will be needed are to be compiled while others run.
@@ -122,31 +132,27 @@ class CompiledPhase:
 
     def __init__(
         self, kind: str, user_step: steps.Step, strategy: Strategy, steps_per_execution: int | str, eager: bool,
-        compile_guard: str = "off", deterministic: bool = False,
+        compile_guard: str = "off", deterministic: bool = False, why_partitioned: WhyPartitioned | None = None,
     ):
         self._kind = kind
         self._strategy = strategy
         self._eager = eager
         self._requested = 1 if eager else steps_per_execution
-        make_context = single_context if eager else functools.partial(context_of, strategy)
-        one_batch = functools.partial(_ONE_BATCH[kind], user_step, make_context)
+        self._why_partitioned = why_partitioned
+        self._first: tuple[Any, Any] | None = None  # the shapes of the state and of the first batch
         self._constants = trace_purity.Constants()
-        if eager:
-            self._one_batch = functools.partial(self._eagerly, one_batch)
-        else:
-            one_batch = functools.partial(self._noting_constants, one_batch)
-            # Compiled on its own so that its trace, the costly part, is shared by all that is built on it.
-            shared = compiled(one_batch)
-            if strategy.gathers_late:
-                shared = compiled(with_late_gathers(shared))
-            if strategy.is_on_cpu:
-                shared = compiled(with_fast_convolutions(shared))
-            self._one_batch = functools.partial(self._on_replicas, shared)
+        one_batch = functools.partial(self._noting_constants, _ONE_BATCH[kind], user_step)
+        self._eager_step = functools.partial(_ONE_BATCH[kind], user_step, single_context)
+        # Compiled on their own so that their traces, the costly part, are shared by all that is built on them.
+        self._whole_batch = self._shared(functools.partial(
+            one_batch, functools.partial(PartitionedContext, strategy)))
+        self._of_replica = self._shared(functools.partial(
+            one_batch, lambda rows: strategy.replica_context(rows, None)), strategy.gathers_late)
         self._compile_guard = compile_guard
         self._knows_counts = not (eager or strategy.is_on_cpu)  # a CPU's loop does not wait for the host
         self.compiles_beside = self._knows_counts and not self.is_asynchronous  # CPUs' cores compile, too
         self._compiler_options = strategy.compiler_options(deterministic)
-        self._executions: dict[tuple[bool, int | None], Callable[..., Any]] = {}  # by fused, and count
+        self._executions: dict[tuple[int, bool, int | None], Callable[..., Any]] = {}  # by rows, fused, and count
         self._executables: dict[Any, Any] = {}  # these compiled, by the shapes of a group and the count of steps
         self._affordable: dict[Any, int] = {}  # how many steps to fuse, by the shapes of a batch
         self._cost: Callable[[], Cost] | None = None  # of a step
@@ -154,22 +160,14 @@ class CompiledPhase:
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self._kept: list[bool] | None = None  # of a state that rests on the host, which leaves no step changes
-        self._batch_rows = 0
-        self.before_padding: list[Callable[[], None]] = []  # what checks the user's code before a batch is padded
-        self.microbatches = 1
+        self.partitioned_because: dict[int, str | None] = {}
         self.steps_per_execution = 1
         self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
 
     def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
-        """Returns a group of batches placed on the devices; see `Strategy.place_group`.
-
-        A batch whose rows do not divide by the replicas, and that has no more of them than a replica usually has, is
-        computed whole by each. This suits any code that a step may have, and takes no more than a usual step.
-        """
-        rows_of_replica = 0 if self._kind == "predict" else (
-            group.rows if self._eager else self._batch_rows // self._strategy.num_replicas_in_sync)
-        return self._strategy.place_group(group, arrays, rows_of_replica)
+        """Returns a group of batches placed on the devices; see `Strategy.place_group`."""
+        return self._strategy.place_group(group, arrays)
 
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         """Traces a step on the shapes of a host batch, so that data it cannot take are rejected before it compiles.
@@ -184,16 +182,18 @@ class CompiledPhase:
         the same. An eager step runs instead, as its code need not be traceable.
         """
         leaves, structure = jax.tree.flatten(batch)
-        self._batch_rows = max(batch_rows, leaves[0].shape[0])
-        spec = self._batch_rows, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        rows = leaves[0].shape[0]
+        self._first = self._first or (shapes_of(state), shapes_of(batch))
+        spec = max(batch_rows, rows), structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if spec not in self._affordable:
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
-            group = self.place_group(Group(stack, count=1, rows=leaves[0].shape[0], first=0))
+            group = self.place_group(Group(stack, count=1, rows=rows, first=0))
+            one_step = functools.partial(self._one_step, rows)
             if self._eager:
-                shapes, cost = self._one_step(state, group.data, group.mask), None
+                shapes, cost = one_step(state, group.data), None
             else:
-                traced = compiled(self._one_step).trace(state, group.data, group.mask)
-                shapes, cost = traced.out_info, functools.cache(lambda: cost_of(traced.jaxpr))
+                traced = compiled(one_step).trace(state, group.data)
+                shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, rows))
                 if self._strategy.rests_on_host and self._kind == "train" and self._kept is None:
                     self._kept = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
                 self._program = self._program or (lambda: traced.lower().as_text())
@@ -204,6 +204,10 @@ class CompiledPhase:
             self._affordable[spec] = (
                 self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
         self.steps_per_execution = self._affordable[spec]
+
+    def _cost_of_replica(self, program: Any, rows: int) -> Cost:
+        cost = cost_of(program)
+        return cost if self._reason(rows) is None else cost.divided_by(self._strategy.num_replicas_in_sync)
 
     @property
     def num_programs(self) -> int:
@@ -271,8 +275,8 @@ class CompiledPhase:
         running = () if self._kind == "predict" else (self.empty_logs,)
         bounds = [self._strategy.place_number(number) for number in (0, steps or 1)]
         count = steps if self._knows_counts and capacity > 1 else None
-        return self._execution(capacity > 1, count).lower(
-            self._placed_shapes(state), *running, group.data, group.mask, *bounds)
+        return self._execution(group.rows, capacity > 1, count).lower(
+            self._placed_shapes(state), *running, group.data, *bounds)
 
     def _placed_shapes(self, state: Any) -> Any:
         def placed(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -330,7 +334,7 @@ class CompiledPhase:
         """
         stop = group.count if stop is None else stop
         if self._eager:
-            execute = self._execution(stack_length(group.data) > 1, None)
+            execute = self._execution(group.rows, stack_length(group.data) > 1, None)
         else:
             key = self._key(group, stop - start)
             execute = self._executables.get(key)
@@ -363,17 +367,15 @@ class CompiledPhase:
 
     def _rest(self, group: PlacedGroup, start: int, stop: int) -> tuple[Any, ...]:
         place = self._strategy.place_number
-        return group.data, group.mask, place(start), place(stop)
+        return group.data, place(start), place(stop)
 
     def _lowered(self, key: tuple[Any, int | None], state: Any, running: Any, group: PlacedGroup, guard: CompileGuard,
                  timing: Timing) -> Any:
         batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
-        if self._is_padded(group):
-            self._check_padding()
         guard.check(jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
         with timing.measure("compile"):
-            return self._execution(stack_length(group.data) > 1, key[1]).lower(
+            return self._execution(group.rows, stack_length(group.data) > 1, key[1]).lower(
                 self._placed_shapes(state), *running, *self._rest(group, 0, group.count))
 
     def _known_count(self, group: PlacedGroup, steps: int) -> int | None:
@@ -381,22 +383,6 @@ class CompiledPhase:
         known = [count for spec, count in self._executables if spec == group.spec and count is not None]
         # A loop of one turn would be none, and a pipeline that is waited for has groups of any length.
         return steps if steps > 1 and (steps in known or len(known) < KNOWN_COUNTS) else None
-
-    def expect_batch(self, rows: int) -> None:
-        """Checks the code of a step for a batch that will come, of so many rows, if some will have to pad it."""
-        replicas = self._strategy.num_replicas_in_sync
-        is_whole = rows % replicas != 0 and rows <= self._batch_rows // replicas  # see `place_group`
-        if (rows % replicas and not is_whole) or pads_parts(rows if is_whole else rows // replicas, self.microbatches):
-            self._check_padding()
-
-    def _check_padding(self) -> None:
-        checks, self.before_padding = self.before_padding, []
-        for check in checks:
-            check()
-
-    def _is_padded(self, group: PlacedGroup) -> bool:
-        replicas = 1 if isinstance(group.mask, AllRows) else self._strategy.num_replicas_in_sync
-        return isinstance(group.mask, jax.Array) or pads_parts(group.rows // replicas, self.microbatches)
 
     def _run(self, execute: Callable[..., Any], rest: Any, first: int, state: Any, *running: Any) -> Any:
         if self.has_stale_constants:
@@ -426,13 +412,20 @@ class CompiledPhase:
         with trace_purity.noting(self._constants):
             return one_batch(*arguments)
 
-    def _execution(self, fused: bool, count: int | None) -> Any:
-        """Returns the function that runs a group, to be compiled unless it is eager."""
-        if (fused, count) not in self._executions:
-            run = functools.partial(_GROUP[self._kind], self._one_batch, fused, count=count)
-            self._executions[fused, count] = (
-                self._eager_execution(run) if self._eager else self._compiled_execution(run))
-        return self._executions[fused, count]
+    def _shared(self, one_batch: Callable[..., Any], gathers_late: bool = False) -> Callable[..., Any]:
+        shared = compiled(one_batch)
+        if gathers_late:
+            shared = compiled(with_late_gathers(shared))
+        return compiled(with_fast_convolutions(shared)) if self._strategy.is_on_cpu else shared
+
+    def _execution(self, rows: int, fused: bool, count: int | None) -> Any:
+        """Returns the function that runs a group of batches of `rows` rows, to be compiled unless it is eager."""
+        key = rows, fused, count
+        if key not in self._executions:
+            one_batch = functools.partial(self._one_batch, rows)
+            run = functools.partial(_GROUP[self._kind], one_batch, fused, count=count)
+            self._executions[key] = self._eager_execution(run) if self._eager else self._compiled_execution(run)
+        return self._executions[key]
 
     def _execute(self, run: Callable[..., Any], state: Any, *rest: Any) -> Any:
         returned = run(self._on_devices(state), *rest)
@@ -458,34 +451,62 @@ class CompiledPhase:
         return compiled(functools.partial(self._execute, run), out_shardings[self._kind],
                         donate=(0,) if self._kind == "train" else ())
 
-    def _on_replicas(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
-        """Returns what one batch gives, each replica computing its rows of it; part of a compiled execution."""
-        strategy, is_train = self._strategy, self._kind == "train"
+    def _reason(self, rows: int) -> str | None:
+        """Returns why a step on a batch of `rows` rows is partitioned; None if it is replicated."""
+        if rows not in self.partitioned_because:
+            replicas, because = self._strategy.num_replicas_in_sync, "nothing is known of it"
+            if replicas == 1:
+                because = "there is one replica"
+            elif rows % replicas:
+                because = f"the {rows} rows of the batch do not divide by {replicas} replicas"
+            elif self._why_partitioned is not None and self._first is not None:
+                because = self._why_partitioned(*self._first, rows)
+            self.partitioned_because[rows] = because
+        return self.partitioned_because[rows]
 
-        def one_replica(state: Any, batch: Any, mask: Any) -> tuple[Any, ...]:
-            returned = one_batch(state, batch, mask)
-            return ([(0, returned[0])], returned[1:]) if is_train else ([], returned)
-
-        rows_spec = PartitionSpec() if isinstance(mask, AllRows) else strategy.rows_spec
-        out_spec = rows_spec if self._kind == "predict" else PartitionSpec()
-        states, (outputs,) = run_on_replicas(
-            strategy, one_replica, state, (batch, mask), (rows_spec, rows_spec), (out_spec,))
-        return self._finished(state, states[0], *outputs) if is_train else outputs
-
-    def _eagerly(self, one_batch: Callable[..., Any], state: Any, batch: Any, mask: Any) -> Any:
-        """Returns what one batch gives, as one replica computes it, operation by operation."""
-        returned = one_batch(state, batch, mask)
+    def _one_batch(self, rows: int, state: Any, batch: Any) -> Any:
+        """Returns what one batch gives, of which the first `rows` rows are real; part of an execution."""
+        if not self._eager and self._reason(rows) is None:
+            return self._on_replicas(state, batch)
+        placed_rows = steps.rows_of(batch)
+        if rows != placed_rows:
+            batch = jax.tree.map(lambda leaf: leaf[:rows], batch)
+        elif not self._eager:
+            batch = self._strategy.with_rows_split(batch)
+        if self._eager:
+            returned = self._eager_step(state, batch)
+        else:
+            with self._strategy.tracing_whole_batch():
+                returned = self._whole_batch(state, batch)
+        if self._kind == "predict" and rows != placed_rows:  # arrays outside of a program have equal parts
+            returned = jax.tree.map(
+                lambda leaf: jnp.pad(leaf, [(0, placed_rows - rows), *[(0, 0)] * (leaf.ndim - 1)]), returned)
         if self._kind != "train":
             return returned
-        return self._finished(state, finalize_skipped_updates(state, returned[0]), *returned[1:])
+        after = finalize_skipped_updates(state, returned[0])
+        if not self._eager:
+            after = self._strategy.with_state_in_place(after)
+        return self._finished(state, after, *returned[1:])
+
+    def _on_replicas(self, state: Any, batch: Any) -> Any:
+        """Returns what one batch gives, each replica computing its rows of it."""
+        strategy, is_train = self._strategy, self._kind == "train"
+
+        def one_replica(state: Any, batch: Any) -> tuple[Any, ...]:
+            returned = self._of_replica(state, batch)
+            return ([(0, returned[0])], returned[1:]) if is_train else ([], returned)
+
+        out_spec = strategy.rows_spec if self._kind == "predict" else PartitionSpec()
+        states, (outputs,) = run_on_replicas(
+            strategy, one_replica, state, (batch,), (strategy.rows_spec,), (out_spec,))
+        return self._finished(state, states[0], *outputs) if is_train else outputs
 
     @staticmethod
     def _finished(before: Any, after: Any, step_logs: Any, rows: Any) -> Any:
         return after, steps.count_skipped_updates(before, after, step_logs), rows
 
-    def _one_step(self, state: Any, data: Any, mask: Any) -> Any:
-        batch = jax.tree.map(lambda leaf: leaf[0], data)
-        return self._one_batch(self._on_devices(state), batch, mask)
+    def _one_step(self, rows: int, state: Any, data: Any) -> Any:
+        return self._one_batch(rows, self._on_devices(state), jax.tree.map(lambda leaf: leaf[0], data))
 
     def _on_devices(self, state: Any) -> Any:
         state = self._strategy.on_devices(state)

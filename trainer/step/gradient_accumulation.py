@@ -1,12 +1,9 @@
 """A batch computed in parts, one after another, for models whose activations do not fit at once.
 
-Owns the view that code inside a step has of its part. To the loss and the metrics, the k parts of each of n replicas
-look like n * k replicas: so their exact arithmetic over replicas is exact over parts as well. A sum over all replicas
-then needs parts that are not computed yet. Only what the loss divides by is summed, such as the sum of weights, and
-that does not depend on the gradients; so it is summed in a first pass, from which the compiler drops all else.
-
-The module sees its part alone: BatchNorm takes the statistics of one part of all replicas, and its running averages
-become the mean over the parts, weighted by rows.
+Part j of k has the rows j, j + k, j + 2k and so on, whatever the number of devices: rows that are split over devices
+stay where they are. The losses of `compile` are exact over the parts, also where they divide by a sum of weights: such
+sums do not depend on the gradients, so they are taken in a first pass, from which the compiler drops all else. Model
+state passes from part to part.
 """
 
 from __future__ import annotations
@@ -18,89 +15,69 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from trainer.core import replica_context
-from trainer.core.replica_context import ReduceOp, ReplicaContext, get_replica_context
+from trainer.core.replica_context import ReduceOp, ReplicaContext, divide_sum, get_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
-from trainer.distribute.replica.state_reduction import over_parts
+from trainer.core.types import PyTree
 from trainer.metrics.base import MetricValue
 
-Compute = Callable[[Any], tuple[Any, Any, dict[str, Any]]]
+Compute = Callable[[Any, Any], tuple[Any, Any, dict[str, Any]]]
 
 
-class _ModuleContext(ReplicaContext):
-    """What a module sees: the same part of all replicas."""
-
-    def __init__(self, whole: ReplicaContext, number: Any, rows: int, mask: jax.Array | None):
-        super().__init__(rows, mask)
-        self._whole = whole
-        self._number = number
-        self._size = rows
-        self.num_replicas_in_sync = whole.num_replicas_in_sync
-
-    @property
-    def replica_id_in_sync_group(self) -> Any:
-        return self._number  # of the part among those of all replicas, so that each has random numbers of its own
-
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
-        return self._whole.all_reduce(reduce_op, value, options)
-
-    def sum(self, value: Any) -> Any:
-        return self._whole.sum(value)
-
-    def all_gather(self, value: Any, axis: int = 0) -> Any:
-        return self._whole.all_gather(value, axis)
-
-
-class _PartContext(_ModuleContext):
-    """What the loss and the metrics see: one of n * k replicas.
+class _PartContext(ReplicaContext):
+    """The context of a part of a replica's rows.
 
     Args:
       whole: the context of the replica.
       number: the number of the part among those of all replicas.
-      parts: how many parts a replica has.
-      rows: the part's rows, padding included.
+      rows: the part's rows.
       mask: float32 of shape `(rows,)`; None if all rows are real.
-      sums: what `sum` returns in the order of its calls; None in the first pass.
+      divisors: what a mean over the batch divides by, in the order of the calls; None in the first pass.
     """
 
-    def __init__(self, whole: ReplicaContext, number: Any, parts: int, rows: int, mask: jax.Array | None,
-                 sums: list[Any] | None):
-        super().__init__(whole, number, rows, mask)
-        self.num_replicas_in_sync = whole.num_replicas_in_sync * parts
-        self.summands: list[Any] = []
-        self._parts = parts
-        self._sums = sums
+    is_part = True
 
-    def for_module(self) -> ReplicaContext:
-        return _ModuleContext(self._whole, self._number, self._size, self.padding_mask)
-
-    def sum(self, value: Any) -> Any:
-        self.summands.append(value)
-        return value if self._sums is None else self._sums[len(self.summands) - 1]
+    def __init__(self, whole: ReplicaContext, number: Any, rows: int, mask: jax.Array | None,
+                 divisors: list[Any] | None):
+        super().__init__(rows, mask)
+        self.num_replicas_in_sync = whole.num_replicas_in_sync
+        self.batch_norm_groups = whole.batch_norm_groups if rows % whole.batch_norm_groups == 0 else 1
+        self.own_divisors: list[Any] = []
+        self._whole = whole
+        self._number = number
+        self._size = rows
+        self._divisors = divisors
 
     @property
-    def global_rows(self) -> Any:
-        return self._whole.global_rows
+    def replica_id_in_sync_group(self) -> Any:
+        return self._whole.replica_id_in_sync_group
 
-    @property
-    def weight_of_module(self) -> Any:
-        return self._parts * self.for_module().global_rows / self.global_rows if self.is_padded else 1.0
+    def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
+        return replica_context.stream_key(seed, stream, step, self._number)
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
-        raise _other_parts("all_reduce")
+    def share_of_mean(self, total: jax.Array, divisor: jax.Array | int) -> jax.Array:
+        if isinstance(divisor, int):
+            return divide_sum(total, divisor)
+        self.own_divisors.append(divisor)
+        if self._divisors is None:
+            return total
+        return divide_sum(self.share_of_sum(total), self._divisors[len(self.own_divisors) - 1])
 
-    def all_gather(self, value: Any, axis: int = 0) -> Any:
-        raise _other_parts("all_gather")
+    def share_of_sum(self, total: jax.Array) -> jax.Array:
+        assert self._whole.rows is not None, "it has parts"
+        return self._whole.share_of_sum(total) * (self._whole.rows / self._size)
 
+    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: Any = None) -> Any:
+        return self._whole.all_reduce(reduce_op, value, options)
 
-def _other_parts(method: str) -> ValueError:
-    return ValueError(f"`get_replica_context().{method}` cannot be used in `compute_loss` or `compute_metrics` with "
-                      "`microbatches`: the other microbatches are not computed yet. Reduce inside of the module, or "
-                      "compile without `microbatches`.")
+    def sum(self, value: PyTree) -> Any:
+        return self._whole.sum(value)
+
+    def all_gather(self, value: PyTree, axis: int = 0) -> Any:
+        return self._whole.all_gather(value, axis)
 
 
 def accumulated(
@@ -109,90 +86,94 @@ def accumulated(
     """Returns gradients, model state and logs of this replica's rows of a batch, computed in parts.
 
     Args:
-      compute: returns these three for some rows. Gradients and scalar logs are this replica's share, whose mean over
-        replicas is that of the batch.
-      before: the state of training before, with which `compute` begins.
+      compute: returns these three for the state and some rows. Gradients and scalar logs are this replica's share,
+        whose mean over replicas, and mean over parts by their rows, is that of the batch.
+      before: the state of training before.
       batch: a tree of arrays, rows first.
       microbatches: how many parts, at most; fewer where there are fewer rows.
     """
     whole = get_replica_context()
     rows = jax.tree.leaves(batch)[0].shape[0]
-    parts, size = _parts_and_size(rows, microbatches)
-    split, mask = _split(batch, whole.padding_mask, rows, parts, size)
+    parts = min(microbatches, rows)
+    groups = _split((batch, whole.padding_mask), rows, parts)
 
-    def context_of(part: Any, part_mask: Any, sums: list[Any] | None) -> _PartContext:
-        number = whole.replica_id_in_sync_group * parts + part
-        return _PartContext(whole, number, parts, size, part_mask, sums)
+    def context_of(part: Any, part_batch: Any, mask: jax.Array | None, divisors: list[Any] | None) -> _PartContext:
+        size = jax.tree.leaves(part_batch)[0].shape[0]
+        return _PartContext(whole, whole.replica_id_in_sync_group * parts + part, size, mask, divisors)
 
-    def summands(inputs: tuple[Any, Any, Any]) -> list[Any]:
-        part, part_batch, part_mask = inputs
-        context = context_of(part, part_mask, None)
-        with replica_context.enter(context):
-            compute(part_batch)
-        return context.summands
+    def own_divisors(inputs: tuple[Any, Any]) -> list[Any]:
+        part, (part_batch, mask) = inputs
+        with replica_context.enter(context_of(part, part_batch, mask, None)) as context:
+            compute(before, part_batch)
+        return context.own_divisors
 
-    inputs = (jnp.arange(parts), split, mask)
-    first = jax.tree.map(lambda leaf: leaf[0], inputs)
-    sums: list[Any] = []
-    if jax.eval_shape(summands, first):
-        sums = whole.sum(jax.tree.map(lambda leaf: leaf.sum(0), lax.map(summands, inputs)))
+    divisors: list[Any] = []
+    if jax.eval_shape(own_divisors, _first(groups[0])):
+        divisors = whole.sum(jax.tree.map(
+            lambda *sums: sum(each.sum(0) for each in sums), *(lax.map(own_divisors, group) for group in groups)))
 
-    changed: list[bool] = []
+    is_changed: list[bool] = []
 
-    def compute_part(inputs: tuple[Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
-        part, part_batch, part_mask = inputs
-        with replica_context.enter(context_of(part, part_mask, sums)):
-            grads, model_state, logs = compute(part_batch)
-        model_state = restricted(model_state, before.model_state)
-        changed[:] = [new is not old for new, old in zip(
-            jax.tree.leaves(model_state), jax.tree.leaves(before.model_state), strict=True)]
-        real_rows = jnp.float32(size) if part_mask is None else part_mask.sum()
-        return grads, model_state, OrderedDict(logs), real_rows
+    def compute_part(model_state: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any, OrderedDict[str, Any]]:
+        part, (part_batch, mask) = inputs
+        with replica_context.enter(context_of(part, part_batch, mask, divisors)):
+            grads, after, logs = compute(before.replace(model_state=model_state), part_batch)
+        after = restricted(after, model_state)
+        is_changed[:] = [new is not old for new, old in zip(
+            jax.tree.leaves(after), jax.tree.leaves(model_state), strict=True)]
+        after = jax.tree.map(lambda new, old: new if new is old else jnp.asarray(new, old.dtype), after, model_state)
+        share = jax.tree.leaves(part_batch)[0].shape[0] / rows
+        return grads, after, OrderedDict(
+            (name, value if isinstance(value, MetricValue) else value * share) for name, value in logs.items())
 
-    def add_part(total: Any, inputs: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-        grads, *others = compute_part(inputs)
-        return jax.tree.map(lambda sum_, leaf: sum_ + leaf.astype(sum_.dtype) / parts, total, grads), others
+    def add_part(carry: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+        total, model_state = carry
+        grads, model_state, logs = compute_part(model_state, inputs)
+        share = jax.tree.leaves(inputs[1])[0].shape[0] / rows
+        total = jax.tree.map(lambda sum_, leaf: sum_ + leaf.astype(sum_.dtype) * share, total, grads)
+        return (total, model_state), logs
 
-    shapes = jax.eval_shape(compute_part, first)[0]
+    shapes = jax.eval_shape(compute_part, before.model_state, _first(groups[0]))[0]
     # In float32, as small parts would vanish in a sum of 16 bits.
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32)), shapes)
-    total, (model_states, logs, real_rows) = lax.scan(add_part, zeros, inputs)
+    carry, logs_of_parts = (zeros, before.model_state), []
+    for group in groups:
+        carry, logs = lax.scan(add_part, carry, group)
+        logs_of_parts += [jax.tree.map(lambda leaf, part=part: leaf[part], logs) for part in range(len(group[0]))]
+    total, model_state = carry
+    old, structure = jax.tree.flatten(before.model_state)  # what no part changes keeps its bits
+    model_state = jax.tree.unflatten(structure, [new if is_new else leaf for leaf, new, is_new in zip(
+        old, jax.tree.leaves(model_state), is_changed, strict=True)])
     grads = jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), total, shapes)
-    weights = whole.sum(real_rows)
-    model_state = over_parts(before.model_state, model_states, changed, before.state_reduction, weights)
-    return grads, model_state, {name: _merged(value, parts) for name, value in logs.items()}
+    return grads, model_state, {name: _merged([logs[name] for logs in logs_of_parts]) for name in logs_of_parts[0]}
 
 
-def pads_parts(rows: int, microbatches: int) -> bool:
-    """Returns whether the last of the parts of a replica's rows is padded."""
-    parts, size = _parts_and_size(rows, microbatches)
-    return parts * size != rows
+def _first(group: tuple[Any, Any]) -> Any:
+    return jax.tree.map(lambda leaf: leaf[0], group)
 
 
-def _parts_and_size(rows: int, microbatches: int) -> tuple[int, int]:
-    size = -(-rows // microbatches)
-    return -(-rows // size), size
+def _split(tree: Any, rows: int, parts: int) -> list[tuple[Any, Any]]:
+    """Returns groups of parts of one size: the numbers of the parts, and their rows, `(parts, rows, ...)`.
+
+    Where the rows do not divide, the first parts have one row more.
+    """
+    size, longer = divmod(rows, parts)
+
+    def strided(leaf: jax.Array) -> jax.Array:  # (parts, size, ...): rows are not moved between devices
+        return leaf[:size * parts].reshape(size, parts, *leaf.shape[1:]).swapaxes(0, 1)
+
+    def first(leaf: jax.Array) -> jax.Array:
+        return jnp.concatenate([strided(leaf)[:longer], leaf[size * parts:][:, None]], 1)
+
+    shorter = jnp.arange(longer, parts), jax.tree.map(lambda leaf: strided(leaf)[longer:], tree)
+    return [shorter] if longer == 0 else [(jnp.arange(longer), jax.tree.map(first, tree)), shorter]
 
 
-def _split(batch: Any, mask: jax.Array | None, rows: int, parts: int, size: int) -> tuple[Any, jax.Array | None]:
-    """Returns a batch with leaves `(parts, size, ...)`, and the mask of real rows `(parts, size)` if any are not."""
-    order = np.arange(parts * size)
-    if len(order) != rows:
-        is_own = jnp.asarray(order < rows, jnp.float32)
-        mask = is_own if mask is None else mask[order % rows] * is_own
-
-    def split(leaf: jax.Array) -> jax.Array:
-        padded = leaf if len(order) == rows else leaf[order % rows]
-        return padded.reshape(parts, size, *leaf.shape[1:])
-
-    return jax.tree.map(split, batch), None if mask is None else mask.reshape(parts, size)
-
-
-def _merged(value: Any, parts: int) -> Any:
-    if not isinstance(value, MetricValue):
-        return value.mean(0)
-    each = [[leaf[part] for leaf in value.variables] for part in range(parts)]
-    variables = each[0]
-    for others in each[1:]:
-        variables = value.metric.merge_parts(variables, others)
-    return dataclasses.replace(value, variables=variables)
+def _merged(values: list[Any]) -> Any:
+    first = values[0]
+    if not isinstance(first, MetricValue):
+        return sum(values[1:], first)
+    variables = first.variables
+    for other in values[1:]:
+        variables = first.metric.merge_parts(variables, other.variables)
+    return dataclasses.replace(first, variables=variables)

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from trainer.core.replica_context import get_replica_context
-from trainer.losses.base import divide_sum
+from trainer.core.replica_context import divide_sum, get_replica_context
 from trainer.metrics import Metric
 from trainer.metrics.base import MetricValue
 

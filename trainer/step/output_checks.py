@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from trainer import metrics
 from trainer.core import errors, replica_context
-from trainer.core.replica_context import MEAN_OVER_ROWS
 from trainer.data import Batch, unpack_x_y_sample_weight
-from trainer.losses.base import BuiltinLoss, values_per_row
 from trainer.metrics.base import is_builtin
 from trainer.modules.base import FunctionalModule
 from trainer.modules.named import UnnamedModuleError
@@ -27,11 +23,6 @@ from trainer.step.output_matching import match_arrays
 
 # What Python, NumPy and JAX say of `x["name"]`.
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
-
-LEAVE_OUT_PADDING = (
-    "Use losses and metrics of `compile`, which leave them out: `super().compute_loss(...)`, with other arguments "
-    "where needed, or `self.compute_loss(...)` in a step; or an object of `trainer.losses`. Or " + MEAN_OVER_ROWS)
-LEAVE_OUT_PADDING_IN_MODULE = "In the module, " + MEAN_OVER_ROWS
 
 
 def check_inputs_of_rank_one(
@@ -131,31 +122,6 @@ def explain_other_inputs(inputs: Any, built_on: Any, error: Exception) -> None:
                        "`x.flatten()` or `x.ravel()`.")
 
 
-def loss_of_real_rows(compute_loss: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns `compute_loss(*arguments)` inside of a step.
-
-    Raises:
-      ValueError: if some rows are padding, and `compute_loss` did not ask which: it counts them.
-    """
-    context = replica_context.get_replica_context()
-    reads = context.mask_reads
-    loss = compute_loss(*arguments)
-    if context.is_padded and context.mask_reads == reads:
-        raise ValueError(
-            "The overridden `compute_loss` counts rows that only pad a batch, whose rows do not divide by the replicas "
-            f"(or microbatches). {LEAVE_OUT_PADDING}")
-    return loss
-
-
-def check_is_mean(compiled_loss: CompiledLoss) -> None:
-    """Raises ValueError for a loss that is a sum over rows, where some of them may be left out."""
-    names = [loss.name for _, loss, _, _ in compiled_loss.per_output if loss is not None and loss.reduction == "sum"]
-    if names:
-        raise ValueError(f"The loss {names[0]!r} has reduction=\"sum\". With `backup_workers`, rows of the slowest "
-                         "workers are left out, so that a sum would be of now more, now fewer rows. Use "
-                         'reduction="sum_over_batch_size", with a larger learning rate, or `backup_workers=0`.')
-
-
 def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
     """Raises ValueError if an integer label lies outside of the classes that the model has outputs for.
 
@@ -182,8 +148,7 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
 
 
 def check_outputs(
-    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, is_split: bool, in_parts: bool,
-    compute: Callable[[], Any],
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, compute: Callable[[], Any]
 ) -> None:
     """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be.
 
@@ -191,24 +156,15 @@ def check_outputs(
       compiled_loss: the losses, matched to the model's outputs.
       compiled_metrics: the metrics, likewise.
       y: targets of some rows.
-      is_split: whether rows of a batch count apart: in replicas, in microbatches, or with weights.
-      in_parts: whether they are computed apart, which is so in replicas and in microbatches.
       compute: returns the model's outputs for these rows; called if one of the checks has to look at them.
     """
-    if not _need_outputs(compiled_loss, compiled_metrics, is_split):
+    if not (compiled_loss.expects_probabilities or any(
+            _takes_probabilities(metric) or _is_custom_sum(metric) for metric in compiled_metrics.metrics)):
         return
     outputs = compute()
     losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of those that an overridden `compute_loss` has picked
     _check_probabilities(compiled_loss if losses_are_of_outputs else None, compiled_metrics, outputs)
-    if is_split and losses_are_of_outputs:
-        _check_means_over_rows(compiled_loss, y, outputs, in_parts)
-    _check_metrics(compiled_metrics, y, outputs, in_parts)
-
-
-def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
-    return (compiled_loss.expects_probabilities or (is_split and compiled_loss.has_custom)
-            or any(_takes_probabilities(metric) or _is_custom_sum(metric) or _own_function(metric)
-                   for metric in compiled_metrics.metrics))
+    _check_metrics(compiled_metrics, y, outputs)
 
 
 def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
@@ -233,47 +189,13 @@ def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: C
                 f"from_logits=True, or end the model with a softmax or sigmoid. {errors.see('logits')}")
 
 
-def _check_means_over_rows(compiled_loss: CompiledLoss, y: Any, outputs: Any, in_parts: bool) -> None:
-    """Raises ValueError for a user's loss whose one scalar is no mean over rows, or whose values depend on other rows.
-
-    Rows that count apart cannot be given to such a loss together.
-
-    Args:
-      compiled_loss: the losses, matched to the model's outputs.
-      y: targets of some rows.
-      outputs: the model's outputs for these rows.
-      in_parts: see `check_outputs`.
-    """
-    targets = match_arrays("y", y, compiled_loss.outputs, wanted=compiled_loss.wanted)
-    for (_, loss, _, _), target, output in zip(
-            compiled_loss.per_output, targets, jax.tree.leaves(outputs), strict=True):
-        if loss is None or isinstance(loss, BuiltinLoss) or target is None:
-            continue
-        if output.ndim == 0:
-            raise ValueError(
-                f"The loss {loss.name!r} is of an output that is a scalar, which each replica or microbatch computes "
-                "from its rows alone. Override `compute_loss`, and return `super().compute_loss(...)` of the other "
-                "outputs plus the scalar: what it is on several replicas is compared there.")
-        differs = _differs_from_mean(loss.values, target, output, in_parts, is_sum=loss.reduction == "sum")
-        if differs:
-            raise ValueError(
-                f"The loss {loss.name!r} {differs}. Where rows are split over replicas or microbatches, or have "
-                "weights, a loss must return one value per row, or their mean. Use one device, no microbatches and no "
-                "weights for a loss of the batch as a whole; or override `compute_loss`, with "
-                "`@trainer.distribute.on_global_batch` above it, which hands it the rows of all replicas.")
-
-
-def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any, in_parts: bool) -> None:
-    """Raises ValueError for a metric of the user's own that cannot be accumulated over steps and replicas.
-
-    That is one whose variables do not add up, or a function whose one scalar is not the mean over the rows, or whose
-    values depend on other rows.
+def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any) -> None:
+    """Raises ValueError for a metric of the user's own whose variables, of single steps, do not add up.
 
     Args:
       compiled_metrics: the metrics, matched to the model's outputs.
       y: targets of some rows.
       outputs: the model's outputs for these rows.
-      in_parts: see `check_outputs`.
     """
     if not compiled_metrics.is_given:
         return
@@ -281,24 +203,16 @@ def _check_metrics(compiled_metrics: CompiledMetrics, y: Any, outputs: Any, in_p
     predictions = jax.tree.leaves(outputs)
     for metric, number in compiled_metrics.per_output:
         rows = targets[number], predictions[number]
-        if rows[0] is None:
+        if rows[0] is None or not _is_custom_sum(metric):
             continue
-        function = _own_function(metric)
-        differs = None if function is None else _differs_from_mean(function, *rows, in_parts)
-        if differs:
+        once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)
+        twice = metric.stateless_update_state(once, *rows)
+        if not all(np.allclose(2 * np.asarray(one), two, rtol=1e-3, equal_nan=True)
+                   for one, two in zip(once, twice, strict=True)):
             raise ValueError(
-                f"The metric {metric.name!r} {differs}. What is not a mean over rows depends on how they are batched: "
-                "return one value per row, or use a metric of `trainer.metrics`, such as RootMeanSquaredError, or a "
-                "`Metric` of your own.")
-        if _is_custom_sum(metric):
-            once = metric.stateless_update_state(metric.stateless_reset_state(), *rows)
-            twice = metric.stateless_update_state(once, *rows)
-            if not all(np.allclose(2 * np.asarray(one), two, rtol=1e-3, equal_nan=True)
-                       for one, two in zip(once, twice, strict=True)):
-                raise ValueError(
-                    f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
-                    "give twice the variables of one, so those of several steps and replicas cannot be summed. Set "
-                    "`additive = False` in its class, and override `merge_variables` to merge two parts of the data.")
+                f"The metric {metric.name!r} does not accumulate by adding: two updates with the same rows do not "
+                "give twice the variables of one, so those of several steps cannot be summed. Set `additive = False` "
+                "in its class, and override `merge_variables` to merge two parts of the data.")
 
 
 def _takes_probabilities(metric: metrics.Metric) -> bool:
@@ -309,47 +223,3 @@ def _takes_probabilities(metric: metrics.Metric) -> bool:
 
 def _is_custom_sum(metric: metrics.Metric) -> bool:
     return metric.additive and not is_builtin(metric)
-
-
-def _own_function(metric: metrics.Metric) -> Callable[..., Any] | None:
-    """Returns the user's function, or the values of the user's loss, that a metric is the mean of; None of others."""
-    if type(metric) is metrics.MeanMetricWrapper:
-        return functools.partial(metric.fn, **metric.fn_kwargs)
-    if type(metric) is metrics.LossMetric and not isinstance(metric.loss, BuiltinLoss):
-        return metric.loss.values
-    return None
-
-
-def _differs_from_mean(
-    function: Callable[..., Any], target: Any, output: Any, in_parts: bool, is_sum: bool = False
-) -> str | None:
-    """Returns how what a function returns differs from a mean over rows that count apart.
-
-    Args:
-      function: a user's function of labels and predictions.
-      target: labels of some rows.
-      output: predictions for them.
-      in_parts: whether a value of a row must not depend on other rows, either.
-      is_sum: whether one scalar is to be the sum over the rows, and not their mean.
-    """
-    value = jnp.asarray(function(target, output))
-    if value.ndim:
-        return "returned values of rows that depend on the other rows" if (
-            in_parts and _depends_on_other_rows(function, value, target, output)) else None
-    per_row = values_per_row(function, target, output)
-    expected = per_row.sum() if is_sum else per_row.mean()
-    if np.allclose(value, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
-        return None
-    return (f"returned one scalar, {float(value):.4g}, for {len(per_row)} rows whose {'sum' if is_sum else 'mean'} is "
-            f"{float(expected):.4g}")
-
-
-def _depends_on_other_rows(function: Callable[..., Any], values: jax.Array, target: Any, output: Any) -> bool:
-    """Returns whether a function has other values for the rows if each half of them is all that it gets."""
-    rows = jax.tree.leaves(output)[0].shape[0]
-    if rows < 2:
-        return False
-    halves = [jnp.asarray(function(*jax.tree.map(lambda leaf, part=part: leaf[part], (target, output))))
-              for part in (slice(rows // 2), slice(rows // 2, None))]
-    apart = jnp.concatenate(halves)
-    return apart.shape != values.shape or not np.allclose(apart, values, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -1,4 +1,4 @@
-"""The pure steps: what one replica does with its rows of one batch, and what one execution does with a group.
+"""The pure steps: what is done with one batch, or by a replica with its rows of it, and with a group of batches.
 
 A group is several batches of one shape, stacked. The steps know neither devices nor collectives: they reduce through
 the replica context they are given. Nothing here compiles; `compile/jit.py` does.
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from trainer.core import errors, replica_context, trace_purity
-from trainer.core.replica_context import ReplicaContext, RowMask
+from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data.resident import batch_at, stack_length
@@ -30,7 +30,7 @@ from trainer.step.running_logs import RunningLogs, add_step, check_logs, merge_o
 from trainer.step.step_metrics import TracedMetrics, traced_metrics
 
 Step = Callable[[TrainState, Any], Any]
-ContextFactory = Callable[[int, RowMask], ReplicaContext]
+ContextFactory = Callable[[int], ReplicaContext]
 
 
 def rows_of(batch: Any) -> int:
@@ -39,7 +39,7 @@ def rows_of(batch: Any) -> int:
 
 
 def train_one_batch(
-    train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: RowMask
+    train_step: Step, make_context: ContextFactory, state: TrainState, batch: Any
 ) -> tuple[TrainState, dict[str, Any], Any]:
     """Returns the state that leaves a replica after one train step, the logs of the whole batch, and its real rows.
 
@@ -48,7 +48,7 @@ def train_one_batch(
     Raises:
       TypeError: if `train_step` does not return `(logs, state)`, or returns a state of another structure.
     """
-    with replica_context.enter(make_context(rows_of(batch), mask)) as context:
+    with replica_context.enter(make_context(rows_of(batch))) as context:
         state = context.gather_params(state)
         with trace_purity.side_effects_rejected(train_step), _tracing(train_step) as metrics:
             returned = train_step(state, batch)
@@ -140,10 +140,10 @@ class _Most(Metric):
 
 
 def test_one_batch(
-    test_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: RowMask
+    test_step: Step, make_context: ContextFactory, state: TrainState, batch: Any
 ) -> tuple[dict[str, Any], Any]:
     """Returns the logs of the whole batch, and its number of real rows."""
-    with replica_context.enter(make_context(rows_of(batch), mask)) as context:
+    with replica_context.enter(make_context(rows_of(batch))) as context:
         with _tracing(test_step) as metrics:
             logs = _without_state(test_step(context.gather_params(state), batch))
         logs, _ = merge_over_replicas(check_logs(metrics.finished(logs), "test_step"), [], context)
@@ -151,15 +151,15 @@ def test_one_batch(
 
 
 def predict_one_batch(
-    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any, mask: RowMask
+    predict_step: Step, make_context: ContextFactory, state: TrainState, batch: Any
 ) -> Any:
-    """Returns the outputs for this replica's rows, padding included.
+    """Returns the outputs for the rows of a batch.
 
     Raises:
-      ValueError: if an output does not have these rows as its first axis, so that padding cannot be taken out.
+      ValueError: if an output does not have these rows as its first axis.
     """
     rows = rows_of(batch)
-    with replica_context.enter(make_context(rows, mask)) as context:
+    with replica_context.enter(make_context(rows)) as context:
         with _tracing(predict_step):
             outputs = _without_state(predict_step(context.gather_params(state), batch))
         for leaf in jax.tree.leaves(outputs):
@@ -172,7 +172,7 @@ def predict_one_batch(
 
 def train_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
-    mask: RowMask, start: jax.Array, stop: jax.Array, count: int | None,
+    start: jax.Array, stop: jax.Array, count: int | None,
 ) -> tuple[TrainState, RunningLogs]:
     """Returns the state and the running logs after train steps on the batches from `start` to `stop` of `data`.
 
@@ -181,7 +181,7 @@ def train_group(
 
     def body(index: Any, carry: tuple[TrainState, RunningLogs]) -> tuple[TrainState, RunningLogs]:
         state, running = carry
-        state, logs, rows = one_batch(state, batch_at(data, index), mask)
+        state, logs, rows = one_batch(state, batch_at(data, index))
         return state, add_step(running, logs, rows)
 
     return _repeat(body, fused, start, stop, count, (state, running))
@@ -189,30 +189,30 @@ def train_group(
 
 def test_group(
     one_batch: Callable[..., Any], fused: bool, state: TrainState, running: RunningLogs, data: Any,
-    mask: RowMask, start: jax.Array, stop: jax.Array, count: int | None,
+    start: jax.Array, stop: jax.Array, count: int | None,
 ) -> RunningLogs:
     """Returns the running logs after evaluating the batches from `start` to `stop` of `data`."""
 
     def body(index: Any, running: RunningLogs) -> RunningLogs:
-        logs, rows = one_batch(state, batch_at(data, index), mask)
+        logs, rows = one_batch(state, batch_at(data, index))
         return add_step(running, logs, rows)
 
     return _repeat(body, fused, start, stop, count, running)
 
 
 def predict_group(
-    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, mask: RowMask, start: jax.Array,
+    one_batch: Callable[..., Any], fused: bool, state: TrainState, data: Any, start: jax.Array,
     stop: jax.Array, count: int | None,
 ) -> Any:
     """Returns the outputs for each batch of `data`, stacked; only those from `start` to `stop` are defined."""
     if not fused:
-        return jax.tree.map(lambda leaf: leaf[None], one_batch(state, batch_at(data, 0), mask))
+        return jax.tree.map(lambda leaf: leaf[None], one_batch(state, batch_at(data, 0)))
     stack = stack_length(data)
-    shapes = jax.eval_shape(lambda: one_batch(state, batch_at(data, 0), mask))
+    shapes = jax.eval_shape(lambda: one_batch(state, batch_at(data, 0)))
     outputs = jax.tree.map(lambda leaf: jnp.zeros((stack, *leaf.shape), leaf.dtype), shapes)
 
     def body(index: Any, outputs: PyTree) -> Any:
-        batch_outputs = one_batch(state, batch_at(data, index), mask)
+        batch_outputs = one_batch(state, batch_at(data, index))
         return jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, index, 0),
                             outputs, batch_outputs)
 

@@ -83,7 +83,7 @@ class ServedModel:
             return functools.partial(
                 self._servers[index].call, "load", self.key, self.generation,
                 state.optimizer if is_new else None, params, opt_state, model_state if index == 0 else None,
-                host.state_reduction)
+                ())
 
         on_each([sent(index) for index in range(len(self._servers))])
         self._tables.load(state, host, partition, is_new)

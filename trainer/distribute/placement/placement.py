@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from trainer.core.replica_context import RowMask
 from trainer.core.types import PyTree
 from trainer.data import HostArrays
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
@@ -31,16 +30,14 @@ class PlacedGroup:
 
     Attributes:
       data: a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`.
-      mask: float32 of shape `(rows,)`, 0.0 for rows that pad; None if there are none, `AllRows` if each replica has
-        all rows.
       count: how many batches, from the first on, are real.
-      rows: how many rows of each batch are real.
+      rows: how many rows of each batch, from the first on, are real. Others make them divide by the replicas, and are
+        cut off in the program.
       first: the number in its epoch of the first batch.
       resume_token: as in `Group`.
     """
 
     data: Any
-    mask: RowMask
     count: int
     rows: int
     first: int
@@ -48,9 +45,9 @@ class PlacedGroup:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """What groups that one executable can run have in common: their structure, shapes and dtypes; hashable."""
-        leaves, structure = jax.tree.flatten((self.data, self.mask))
-        return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        """What groups that one executable can run have in common: structure, shapes, dtypes and real rows; hashable."""
+        leaves, structure = jax.tree.flatten(self.data)
+        return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), self.rows
 
 
 def to_devices(tree: PyTree, shardings: Any) -> Any:

@@ -34,7 +34,7 @@ from trainer.distribute.replica.replicated_state import (
     map_states,
     run_on_replicas,
 )
-from trainer.distribute.replica.state_reduction import differences, refuse_differences, undeclared_counts
+from trainer.distribute.replica.state_reduction import counts, differences, refuse_differences
 from trainer.modules.calling.nnx_types import is_nnx_object
 
 
@@ -140,8 +140,8 @@ class ReplicaRunner:
             for leaf, origin in zip(leaves, origins, strict=True):
                 if origin is not None:
                     before = mirrored[origin]
-                    taken_as_equal |= undeclared_counts(
-                        before.model_state, restricted(leaf.model_state, before.model_state), before.state_reduction)
+                    taken_as_equal |= counts(
+                        before.model_state, restricted(leaf.model_state, before.model_state))
             outputs = [_as_output(leaf, rows, row_mask) for leaf in leaves if not is_state(leaf)]
             is_changed = any(_differ(leaf, mirrored[origin]) for leaf, origin in zip(leaves, origins, strict=True)
                              if origin is not None)

@@ -16,7 +16,7 @@ from flax import nnx
 
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.tree_paths import SEPARATOR
-from trainer.distribute.replica.state_reduction import over_replicas, undeclared_counts
+from trainer.distribute.replica.state_reduction import counts, over_replicas
 from trainer.modules.nnx_batch_norm import replace_nnx_batch_norms, restore_nnx_batch_norms, set_nnx_policy
 
 
@@ -109,7 +109,7 @@ def _with_merged_state(new: Any, old: Any, context: ReplicaContext) -> tuple[Any
              if not isinstance(variable, (nnx.Param, nnx.OptState, nnx.RngState))}
     before = {name: flat_old[path].get_value() for name, (path, _) in state.items()}
     after = {name: variable.get_value() for name, (_, variable) in state.items()}
-    values = over_replicas(before, after, (), context)
+    values = over_replicas(before, after, context)
     merged = {path: variable.replace(values[name]) for name, (path, variable) in state.items()}
     return (nnx.from_flat_state([(path, merged.get(path, variable)) for path, variable in nnx.to_flat_state(new)]),
-            undeclared_counts(before, after, ()))
+            counts(before, after))

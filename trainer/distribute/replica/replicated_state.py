@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from trainer.compile.compiler_options import CompilerOptions
 from trainer.core.precision import where_finite
-from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, WholeBatchContext
+from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState, check_same_structure
 from trainer.core.tree_paths import restricted
 from trainer.distribute.replica.state_reduction import SumOverReplicas, over_replicas
@@ -58,19 +58,6 @@ class StateStrategy(Protocol):
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced."""
-
-
-def context_of(strategy: StateStrategy, rows: int, mask: RowMask) -> ReplicaContext:
-    """Returns the context of the replica being traced, for a batch of which it has so many rows.
-
-    Args:
-      strategy: the strategy.
-      rows: see above.
-      mask: float32 of shape `(rows,)`, 0.0 for padding; None for a batch without any, `AllRows` if it is not split.
-    """
-    if isinstance(mask, AllRows):
-        return WholeBatchContext(rows, strategy.replica_context(rows, None))
-    return strategy.replica_context(rows, mask)
 
 
 def is_state(value: object) -> bool:
@@ -138,8 +125,7 @@ def leave_replica(
     """
     after = after.replace(model_state=restricted(after.model_state, before.model_state))
     check_same_structure(function, before, after)
-    model_state = over_replicas(
-        before.model_state, after.model_state, before.state_reduction, context, sum_over_replicas)
+    model_state = over_replicas(before.model_state, after.model_state, context, sum_over_replicas)
     return context.scatter_updates(before, after.replace(model_state=model_state))
 
 

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 
 from trainer.cluster import cluster_devices
 from trainer.compile.compiler_options import CompilerOptions
+from trainer.compile.constraints import constrained
 from trainer.core import errors
 from trainer.core.arguments import check_count
 from trainer.core.replica_context import ReplicaContext
@@ -125,6 +126,9 @@ class ShardedStrategy(Strategy):
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         return ShardedReplicaContext(self._rule, *self._context_arguments(rows, row_mask))
 
+    def with_gradients_in_place(self, grads: PyTree) -> Any:
+        return constrained(grads, self._shardings(self._rule.axes(grads)))
+
     def gradient_shardings(self, state: TrainState) -> Any:
         return self._shardings(self._rule.axes(state.trainable(state.params)))
 
@@ -150,7 +154,7 @@ class ShardedStrategy(Strategy):
                                  opt_state={name: opt_state for name, (_, opt_state) in parts.items()})
 
     def _constrained(self, tree: PyTree, axes: Any) -> Any:
-        return jax.lax.with_sharding_constraint(tree, self._shardings(axes))
+        return constrained(tree, self._shardings(axes))
 
 
 def _check_host_memory(devices: Sequence[jax.Device], memory_kind: str | None) -> None:

@@ -19,12 +19,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.cluster import ProcessGroup
 from trainer.compile.compiler_options import CompilerOptions, compiler_options
-from trainer.compile.constraints import constraints_by, ignore, over_axes
+from trainer.compile.constraints import constrained, constraints_by, ignore, on_mesh, over_axes
 from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import on_each_device
-from trainer.core.replica_context import AllRows, ReplicaContext, RowMask, in_replica_context
+from trainer.core.replica_context import ReplicaContext, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
+from trainer.core.types import PyTree
 from trainer.data import Group, HostArrays, ResidentBatches
 from trainer.data.sharding.processes import Processes
 from trainer.distribute.placement.described import is_described
@@ -224,6 +225,33 @@ class Strategy(CustomLoops):
 
         return call
 
+    @contextlib.contextmanager
+    def tracing_whole_batch(self) -> Iterator[None]:
+        """Has the block, which traces code for a whole batch, see this strategy and its mesh."""
+        _scopes.stack.append(self)
+        try:
+            with constraints_by(on_mesh(self.mesh) if self.mesh.size > 1 else ignore):
+                yield
+        finally:
+            _scopes.stack.pop()
+
+    def with_rows_split(self, tree: PyTree) -> Any:
+        """Returns arrays whose first axis is rows, split over the replicas; part of a compiled execution."""
+        if self.num_replicas_in_sync == 1:
+            return tree
+        return constrained(tree, jax.tree.map(lambda leaf: self._rows_sharding, tree))
+
+    def with_state_in_place(self, state: TrainState) -> TrainState:
+        """Returns a state that is split as between steps, in the devices' memory; part of a compiled execution."""
+        return state if self.mesh.size == 1 else constrained(state, self._device_shardings(state))
+
+    def with_gradients_in_place(self, grads: PyTree) -> Any:
+        """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution."""
+        return grads
+
+    def _device_shardings(self, state: TrainState) -> TrainState:
+        return self.state_shardings(state)
+
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced in a function given to `map_over_replicas`.
 
@@ -341,42 +369,34 @@ class Strategy(CustomLoops):
         least = min(map(memory_bytes, here), default=0)
         return min(map(int, self._process_group.all_gather(str(int(least)), "memory of the devices")))
 
-    def place_group(self, group: Group, arrays: Any = None, rows_of_replica: int = 0) -> PlacedGroup:
+    def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
         """Returns a group of batches placed on the devices, rows split over the replicas.
 
-        A batch whose rows do not divide by the number of replicas is padded with repeats of its own rows, and gets a
-        mask; if a replica can take all of its rows, each gets them. Of a group with `counts` this process has some rows
-        only, and the other processes have the rest.
+        Rows that do not divide by the number of replicas are followed by repeats, which the program cuts off. Of a
+        group with `counts` this process has some rows only, and the other processes have the rest.
 
         Args:
           group: the batches; with `arrays`, the numbers of their rows in these.
           arrays: what `place_arrays` returned.
-          rows_of_replica: how many rows a replica can take.
         """
         rows = math.ceil(group.rows / self.num_replicas_in_sync) * self.num_replicas_in_sync
-        data, sharding = group.data, self._batch_sharding
-        mask: RowMask = None
-        if rows != group.rows and group.rows <= rows_of_replica:
-            rows, mask, sharding = group.rows, AllRows(), self._whole
-        elif rows != group.rows:
-            mask = to_devices((np.arange(rows) < group.rows).astype(np.float32), self._rows_sharding)
+        data = group.data
         if group.counts is not None:
-            data = place_global_batch(group, rows, sharding, self._processes)
+            data = place_global_batch(group, rows, self._batch_sharding, self._processes)
         else:
             if rows != group.rows:
                 data = jax.tree.map(lambda leaf: pad_stack(leaf, group.count, rows), data)
-            data = batches_to_devices(data, sharding)
+            data = batches_to_devices(data, self._batch_sharding)
         return PlacedGroup(
-            data=data if arrays is None else ResidentBatches(arrays, data, self._exchange_of(arrays, sharding)),
-            mask=mask,
+            data=data if arrays is None else ResidentBatches(arrays, data, self._exchange_of(arrays)),
             count=group.count,
             rows=group.rows,
             first=group.first,
             resume_token=group.resume_token,
         )
 
-    def _exchange_of(self, arrays: Any, numbers: NamedSharding) -> Callable[[Any, jax.Array], Any] | None:
-        if self.num_replicas_in_sync == 1 or numbers != self._batch_sharding:
+    def _exchange_of(self, arrays: Any) -> Callable[[Any, jax.Array], Any] | None:
+        if self.num_replicas_in_sync == 1:
             return None
         are_split = all(leaf.sharding == self._rows_sharding for leaf in jax.tree.leaves(arrays))
         return self._exchange_rows if are_split else None

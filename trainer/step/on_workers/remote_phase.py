@@ -105,7 +105,7 @@ class RemotePhase(CompiledPhase):
     def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
         """Returns a group of batches, which stay on the host until they are sent."""
         data = SharedRows(arrays, group.data) if isinstance(arrays, SharedValue) else group.data
-        return PlacedGroup(data, None, group.count, group.rows, group.first, group.resume_token)
+        return PlacedGroup(data, group.count, group.rows, group.first, group.resume_token)
 
     def executable(
         self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, start: int = 0,

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.compile.jit import compiled
-from trainer.core.replica_context import RowMask
 from trainer.core.train_state import TrainState
 from trainer.data import HostArrays, unpack_x_y_sample_weight
 from trainer.data.sources.batches import BatchSpec, as_batch
@@ -43,14 +42,14 @@ def outcome_of_step(
     """
     contexts: list[PushContext] = []
 
-    def make_context(rows: int, mask: RowMask) -> PushContext:
+    def make_context(rows: int) -> PushContext:
         contexts.append(PushContext(rows, part))
         return contexts[0]
 
     step, model_state, seed = moving
     state = shapes.replace(step=step, params=params, model_state=model_state, seed=seed,
                            opt_state=without_memory(shapes.opt_state))
-    left, logs, rows = steps.train_one_batch(user_step, make_context, state, batch, None)
+    left, logs, rows = steps.train_one_batch(user_step, make_context, state, batch)
     grads = plain(contexts[0].grads or {})
     return grads, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
 

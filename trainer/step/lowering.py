@@ -1,0 +1,74 @@
+"""Why a step on a batch cannot be computed by replicas, each with its own rows: which of the two lowerings it gets.
+
+A step is replicated if it is the default one and its trace proves that rows do not mix and nothing is drawn at random:
+the mean of the replicas' gradients is then that of the batch. BatchNorm is known to take its statistics over all rows.
+Whatever is not known is partitioned, which suits any code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from trainer.compile.row_mixing import why_rows_mix
+from trainer.core import replica_context
+from trainer.core.replica_context import context_outside
+from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
+from trainer.data import unpack_x_y_sample_weight
+from trainer.step.compiled_loss import CompiledLoss
+from trainer.step.compiled_metrics import CompiledMetrics
+
+Outputs = Callable[[TrainState, PyTree], tuple[PyTree, PyTree]]
+
+
+class StepParts(NamedTuple):
+    """What a step consists of.
+
+    Attributes:
+      kind: "train", "test" or "predict".
+      overridden: the methods of the user's own that it calls.
+      outputs: returns the module's outputs and its state, from the state and a batch, BatchNorm as in inference.
+      sows_losses: whether the module adds to the loss.
+      loss: the loss.
+      metrics: the metrics.
+      microbatches: into how many parts the batch is divided.
+    """
+
+    kind: str
+    overridden: Sequence[str]
+    outputs: Outputs
+    sows_losses: bool
+    loss: CompiledLoss
+    metrics: CompiledMetrics
+    microbatches: int
+
+
+def why_partitioned(parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree, rows: int) -> str | None:
+    """Returns why a step on a batch of `rows` rows cannot be replicated, as a clause; None if it can.
+
+    Args:
+      parts: the step.
+      shapes: the shapes of the state.
+      replicas: how many replicas there are; they divide the rows.
+      batch: the shapes of a batch.
+      rows: see above.
+    """
+    if parts.overridden:
+        return f"`{'`, `'.join(parts.overridden)}` may do anything with the batch"
+    if parts.microbatches > 1 and rows // replicas % parts.microbatches:
+        return f"{rows // replicas} rows of a replica do not divide by {parts.microbatches} microbatches"
+    if parts.kind != "predict":
+        if parts.sows_losses:
+            return "the module adds to the loss"
+        if (reason := parts.loss.why_of_batch() or parts.metrics.why_of_batch()) is not None:
+            return reason
+
+    def of_rows(batch: PyTree, state: TrainState) -> Any:
+        with replica_context.enter(context_outside(batch)):
+            outputs, model_state = parts.outputs(state, batch)
+            y = unpack_x_y_sample_weight(batch)[1]
+            values = [] if parts.kind == "predict" or y is None else parts.loss.custom_values(y, outputs)
+        return outputs, model_state, values
+
+    return why_rows_mix(of_rows, batch, shapes)
