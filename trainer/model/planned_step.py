@@ -7,6 +7,7 @@ not fit. Nothing is allocated: the state is known by its shapes alone.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +33,7 @@ from trainer.distribute.strategies.fully_sharded import ShardedStrategy
 from trainer.loop.run_context import RunContext
 from trainer.model import inputs
 from trainer.model.current_run import CurrentRun
+from trainer.model.loop_model import LoopModel
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.step.compiled_phase import CompiledPhase
@@ -114,7 +116,8 @@ def state_and_step(model: StatefulModel, strategy: Strategy, batch: Any) -> tupl
     _check_is_synchronous(strategy)
     train = planned_phase(model, strategy, "train", inputs.sample_batch(_host_arrays(batch), None))
     temporary = int(train.compiled.memory_analysis().temp_size_in_bytes)
-    return train.state, explain.StepSize(peak_bytes(train.compiled), temporary, train.phase.step_flops)
+    return train.state, explain.StepSize(
+        peak_bytes(train.compiled), temporary, train.phase.step_flops, *train.phase.partitioned_because.values())
 
 
 def strategy_over(strategy: Strategy, topology: Any) -> Strategy:
@@ -145,7 +148,8 @@ def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Ba
     step = {"train": planned.train_step, "test": planned.test_step, "predict": planned.predict_step}[kind]
     options = planned._configuration.options
     phase = CompiledPhase(kind, step, strategy, options.steps_per_execution, eager=False,
-                          deterministic=options.deterministic)
+                          deterministic=options.deterministic,
+                          why_partitioned=functools.partial(LoopModel(planned).why_partitioned, kind))
     phase.prepare(state, batch)
     compiler_options = strategy.compiler_options(options.deterministic)
     compiled = _compiled(phase.lowered(state, batch, phase.steps_per_execution),

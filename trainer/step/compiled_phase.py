@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,13 +33,14 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import shapes_of
 from trainer.core.types import PyTree
 from trainer.data import Group
-from trainer.data.resident import batch_at, stack_length
+from trainer.data.resident import ResidentBatches, batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
+from trainer.step.gathered_rows import LOGGER, gathered_bytes, log_gathered
 
 
 def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
@@ -161,6 +163,7 @@ class CompiledPhase:
         self._state_shardings: Any = None
         self._kept: list[bool] | None = None  # of a state that rests on the host, which leaves no step changes
         self.partitioned_because: dict[int, str | None] = {}
+        self._logs_gathered = True
         self.steps_per_execution = 1
         self.empty_logs: Any = None
         self.log_names: tuple[str, ...] = ()
@@ -342,10 +345,21 @@ class CompiledPhase:
                 lowered = self._lowered(key, state, running, group, guard, timing)
                 with timing.measure("compile"):
                     execute = self._executables[key] = compile_lowered(lowered, self._compiler_options)
+                    self._log_gathered(execute, state, group)
             elif isinstance(execute, concurrent.futures.Future):
                 with timing.measure("compile"):
                     execute = self._executables[key] = execute.result()
         return functools.partial(self._run, execute, self._rest(group, start, stop), group.first + start)
+
+    def _log_gathered(self, execute: Any, state: Any, group: PlacedGroup) -> None:
+        data = group.data
+        is_moved = isinstance(data, ResidentBatches) and not all(
+            leaf.is_fully_replicated for leaf in jax.tree.leaves(data.arrays))
+        replicas = self._strategy.num_replicas_in_sync
+        if self._logs_gathered and replicas > 1 and group.rows % replicas == 0 and not is_moved and (
+                self._reason(group.rows) is not None):
+            self._logs_gathered = False
+            log_gathered(self._kind, gathered_bytes(execute.as_text(), {leaf.shape for leaf in jax.tree.leaves(state)}))
 
     def compile_beside(
         self, state: Any, *running: Any, group: PlacedGroup, guard: CompileGuard, timing: Timing, steps: int = 1
@@ -461,8 +475,16 @@ class CompiledPhase:
                 because = f"the {rows} rows of the batch do not divide by {replicas} replicas"
             elif self._why_partitioned is not None and self._first is not None:
                 because = self._why_partitioned(*self._first, rows)
+                self._say_lowering(because)
             self.partitioned_because[rows] = because
         return self.partitioned_because[rows]
+
+    def _say_lowering(self, because: str | None) -> None:
+        LOGGER.info("The %s step is %s.", self._kind, "replicated" if because is None else f"partitioned: {because}")
+        if because is not None and self._kind == "train" and not self._strategy.cross_device_ops_are_xla:
+            warnings.warn(f"The `cross_device_ops` of {self._strategy!r} reduce the gradients of replicas. This train "
+                          f"step is one program that XLA divides, as {because}: XLA reduces them. The numbers are the "
+                          "same.", stacklevel=2)
 
     def _one_batch(self, rows: int, state: Any, batch: Any) -> Any:
         """Returns what one batch gives, of which the first `rows` rows are real; part of an execution."""

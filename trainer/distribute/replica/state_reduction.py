@@ -71,6 +71,7 @@ def refuse_differences(differs: dict[str, bool]) -> None:
     if names:
         raise ValueError(
             f"The model state {', '.join(map(repr, names))} is not the same on all replicas after "
-            "`strategy.run`, and integers have no mean. Compute it from the rows of all replicas, with `context = trainer.distribute."
-            "get_replica_context()` and `context.all_reduce(\"sum\", (value * context.row_mask[:, None]).sum(0))`, of a "
-            "value for each row and feature; or return it from the function, and use `strategy.reduce`.")
+            "`strategy.run`, and integers have no mean. Compute it from the rows of all replicas, with `context = "
+            "trainer.distribute.get_replica_context()` and `context.all_reduce(\"sum\", (value * context.row_mask[:, "
+            "None]).sum(0))`, of a value for each row and feature; or return it from the function, and use "
+            "`strategy.reduce`.")

@@ -46,11 +46,13 @@ class StepSize(NamedTuple):
       peak_bytes: of its memory, at the peak of an execution.
       temporary_bytes: of these, what lives during a step alone: gradients, activations and temporary buffers.
       flops: floating-point operations of one step; None if XLA does not know.
+      partitioned_because: why it is one program that XLA divides; None if replicas compute it, each its rows.
     """
 
     peak_bytes: int
     temporary_bytes: int
     flops: float | None = None
+    partitioned_because: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,8 @@ class StateReport:
         activations and temporary buffers; None if no batch was given.
       temporary_bytes: what gradients, activations and temporary buffers take of it; likewise.
       step_flops: floating-point operations of a step on one device; likewise.
+      partitioned_because: why a step is one program for the whole batch, that XLA divides; None if replicas compute it,
+        each its rows. Both have the same numbers.
     """
 
     title: str
@@ -83,6 +87,7 @@ class StateReport:
     peak_bytes: int | None = None
     temporary_bytes: int | None = None
     step_flops: float | None = None
+    partitioned_because: str | None = None
 
     @property
     def parameter_bytes(self) -> int:
@@ -133,9 +138,15 @@ class StateReport:
                             ("One device, unsharded", readable_bytes(self.unsharded_bytes), ""),
                             *self._step_rows()], right_aligned=(1,))
         rule = "-" * max(map(len, table + summary))
-        return "\n".join([self.title, table[0], rule, *table[1:], rule, *summary,
+        return "\n".join([self.title, table[0], rule, *table[1:], rule, *summary, *self._lowering(),
                           "Batches, activations and temporary buffers are not counted" + (
                               "." if self.peak_bytes is None else ", but in the peak.")])
+
+    def _lowering(self) -> list[str]:
+        if self.peak_bytes is None:
+            return []
+        return ["The step is replicated: each replica computes its rows."] if self.partitioned_because is None else [
+            f"The step is partitioned by XLA: {self.partitioned_because}."]
 
     def _step_rows(self) -> list[tuple[str, str, str]]:
         if self.peak_bytes is None or self.temporary_bytes is None:
@@ -210,7 +221,7 @@ def report(
                               _device_bytes(leaf, params_shardings[path])) for path, leaf in params.items())
     unsharded = sum(_bytes(leaf.shape, leaf.dtype) for _, leaves, _ in parts for leaf in leaves.values())
     return StateReport(title, rows, sizes["params"], sizes["gradients"], sizes["opt_state"], sizes["model_state"],
-                       unsharded, *(step or (None, None, None)))
+                       unsharded, *(step or ()))
 
 
 def _bytes(shape: Sequence[int], dtype: Any) -> int:

@@ -105,6 +105,11 @@ class Strategy(CustomLoops):
         return self.mesh.devices.flat[0].platform == "cpu"
 
     @property
+    def cross_device_ops_are_xla(self) -> bool:
+        """Whether XLA reduces gradients by itself as the strategy's `cross_device_ops` do."""
+        return isinstance(self._cross_device_ops, NcclAllReduce)
+
+    @property
     def gathers_late(self) -> bool:
         """Whether a step gathers parameters again for each use; see `compile/late_gathers.py`."""
         return False
