@@ -212,7 +212,9 @@ def _same_params(one: Any, other: Any, in_shape: bool = False) -> bool:
         return _same(one, other)
     if in_shape and isinstance(one, int) and one and one % _ROWS == 0:
         return isinstance(other, int) and one // _ROWS * _OTHER_ROWS == other
-    return not isinstance(one, (bool, int, float, str)) or one == other
+    if isinstance(one, float):
+        return isinstance(other, float) and _same_values(one, other)
+    return not isinstance(one, (bool, int, str)) or one == other
 
 
 def _same_values(one: Any, other: Any) -> bool:
@@ -220,4 +222,5 @@ def _same_values(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, jax.core.Tracer) or isinstance(other, jax.core.Tracer):
         return False
-    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+    one, other = np.asarray(one), np.asarray(other)
+    return np.array_equal(one, other, equal_nan=np.issubdtype(one.dtype, np.inexact))
