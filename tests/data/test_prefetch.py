@@ -9,7 +9,9 @@ import jax
 import numpy as np
 import pytest
 
+from trainer.core.ambient.threads import in_caller_context
 from trainer.data import Demand, Reader, adapt, prefetch
+from trainer.data.prefetch import is_abandoned
 from trainer.data.sources.arrays import canonical_dtype
 
 
@@ -190,3 +192,28 @@ def test_it_is_urgent_once_the_consumer_has_waited_for_longer_than_its_patience(
         assert [next(ready), next(ready)] == [1, 2]
     assert seen[:4] == [False, True, False, False]
     assert not demand.is_urgent()
+
+
+def test_threads_that_a_pipeline_starts_know_that_it_was_abandoned():
+    entered, release, seen = threading.Event(), threading.Event(), []
+
+    def look():
+        entered.set()
+        release.wait(5)
+        seen.append(is_abandoned())
+
+    def groups():
+        worker = threading.Thread(target=in_caller_context(look))
+        worker.start()
+        worker.join()
+        yield 1
+
+    ready = prefetch(groups(), identity)
+    assert entered.wait(5)
+    closer = threading.Thread(target=ready.close)
+    closer.start()
+    while not ready._channel.is_stopped:
+        time.sleep(0.001)
+    release.set()
+    closer.join()
+    assert seen == [True] and not is_abandoned()

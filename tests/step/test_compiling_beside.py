@@ -11,6 +11,7 @@ import pytest
 
 import trainer
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
+from trainer.compile.jit import begin_compiling
 from trainer.step import compiled_phase
 
 x, y, _ = classification(21)
@@ -106,3 +107,13 @@ def test_the_compile_guard_takes_a_last_batch_as_expected(beside, guard):
     model = new_model(steps_per_execution=1, compile_guard=guard)
     model.fit(x, y, batch_size=4, epochs=2, verbose=0)
     assert beside == ["main", "thread"]
+
+
+def test_a_thread_compiles_under_the_callers_jax_options():
+    class Lowered:
+        def compile(self, compiler_options):
+            return threading.current_thread() is threading.main_thread(), jax.config.jax_log_compiles
+
+    with jax.log_compiles():
+        executable = begin_compiling(Lowered())
+    assert executable.result() == (False, True)

@@ -18,6 +18,8 @@ import jax
 from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from trainer.core.ambient import state
+
 Constrain = Callable[[Any, Any], Any]
 """Returns arrays, split as shardings say that are a prefix of their tree."""
 
@@ -103,11 +105,6 @@ def _restricted(axes: Collection[str], spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*map(entry, spec))
 
 
-class _Current(threading.local):
-    constrain: Constrain | None = None  # in this thread
-
-
-_current = _Current()
 _lock = threading.Lock()
 _replaced: list[tuple[Any, str]] = []  # the modules, and the names of JAX's functions there
 _blocks = 0  # how many are running, in all threads
@@ -116,19 +113,18 @@ _blocks = 0  # how many are running, in all threads
 @contextlib.contextmanager
 def constraints_by(constrain: Constrain) -> Iterator[None]:
     """Has the block call `constrain` where it calls JAX's functions, by whatever module it finds them in."""
-    outer, _current.constrain = _current.constrain, constrain
     _begin()
     try:
-        yield
+        with state.replaced(constrain=constrain):
+            yield
     finally:
         _end()
-        _current.constrain = outer
 
 
 @contextlib.contextmanager
 def on_mesh_of_strategy() -> Iterator[None]:
     """Has the block, which calls a module, see the mesh of `constraints_by` around it, or else none."""
-    with contextlib.nullcontext() if _current.constrain is not None else constraints_by(ignore):
+    with contextlib.nullcontext() if state.current().constrain is not None else constraints_by(ignore):
         yield
 
 
@@ -156,12 +152,12 @@ def _end() -> None:
 
 @functools.wraps(_JAX["with_sharding_constraint"])
 def _with_sharding_constraint(x: Any, shardings: Any) -> Any:
-    return (_current.constrain or _JAX["with_sharding_constraint"])(x, shardings)
+    return (state.current().constrain or _JAX["with_sharding_constraint"])(x, shardings)
 
 
 @functools.wraps(_JAX["reshard"])
 def _reshard(xs: Any, out_shardings: Any) -> Any:
-    return (_current.constrain or _JAX["reshard"])(xs, out_shardings)
+    return (state.current().constrain or _JAX["reshard"])(xs, out_shardings)
 
 
 @functools.wraps(_JAX["auto_axes"])
@@ -173,10 +169,11 @@ def _auto_axes(f: Any = None, /, *, axes: Any = None, out_sharding: Any = None) 
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _current.constrain is None:
+        constrain = state.current().constrain
+        if constrain is None:
             return in_jax(*args, **kwargs)
         given = kwargs.pop("out_sharding") if out_sharding is None else out_sharding
-        return _current.constrain(f(*args, **kwargs), given)
+        return constrain(f(*args, **kwargs), given)
 
     return call
 

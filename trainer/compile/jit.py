@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from trainer.compile.compiler_options import CompilerOptions
+from trainer.core.ambient.threads import in_caller_context
 from trainer.core.types import PyTree
 
 
@@ -86,7 +87,7 @@ def compile_lowered(lowered: Any, options: CompilerOptions | None = None) -> Any
 def begin_compiling(lowered: Any, options: CompilerOptions | None = None) -> concurrent.futures.Future[Any]:
     """Returns what will have the result of `compile_lowered`, which a thread calls."""
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="trainer-compile")
-    executable = pool.submit(compile_lowered, lowered, options)
+    executable = pool.submit(in_caller_context(compile_lowered), lowered, options)
     pool.shutdown(wait=False)  # the thread ends with its work
     return executable
 

@@ -6,12 +6,12 @@ knows, and of those that the user has registered or hands over.
 
 from __future__ import annotations
 
-import contextvars
+import contextlib
 import copy
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
+from trainer.core.ambient import state
 from trainer.core.errors import unknown_name, wrong_type
 
 Config = dict[str, Any]
@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]
 _registered: dict[str, Any] = {}  # classes and functions by name
-_scope: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
-    "custom_objects", default=types.MappingProxyType({}))
 
 
 def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[T], T]:
@@ -76,7 +74,9 @@ def get_custom_objects() -> dict[str, Any]:
 
 
 class CustomObjectScope:
-    """Within it, names mean these classes and functions too, in this thread. Scopes within each other add up.
+    """Within it, names mean these classes and functions too. Scopes within each other add up.
+
+    It holds in this thread, and in those that read data for a `fit` within it.
 
     Args:
       custom_objects: classes and functions by name; None for none.
@@ -98,14 +98,16 @@ class CustomObjectScope:
         if not isinstance(custom_objects, Mapping | None):
             raise wrong_type("custom_objects", custom_objects, "a dict of classes and functions by name")
         self.custom_objects = dict(custom_objects or {})
-        self._tokens: list[contextvars.Token[Mapping[str, Any]]] = []
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
 
     def __enter__(self) -> Self:
-        self._tokens.append(_scope.set({**_scope.get(), **self.custom_objects}))
+        self._entered.append(
+            state.replaced(custom_objects={**state.current().custom_objects, **self.custom_objects}))
+        self._entered[-1].__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        _scope.reset(self._tokens.pop())
+        self._entered.pop().__exit__(None, None, None)
 
 
 custom_object_scope = CustomObjectScope
@@ -151,7 +153,7 @@ def with_custom_objects(
     known: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Returns classes and functions by name: the user's, and `known` where theirs have not the same name."""
-    return {**known, **_registered, **_scope.get(), **(custom_objects or {})}
+    return {**known, **_registered, **state.current().custom_objects, **(custom_objects or {})}
 
 
 def to_config(value: Any, module: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from trainer.core.ambient import state
 from trainer.core.rng import stream_key
 from trainer.core.types import PyTree
 
@@ -230,30 +230,22 @@ def context_outside(inputs: PyTree) -> ReplicaContext:
     return single_context(next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(inputs) if jnp.ndim(leaf)), 1))
 
 
-class _Current(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[ReplicaContext] = []
-
-
-_current = _Current()
 _outside = ReplicaContext()
 
 
 def get_replica_context() -> ReplicaContext:
     """Returns the context of the replica that is being traced; outside of a step, a group of one replica."""
-    return _current.stack[-1] if _current.stack else _outside
+    context: ReplicaContext | None = state.current().replica
+    return _outside if context is None else context
 
 
 def in_replica_context() -> bool:
     """Returns whether the caller runs inside a step."""
-    return bool(_current.stack)
+    return state.current().replica is not None
 
 
 @contextlib.contextmanager
 def enter(context: ReplicaContext) -> Iterator[ReplicaContext]:
     """Makes `context` the current context while a step is traced or run."""
-    _current.stack.append(context)
-    try:
+    with state.replaced(replica=context):
         yield context
-    finally:
-        _current.stack.pop()

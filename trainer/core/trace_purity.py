@@ -11,13 +11,14 @@ import contextlib
 import dis
 import functools
 import inspect
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+
+from trainer.core.ambient import state
 
 _CONTAINERS = (list, tuple, set, dict)
 
@@ -39,23 +40,11 @@ class Constants:
         return any((reader := found()) is not None and reader.version != version for found, version in self._versions)
 
 
-class _Tracing(threading.local):
-    function: Callable[..., Any] | None = None  # what this thread traces
-    owner: Any = None  # whose values it must be given; None for those of all
-    constants: Constants | None = None  # of what it compiles
-
-
-_tracing = _Tracing()
-
-
 @contextlib.contextmanager
 def noting(constants: Constants) -> Iterator[None]:
     """Adds what `check_may_read` allows to be read in the block, which traces a function."""
-    outer, _tracing.constants = _tracing.constants, constants
-    try:
+    with state.replaced(read_constants=constants):
         yield
-    finally:
-        _tracing.constants = outer
 
 
 @contextlib.contextmanager
@@ -82,12 +71,8 @@ def given_its_state(function: Callable[..., Any], owner: Any = None) -> Iterator
       function: see above.
       owner: the object whose own values it must be given, and may read those of others; None if it may read none.
     """
-    outer = _tracing.function, _tracing.owner
-    _tracing.function, _tracing.owner = function, owner
-    try:
+    with state.replaced(traced_function=function, traced_owner=owner):
         yield
-    finally:
-        _tracing.function, _tracing.owner = outer
 
 
 def check_may_read(reader: Any, what: str, fix: str) -> None:
@@ -98,16 +83,17 @@ def check_may_read(reader: Any, what: str, fix: str) -> None:
       what: what the caller is about to read, as a message names it.
       fix: what to pass instead.
     """
-    owner = _tracing.owner
+    tracing = state.current()
+    owner, constants = tracing.traced_owner, tracing.read_constants
     is_own = owner is None or reader is owner or any(reader is value for value in vars(owner).values())
-    if _tracing.function is not None and is_own:
-        name = _name(_tracing.function)
+    if tracing.traced_function is not None and is_own:
+        name = _name(tracing.traced_function)
         if owner is not None:  # whose class may have inherited it
             name = f"{type(owner).__name__}.{name.rpartition('.')[2]}"
         raise TypeError(f"`{name}` reads {what} from outside. It is compiled, and what it does not "
                         f"get as an argument is a constant of the program: later training would not be seen. {fix}")
-    if _tracing.constants is not None:
-        _tracing.constants.add(reader)
+    if constants is not None:
+        constants.add(reader)
 
 
 def captured(function: Callable[..., Any], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:

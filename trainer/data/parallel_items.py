@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextvars
 import multiprocessing
+import operator
 import os
 import signal
 import traceback
@@ -19,6 +19,8 @@ from typing import Any
 
 import jax
 
+from trainer.core.ambient.processes import SentContext
+from trainer.core.ambient.threads import in_caller_context
 from trainer.data.prefetch import is_abandoned
 from trainer.data.sources.order import Count
 from trainer.data.sources.sources import IndexedSource
@@ -58,20 +60,12 @@ class ParallelSource(IndexedSource):
         return self._processes.made(self._items, indices, self._max_ahead)
 
     def _made_by_threads(self, indices: Iterator[int]) -> Generator[Any, None, None]:
-        # JAX declares the attributes of its configuration at run time, and keeps these two per thread.
-        config: Any = jax.config
-        device, x64 = config.jax_default_device, config.jax_enable_x64
-
-        def make(index: int) -> Any:
-            with jax.default_device(device), jax.enable_x64(x64):
-                return self._items[index]
-
         waiting: collections.deque[tuple[int, concurrent.futures.Future[Any]]] = collections.deque()
         pool = concurrent.futures.ThreadPoolExecutor(self._count, thread_name_prefix="trainer-py-dataset")
         try:
             while True:
                 while len(waiting) < self._max_ahead and (index := next(indices, None)) is not None:
-                    waiting.append((index, pool.submit(contextvars.copy_context().run, make, index)))
+                    waiting.append((index, pool.submit(in_caller_context(operator.getitem), self._items, index)))
                 if not waiting:
                     return
                 index, future = waiting.popleft()
@@ -142,7 +136,7 @@ class _Processes:
     def _send_items(self, number: int, items: Any) -> None:
         # In each pass, as it is then: `on_epoch_begin` and `on_epoch_end` are called in this process alone.
         try:
-            self._workers[number][1].send(items)
+            self._workers[number][1].send((items, SentContext()))
         except OSError:
             raise self._ended(number, 0) from None
         except Exception as error:
@@ -195,6 +189,7 @@ def _serve(channel: connection.Connection) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"  # for what it may start, and ...
     jax.config.update("jax_platforms", "cpu")  # ... for itself: accelerators are the trainer's
     items: Any = None
+    context = SentContext()
     while True:
         try:
             message = channel.recv()
@@ -202,14 +197,15 @@ def _serve(channel: connection.Connection) -> None:
         except (EOFError, OSError):
             return
         except Exception:  # a class that cannot be imported here
-            message, failure = None, traceback.format_exc()
+            message, failure = (None, context), traceback.format_exc()
         if not isinstance(message, int):
-            items, broken = message, failure
+            (items, context), broken = message, failure
             continue
         made = None
         if broken is None:
             try:
-                made, failure = items[message], None
+                with context.entered():
+                    made, failure = items[message], None
             except Exception:
                 failure = traceback.format_exc()
         try:

@@ -5,7 +5,6 @@ Owns the thread, its order, its errors and its end. It must not know what a plac
 
 from __future__ import annotations
 
-import contextvars
 import queue
 import threading
 import time
@@ -13,8 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-import jax
-
+from trainer.core.ambient import state
+from trainer.core.ambient.threads import in_caller_context
 from trainer.core.arguments import check_count
 
 S = TypeVar("S")
@@ -60,10 +59,9 @@ def prefetch(
 
     Args:
       groups: an iterator of groups, or of whatever `place` takes. It is the prefetcher's from now on: it runs in the
-        thread, and is closed with it.
-      place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, with the
-        caller's context variables, default device and `jax_enable_x64`. Where the consumer waits for the group, it runs
-        in the consumer's thread, so that the next groups come sooner.
+        thread, in the caller's context (see `in_caller_context`), and is closed with it.
+      place: turns a group into what the consumer wants, such as arrays on devices; runs in the thread, likewise. Where
+        the consumer waits for the group, it runs in the consumer's thread, so that the next groups come sooner.
       depth: how many placed groups are ready at most, in addition to the group in use.
       demand: is notified when the consumer waits.
 
@@ -89,16 +87,14 @@ class Prefetcher(Generic[T]):
         self, groups: Iterator[S], place: Callable[[S], T], depth: int = 2, demand: Demand | None = None
     ):
         check_count("depth", depth)
-        # JAX declares the attributes of its configuration at run time.
-        config: Any = jax.config
         self._channel = _Channel(depth)
         self._place = place
         self._demand = demand or Demand()
         # The thread holds the channel and not the prefetcher, so that one that is dropped without `close` ends it too.
         self._stop = weakref.finalize(self, self._channel.stop)
         self._thread = threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(_run, groups, place, self._channel, self._demand, config.jax_default_device, config.jax_enable_x64),
+            target=in_caller_context(_run),
+            args=(groups, place, self._channel, self._demand),
             name="trainer-prefetch",
             daemon=True,
         )
@@ -137,16 +133,10 @@ class Prefetcher(Generic[T]):
         self.close()
 
 
-class _Here(threading.local):
-    channel: _Channel | None = None
-
-
-_here = _Here()
-
-
 def is_abandoned() -> bool:
-    """Returns whether the calling thread reads for a prefetcher that was closed; for what waits in a pipeline."""
-    return _here.channel is not None and _here.channel.is_stopped
+    """Returns whether the caller reads for a prefetcher that was closed; for what waits in a pipeline."""
+    reader = state.current().reader
+    return reader is not None and reader.is_stopped
 
 
 class _Channel:
@@ -168,12 +158,8 @@ class _Channel:
         self.free.put(None)
 
 
-def _run(
-    groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel, demand: Demand, device: Any, x64: bool
-) -> None:
-    _here.channel = channel
-    # JAX keeps these two per thread, not in context variables.
-    with jax.default_device(device), jax.enable_x64(x64):
+def _run(groups: Iterator[Any], place: Callable[[Any], Any], channel: _Channel, demand: Demand) -> None:
+    with state.replaced(reader=channel):
         try:
             _place_all(groups, place, channel, demand)
         finally:

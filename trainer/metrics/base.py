@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from trainer.core.ambient import state
 from trainer.metrics.variable import (
     Variable,
     as_arrays,
@@ -66,36 +66,27 @@ class StepMetrics(Protocol):
         """Refuses `metric.reset_state()`."""
 
 
-class _Step(threading.local):
-    metrics: StepMetrics | None = None
-
-
-_step = _Step()
-
-
 @contextlib.contextmanager
 def metrics_kept_by(step_metrics: StepMetrics) -> Iterator[None]:
     """Makes `step_metrics` do, in this thread and this block, what metrics are asked for."""
-    outer, _step.metrics = _step.metrics, step_metrics
-    try:
-        with closed_values():
-            yield
-    finally:
-        _step.metrics = outer
+    with state.replaced(step_metrics=step_metrics), closed_values():
+        yield
 
 
 def step_metrics() -> StepMetrics | None:
     """Returns what stands in for metrics in the step that this thread is tracing; None outside of any."""
-    return _step.metrics
+    metrics: StepMetrics | None = state.current().step_metrics
+    return metrics
 
 
 def _done_by_step(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of a metric which, called in a step, leaves its work to the step's `StepMetrics`."""
     @functools.wraps(method)
     def call(metric: Metric, *args: Any, **kwargs: Any) -> Any:
-        if _step.metrics is None or has_temporary_values():
+        in_step = step_metrics()
+        if in_step is None or has_temporary_values():
             return method(metric, *args, **kwargs)
-        return getattr(_step.metrics, name)(metric, *args, **kwargs)
+        return getattr(in_step, name)(metric, *args, **kwargs)
 
     return call
 
@@ -214,8 +205,9 @@ class Metric:
 
     def reset_state(self) -> None:
         """Sets every variable to zeros."""
-        if _step.metrics is not None and not has_temporary_values():
-            _step.metrics.reset_state(self)
+        in_step = step_metrics()
+        if in_step is not None and not has_temporary_values():
+            in_step.reset_state(self)
         for variable in self.variables:
             variable.assign(np.zeros(variable.shape, variable.dtype))
 

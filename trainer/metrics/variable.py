@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from trainer.core import trace_purity
+from trainer.core.ambient import state
 from trainer.core.errors import unknown_name, wrong_type
 from trainer.losses.shapes import in_dtype
 
@@ -28,29 +28,14 @@ _VALUE_OF_TRACER = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayCo
                     jax.errors.TracerIntegerConversionError, jax.errors.TracerBoolConversionError)
 
 
-class _Scope(threading.local):
-    # The values of variables by `id`, while this thread is in a scope: another thread sees the stored values.
-    values: dict[int, jax.Array] | None = None
-    # Whether this thread is in a step, outside of such a scope: what is stored is a constant there.
-    is_closed = False
-
-
-_scope = _Scope()
-
-
-@contextlib.contextmanager
-def closed_values() -> Iterator[None]:
-    """Refuses, in this thread and this block, to read or assign the stored value of any variable."""
-    outer, _scope.is_closed = _scope.is_closed, True
-    try:
-        yield
-    finally:
-        _scope.is_closed = outer
+def closed_values() -> contextlib.AbstractContextManager[None]:
+    """Refuses in a block, which traces a step, to use the stored value of any variable: it would be a constant."""
+    return state.replaced(metric_values_are_closed=True)
 
 
 def has_temporary_values() -> bool:
-    """Returns whether this thread is in a block of `temporary_values`."""
-    return _scope.values is not None
+    """Returns whether the caller is in a block of `temporary_values`."""
+    return state.current().metric_values is not None
 
 
 def _forwarded(operator: str) -> Callable[..., Any]:
@@ -104,8 +89,9 @@ class Variable:
     @property
     def value(self) -> jax.Array:
         """The present value."""
-        if _scope.values is not None:
-            return _scope.values.get(id(self), self._value)
+        values = state.current().metric_values
+        if values is not None:
+            return values.get(id(self), self._value)
         self._check_is_open()
         return self._value
 
@@ -115,7 +101,7 @@ class Variable:
         return self._value
 
     def _check_is_open(self) -> None:
-        if _scope.is_closed:
+        if state.current().metric_values_are_closed:
             raise TypeError(f"The variable {self.name!r} of a metric is used by itself in a step, which is compiled: "
                             "its value would be a constant there. Change it in the metric's `update_state`, use it in "
                             "`result`, and call these in the step.")
@@ -146,11 +132,12 @@ class Variable:
         if array.shape != self.shape:
             raise ValueError(f"The variable {self.name!r} has shape {self.shape}. Received: a value of shape "
                              f"{array.shape}. Assign one of the same shape.")
-        if _scope.values is None:
+        values = state.current().metric_values
+        if values is None:
             self._check_is_open()
             self._value = array
         else:
-            _scope.values[id(self)] = array
+            values[id(self)] = array
         return array
 
     def assign_add(self, value: Any) -> jax.Array:
@@ -220,12 +207,9 @@ def as_arrays(tree: Any) -> Any:
 @contextlib.contextmanager
 def temporary_values(variables: Sequence[Variable], values: Sequence[Any]) -> Iterator[None]:
     """Gives variables other values within this thread and this block; assignments in it are forgotten at its end."""
-    outer = _scope.values
-    _scope.values = {id(variable): jnp.asarray(value) for variable, value in zip(variables, values, strict=True)}
-    try:
+    by_id = {id(variable): jnp.asarray(value) for variable, value in zip(variables, values, strict=True)}
+    with state.replaced(metric_values=by_id):
         yield
-    finally:
-        _scope.values = outer
 
 
 @contextlib.contextmanager

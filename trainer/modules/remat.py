@@ -27,14 +27,14 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from trainer.core.ambient import state
 from trainer.core.types import PyTree
 from trainer.modules.base import key_for
 from trainer.modules.batch_norm import STATISTICS_NAME
@@ -82,7 +82,8 @@ def call_layer(path: Hashable, call: Call, rematerialised: Call) -> Any:
       call: calls the layer.
       rematerialised: calls it by `rematerialise`.
     """
-    return call() if _current.observer is None else _current.observer.call_layer(path, call, rematerialised)
+    observer: _Observer | None = state.current().layer_observer
+    return call() if observer is None else observer.call_layer(path, call, rematerialised)
 
 
 def call_function(name: str, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -149,20 +150,8 @@ class _Observer(Protocol):
     def call_layer(self, path: Hashable, call: Call, rematerialised: Call) -> Any: ...
 
 
-class _Current(threading.local):
-    observer: _Observer | None = None
-
-
-_current = _Current()
-
-
-@contextlib.contextmanager
-def _observed_by(observer: _Observer) -> Iterator[None]:
-    outer, _current.observer = _current.observer, observer
-    try:
-        yield
-    finally:
-        _current.observer = outer
+def _observed_by(observer: _Observer) -> contextlib.AbstractContextManager[None]:
+    return state.replaced(layer_observer=observer)
 
 
 class _Rematerialiser:

@@ -8,7 +8,6 @@ batches' losses by rows; so does training here, of which no number is the loss o
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from trainer.core.ambient import state
 from trainer.core.replica_context import divide_sum, get_replica_context
 from trainer.metrics import Metric
 from trainer.metrics.base import MetricValue
@@ -37,23 +37,17 @@ class LossPart(NamedTuple):
     divisor: jax.Array
 
 
-_recorded: contextvars.ContextVar[list[LossPart] | None] = contextvars.ContextVar("recorded", default=None)
-
-
 @contextlib.contextmanager
 def recorded() -> Iterator[list[LossPart]]:
     """Gives a list of the parts whose divisor is not the number of rows, of the losses that a block computes."""
     parts: list[LossPart] = []
-    token = _recorded.set(parts)
-    try:
+    with state.replaced(loss_parts=parts):
         yield parts
-    finally:
-        _recorded.reset(token)
 
 
 def record(part: LossPart) -> None:
     """Adds a part to those of the block that is being recorded, if one is."""
-    parts = _recorded.get()
+    parts = state.current().loss_parts
     if parts is not None:
         parts.append(part)
 

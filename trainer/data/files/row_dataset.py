@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from trainer.core.ambient.threads import in_caller_context
 from trainer.core.arguments import as_count
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class RowDataset:
         if self._batch_size is not None:
             elements = elements.batch(self._batch_size, drop_remainder=self._drop_remainder)
         if self._batch_maps:
-            elements = elements.map_with_index(_MapsOfPass(pass_index, start, self._batch_maps))
+            elements = elements.map_with_index(in_caller_context(_MapsOfPass(pass_index, start, self._batch_maps)))
         return elements
 
     def read_ahead(self, elements: grain.MapDataset) -> grain.IterDataset:
@@ -175,11 +176,15 @@ class _RowsOfPass:
     def __init__(self, rows: Rows, numbers: np.ndarray, pass_index: int,
                  maps: tuple[tuple[Callable[..., Any], int | None], ...]):
         self._rows, self._numbers, self._pass_index, self._maps = rows, numbers, pass_index, maps
+        self._make = in_caller_context(self._row)  # in Grain's threads
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, position: int) -> Any:
+        return self._make(position)
+
+    def _row(self, position: int) -> Any:
         number = int(self._numbers[position])
         return _apply(self._maps, self._rows[number], (self._pass_index, number))
 

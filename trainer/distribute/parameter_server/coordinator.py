@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 
 from trainer.core import errors
+from trainer.core.ambient import state
+from trainer.core.ambient.processes import SentContext
 from trainer.distribute.parameter_server.per_worker import PerWorkerDataset
 from trainer.distribute.parameter_server.processes.engine import Handle, RemoteCallError
 from trainer.distribute.parameter_server.processes.failures import ProcessLostError, WorkerLostError
@@ -151,7 +153,8 @@ class ClusterCoordinator:
         """Has a worker run a function; returns at once, unless very many wait already.
 
         The function runs at least once: again, if its worker is lost meanwhile. It travels by value, if it is of the
-        script; what is of a module must be importable on the workers, by the same path.
+        script; what is of a module must be importable on the workers, by the same path. It runs under the JAX options
+        that the caller has by JAX's context managers, and in the strategy's scope, if the caller is in it.
 
         Args:
           fn: the function.
@@ -171,7 +174,7 @@ class ClusterCoordinator:
         name = f"`{getattr(fn, '__name__', type(fn).__name__)}`"
         try:
             with self._packing:
-                packed, resources = pack((SharedFunction.of(fn), args, kwargs))
+                packed, resources = pack((SharedFunction.of(fn), args, kwargs, self._sent_context()))
                 needs = self._packed_resources(resources)
         except Exception as error:
             raise TypeError(f"{name} or its arguments cannot be sent to a worker: {error} Pass arrays and plain "
@@ -327,6 +330,10 @@ class ClusterCoordinator:
             self._lost(slot, closure, error)
         else:
             closure.value._future.set_result(value)
+
+    def _sent_context(self) -> SentContext:
+        in_scope = state.current().strategy is self.strategy
+        return SentContext(self.strategy if in_scope else None)
 
     def _packed_resources(self, resources: Mapping[str, Resource]) -> dict[str, Packed]:
         """Returns resources as workers keep them, each after those that it names itself."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trainer.core.ambient.processes import SentContext
 from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.processes.wire import Packed, unpack
 
@@ -50,9 +51,12 @@ class Worker:
                 self._built[key] = make(self)
             return self.resource(key)
 
-    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Returns what a function returns."""
-        return function(*args, **kwargs)
+    def run(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], context: SentContext
+    ) -> Any:
+        """Returns what a function returns, in the context in which the chief has scheduled it."""
+        with context.entered():
+            return function(*args, **kwargs)
 
     def ready(self) -> bool:
         """Returns True: the process answers."""

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from trainer.compile.compiler_options import CompilerOptions, compiler_options
 from trainer.compile.constraints import constrained, constraints_by, ignore, on_mesh, over_axes
 from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import on_each_device
+from trainer.core.ambient import state as ambient
 from trainer.core.replica_context import ReplicaContext, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
@@ -221,24 +221,17 @@ class Strategy(CustomLoops):
         constrain = ignore if self.mesh.size == 1 else over_axes(axes, REPLICA_AXIS, repr(self))
 
         def call(*args: Any) -> Any:
-            _scopes.stack.append(self)  # what runs on replicas gets this strategy from `get_strategy`
-            try:
-                with constraints_by(constrain):
-                    return mapped(*args)
-            finally:
-                _scopes.stack.pop()
+            with ambient.replaced(strategy=self), constraints_by(constrain):  # for `get_strategy` on replicas
+                return mapped(*args)
 
         return call
 
     @contextlib.contextmanager
     def tracing_whole_batch(self) -> Iterator[None]:
         """Has the block, which traces code for a whole batch, see this strategy and its mesh."""
-        _scopes.stack.append(self)
-        try:
-            with constraints_by(on_mesh(self.mesh) if self.mesh.size > 1 else ignore):
-                yield
-        finally:
-            _scopes.stack.pop()
+        constrain = on_mesh(self.mesh) if self.mesh.size > 1 else ignore
+        with ambient.replaced(strategy=self), constraints_by(constrain):
+            yield
 
     def with_rows_split(self, tree: PyTree) -> Any:
         """Returns arrays whose first axis is rows, split over the replicas; part of a compiled execution."""
@@ -426,34 +419,40 @@ class Strategy(CustomLoops):
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
         """Makes this the strategy of every model that is made inside the `with` block."""
-        if _scopes.stack and _scopes.stack[-1] is not self:
-            raise RuntimeError(f"The scope of {self!r} was entered inside that of {_scopes.stack[-1]!r}. "
+        outer: Strategy | None = ambient.current().strategy
+        if outer is not None and outer is not self:
+            raise RuntimeError(f"The scope of {self!r} was entered inside that of {outer!r}. "
                                "A model belongs to one strategy: leave the outer scope first.")
-        _scopes.stack.append(self)
-        try:
+        with ambient.replaced(strategy=self):
             yield self
-        finally:
-            _scopes.stack.pop()
 
 
-class _Scopes(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Strategy] = []
-
-
-_scopes = _Scopes()
 _default: list[Strategy] = []
 
 
 def has_strategy() -> bool:
     """Returns whether the caller is inside a strategy's scope."""
-    return bool(_scopes.stack)
+    around = ambient.current()
+    return around.strategy is not None or around.strategy_elsewhere is not None
 
 
 def get_strategy() -> Strategy:
-    """Returns the strategy in scope; without one, that of all local accelerators (one device on a CPU-only machine)."""
-    if _scopes.stack:
-        return _scopes.stack[-1]
+    """Returns the strategy in scope; without one, that of all local accelerators (one device on a CPU-only machine).
+
+    The scope holds in this thread, and in those that read data for a `fit` in it.
+
+    Raises:
+      RuntimeError: in a process that makes batches for another, in which a strategy is in scope.
+    """
+    around = ambient.current()
+    in_scope: Strategy | None = around.strategy
+    if in_scope is not None:
+        return in_scope
+    if around.strategy_elsewhere is not None:
+        raise RuntimeError(
+            f"This process works for another, where {around.strategy_elsewhere} is in scope, and has none of its "
+            "devices. Ask for the strategy there: keep what is needed, such as `num_replicas_in_sync`, as an attribute "
+            "of the data set, or pass it as an argument.")
     if not _default:
         _default.append(Strategy(default_devices()))
     return _default[0]
