@@ -125,8 +125,6 @@ class LoopModel:
         if kind != "predict":
             self.check_labels(batch)
             self._check_outputs(batch)
-        if is_new and self._parts_of_step(kind) > 1:
-            output_checks.check_is_mean(self._configuration.loss)
         if is_new and not eager:
             self._check_rows(kind, batch)
             if kind != "predict":
@@ -246,16 +244,12 @@ class LoopModel:
         # Few models need these modules, whose import takes time.
         from trainer.model.worker_copy import SharedTrainStep
         from trainer.step.on_workers.remote_phase import RemotePhase
-        from trainer.step.on_workers.remote_rounds import RemoteRounds
 
         strategy = cast("ParameterServerStrategy", self.strategy)
-        arguments = (self._model.train_step, SharedTrainStep(self._model), strategy,
-                     self._configuration.options.steps_per_execution,
-                     strategy.served(self.state, self._module.embeddings),
-                     functools.partial(output_checks.check_labels, self._configuration.loss))
-        if not strategy.backup_workers:
-            return RemotePhase(*arguments)
-        return RemoteRounds(*arguments, has_own_loss=self._module.sows_losses or bool(self._overridden("train")))
+        return RemotePhase(
+            self._model.train_step, SharedTrainStep(self._model), strategy,
+            self._configuration.options.steps_per_execution, strategy.served(self.state, self._module.embeddings),
+            functools.partial(output_checks.check_labels, self._configuration.loss))
 
     def _check_penalties(self) -> None:
         """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""
@@ -273,8 +267,7 @@ class LoopModel:
     def _check_replicas(self, kind: str, phase: CompiledPhase, batch: Batch) -> None:
         """Refuses code that computes other numbers on several replicas; see `step/replica_checks.py`."""
         options, replicas = self._configuration.options, self.strategy.num_replicas_in_sync
-        parts = self._parts_of_step(kind)
-        simulated = replicas if replicas > 1 else min(max(options.microbatches, parts), 2)
+        simulated = replicas if replicas > 1 else min(options.microbatches, 2)
         name, rows = f"{kind}_step", replica_checks.some_rows(batch, simulated)
         changed = self._overridden(kind)
         has_code, is_known = bool(changed) or self._module.sows_losses, self._module.is_batch_statistic
@@ -294,7 +287,7 @@ class LoopModel:
                 training=kind == "train" and options.batch_norm != "per_replica")
             rtol = 1e-3 if options.policy is None else 3e-2
             if rows is not None:
-                replica_checks.check_step(changed, step, state, rows, simulated, rtol, sees_others=parts == 1)
+                replica_checks.check_step(changed, step, state, rows, simulated, rtol)
             phase.before_padding.append(lambda: replica_checks.check_padding(
                 changed, step, self._state_here(), sample, simulated, rtol))
         if keeps_state:
@@ -311,7 +304,7 @@ class LoopModel:
         A step of the user's own is compared as a whole, unless it predicts.
         """
         microbatches = self._configuration.options.microbatches if kind == "train" else 1
-        parts = self.strategy.num_replicas_in_sync * microbatches * self._parts_of_step(kind)
+        parts = self.strategy.num_replicas_in_sync * microbatches
         rows = jax.tree.leaves(batch)[0].shape[0] // parts
         is_own = kind != "predict" and (self._overrides(f"{kind}_step") or bool(self._module.names))
         if parts == 1 or rows == 0 or is_own:
@@ -326,7 +319,7 @@ class LoopModel:
         if may_mix_rows(outputs, pair, self.state.shapes()):
             state = self._state_here()
             if state is not None:
-                replica_checks.check_module(compute, state, pair, 1e-3, sees_others=self._parts_of_step(kind) == 1)
+                replica_checks.check_module(compute, state, pair, 1e-3)
 
     def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
         """Returns the module's outputs, BatchNorm as in inference: batch statistics have rules of their own."""
@@ -338,10 +331,6 @@ class LoopModel:
     def _overridden(self, kind: str) -> list[str]:
         """Returns the methods of the user's own that a phase calls."""
         return [name for name in (f"{kind}_step", "compute_loss", "compute_metrics") if self._overrides(name)]
-
-    def _parts_of_step(self, kind: str) -> int:
-        """Returns into how many parts the rows of a step go that do not know of each other."""
-        return self.strategy.parts_of_step if kind == "train" else 1
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self._model), method) is not getattr(OverridableSteps, method)
@@ -364,8 +353,7 @@ class LoopModel:
     def _check_outputs(self, batch: Batch) -> None:
         configuration = self._configuration
         x, y, sample_weight = unpack_x_y_sample_weight(first_rows(batch))
-        in_parts = self.strategy.num_replicas_in_sync * self.strategy.parts_of_step > 1 or (
-            configuration.options.microbatches > 1)
+        in_parts = self.strategy.num_replicas_in_sync * configuration.options.microbatches > 1
         is_split = in_parts or sample_weight is not None
         # Of named modules, only the user's own step knows which of them gives the outputs.
         if is_split in configuration.outputs_checked or self._module.names:

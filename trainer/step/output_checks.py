@@ -147,15 +147,6 @@ def loss_of_real_rows(compute_loss: Callable[..., Any], *arguments: Any) -> Any:
     return loss
 
 
-def check_is_mean(compiled_loss: CompiledLoss) -> None:
-    """Raises ValueError for a loss that is a sum over rows, where some of them may be left out."""
-    names = [loss.name for _, loss, _, _ in compiled_loss.per_output if loss is not None and loss.reduction == "sum"]
-    if names:
-        raise ValueError(f"The loss {names[0]!r} has reduction=\"sum\". With `backup_workers`, rows of the slowest "
-                         "workers are left out, so that a sum would be of now more, now fewer rows. Use "
-                         'reduction="sum_over_batch_size", with a larger learning rate, or `backup_workers=0`.')
-
-
 def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
     """Raises ValueError if an integer label lies outside of the classes that the model has outputs for.
 
