@@ -250,7 +250,6 @@ def test_an_optimizer_that_cannot_be_split_is_refused(cluster):
     ({"num_workers": 1, "num_ps": 1.5}, (TypeError, ValueError), "num_ps"),
     ({"num_workers": 1, "num_ps": 1, "max_staleness": -1}, ValueError, "max_staleness"),
     ({"num_workers": 1, "num_ps": 1, "staleness": "divide"}, ValueError, "'scale'"),
-    ({"num_workers": 1, "num_ps": 1, "backup_workers": 1}, ValueError, "`backup_workers` must be fewer"),
     ({"num_workers": 1, "num_ps": 1, "worker_timeout": 0}, ValueError, "worker_timeout"),
     ({"num_workers": 1, "num_ps": 1, "variable_partitioner": 3}, TypeError, "MinSizePartitioner"),
     ({"num_workers": 1, "num_ps": 1, "address": 6379}, TypeError, "address of a Ray cluster"),

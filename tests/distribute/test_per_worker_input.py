@@ -185,10 +185,3 @@ def test_what_the_chief_would_read_is_refused(strategy):
     model.fit(data, steps_per_epoch=2, verbose=0)
     with pytest.raises(RuntimeError, match="`fit` alone reads data on the workers"):
         model.evaluate(data, steps=2, verbose=0)
-
-
-def test_backup_workers_compute_batches_of_the_chief():
-    with distribute.ParameterServerStrategy(num_workers=2, num_ps=1, backup_workers=1) as strategy:
-        data = strategy.distribute_datasets_from_function(endless)
-        with pytest.raises(ValueError, match="none reads its own"):
-            made(strategy).fit(data, steps_per_epoch=2, verbose=0)

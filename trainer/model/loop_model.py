@@ -242,11 +242,10 @@ class LoopModel:
         from trainer.step.on_workers.remote_phase import RemotePhase
 
         strategy = cast("ParameterServerStrategy", self.strategy)
-        arguments = (self._model.train_step, SharedTrainStep(self._model), strategy,
-                     self._configuration.options.steps_per_execution,
-                     strategy.served(self.state, self._module.embeddings),
-                     functools.partial(output_checks.check_labels, self._configuration.loss))
-        return RemotePhase(*arguments)
+        return RemotePhase(
+            self._model.train_step, SharedTrainStep(self._model), strategy,
+            self._configuration.options.steps_per_execution, strategy.served(self.state, self._module.embeddings),
+            functools.partial(output_checks.check_labels, self._configuration.loss))
 
     def _check_penalties(self) -> None:
         """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""

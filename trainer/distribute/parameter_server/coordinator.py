@@ -11,7 +11,7 @@ import concurrent.futures
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -238,15 +238,6 @@ class ClusterCoordinator:
         """Waits until nothing is queued or running, without raising what functions have raised."""
         with self._changed:
             self._changed.wait_for(self._is_idle)
-
-    def wait_for_any(self, values: Collection[RemoteValue]) -> set[RemoteValue]:
-        """Waits until one of several functions has ended or is cancelled; returns all of them that have."""
-        def ended() -> set[RemoteValue]:
-            return {value for value in values if value._future.done()}
-
-        with self._changed:
-            self._changed.wait_for(ended)
-            return ended()
 
     def require_open(self) -> None:
         """Raises RuntimeError after `close`."""

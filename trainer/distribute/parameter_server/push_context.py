@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from trainer.core.replica_context import ReduceOp, ReplicaContext
-from trainer.core.rng import stream_key
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.rows.served_rows import Absent
 
@@ -31,23 +30,18 @@ class PushContext(ReplicaContext):
     """One worker's step.
 
     Args:
-      rows: the rows of its batch, or of its part of the batch.
-      part: the number of that part, so that each has random numbers of its own.
+      rows: the rows of its batch.
 
     Attributes:
       grads: the gradients that the step has applied, by module for a dict of modules; None if it has applied none.
       value: the loss that was given with them; None without one.
     """
 
-    def __init__(self, rows: int, part: int | jax.Array = 0):
+    def __init__(self, rows: int):
         super().__init__(rows)
-        self._part = part
         self.grads: Any = None
         self.value: Any = None
         self._is_applied = False
-
-    def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
-        return stream_key(seed, stream, step, self._part)
 
     def reduce_gradients(self, reduce_op: ReduceOp | str | None, grads: PyTree) -> Any:
         if self._is_applied:

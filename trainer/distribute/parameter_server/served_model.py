@@ -19,7 +19,6 @@ from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import Partition
 from trainer.distribute.parameter_server.partitioners import Partitioner
 from trainer.distribute.parameter_server.processes.engine import Handle
-from trainer.distribute.parameter_server.rounds import BatchPart
 from trainer.distribute.parameter_server.rows.served_rows import Absent
 from trainer.distribute.parameter_server.rows.spread import Share, shares
 from trainer.distribute.parameter_server.served_tables import ServedTables
@@ -82,8 +81,7 @@ class ServedModel:
             params, opt_state = partition.state_of(host, index)
             return functools.partial(
                 self._servers[index].call, "load", self.key, self.generation,
-                state.optimizer if is_new else None, params, opt_state, model_state if index == 0 else None,
-                ())
+                state.optimizer if is_new else None, params, opt_state, model_state if index == 0 else None)
 
         on_each([sent(index) for index in range(len(self._servers))])
         self._tables.load(state, host, partition, is_new)
@@ -115,8 +113,7 @@ class ServedModel:
     def client(self, shapes: TrainState) -> ModelClient:
         """Returns what workers pull and push with, to be sent to them."""
         assert self._partition is not None, "it was loaded"
-        return ModelClient(self.key, tuple(self._servers), self._partition, shapes, self.generation, self.first_step,
-                           self._seed)
+        return ModelClient(self.key, tuple(self._servers), self._partition, shapes, self.first_step, self._seed)
 
 
 @dataclasses.dataclass
@@ -128,7 +125,6 @@ class ModelClient:
       servers: the parameter servers.
       partition: which of them has what.
       shapes: the state's structure, shapes and dtypes.
-      generation: which of the chief's states it trains.
       first_step: how many steps the state had had when it was loaded.
       seed: what random streams derive from.
     """
@@ -137,26 +133,21 @@ class ModelClient:
     servers: tuple[Handle, ...]
     partition: Partition
     shapes: TrainState
-    generation: int
     first_step: int
     seed: int
 
     def __post_init__(self) -> None:
         self._pulled: list[Pulled] = []
 
-    def pull(self, number: int | None = None) -> tuple[Any, Any, int]:
-        """Returns the parameters, the model state, and the number of updates that they have had.
+    def pull(self) -> tuple[Any, Any, int]:
+        """Returns the parameters, the model state, and the number of updates that they have had, as they are now.
 
         Tables are not pulled: what stands for them can only be given to a `RowsFunction`.
-
-        Args:
-          number: a step in parts, before which they are wanted; `has_pulled` says whether servers still had them. None
-            takes them as they are now.
         """
         known: list[Version | None] = [pulled.version for pulled in self._pulled]
         known = known or [None] * len(self.servers)
 
-        answers: list[Pulled] = on_each([functools.partial(server.call, "pull", self.key, version, number)
+        answers: list[Pulled] = on_each([functools.partial(server.call, "pull", self.key, version)
                                          for server, version in zip(self.servers, known, strict=True)])
         self._pulled = [answer if answer.params is not None else answer._replace(params=self._pulled[index].params)
                         for index, answer in enumerate(answers)]
@@ -166,10 +157,6 @@ class ModelClient:
         first = self._pulled[0]
         return (with_leaves(self.shapes.params, params | absent),
                 with_leaves(self.shapes.model_state, first.model_state or {}), first.version.updates)
-
-    def has_pulled(self, number: int) -> bool:
-        """Returns whether what was last pulled is the state before a step, on all servers."""
-        return all(pulled.version == Version(self.generation, number) for pulled in self._pulled)
 
     def pull_rows(self, numbers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of tables, as they are now; zeros for numbers beyond the table."""
@@ -196,30 +183,6 @@ class ModelClient:
           model_state: the model state after the step.
           numbers: of which rows of tables the gradients are.
         """
-        calls = self._pushes(number, grads, value, model_state, numbers, None)
-        return max(staleness or 0 for staleness in on_each(calls))
-
-    def push_part(self, number: int, grads: Any, value: Any, model_state: Any, part: BatchPart) -> bool:
-        """Sends the outcome of a part of a step's batch; returns whether it counts on server 0.
-
-        Each server takes the parts that come first. Server 0 is sent a part when all others have answered. So, once it
-        has the parts that it needs, the others have theirs, too.
-
-        Args:
-          number: see `push`; so are the others.
-          grads: see `push`.
-          value: see `push`.
-          model_state: see `push`.
-          part: which part it is.
-        """
-        assert not self.partition.tables, "there are none with backup workers"
-        first, *others = self._pushes(number, grads, value, model_state, {}, part)
-        if others:
-            on_each(others)
-        return on_each([first])[0] is not None
-
-    def _pushes(self, number: int | None, grads: Any, value: Any, model_state: Any,
-                numbers: Mapping[str, np.ndarray], part: BatchPart | None) -> list[Callable[[], int | None]]:
         by_name = named_leaves(grads)
         moved = named_leaves(model_state)
         parts = {name: self._shares(name, some) for name, some in numbers.items() if name in by_name}
@@ -230,10 +193,10 @@ class ModelClient:
             rows = {name: (of[index].places, by_name[name][:len(of[index].mask)][of[index].mask])
                     for name, of in parts.items()}
             states = (moved, pulled.model_state) if index == 0 and pulled.model_state is not None else None
-            push = Push(pulled.version, number, own, value, states, part, rows)
+            push = Push(pulled.version, number, own, value, states, rows)
             return functools.partial(server.call, "push", self.key, push)
 
-        return [call(index) for index in range(len(self.servers))]
+        return max(staleness or 0 for staleness in on_each([call(index) for index in range(len(self.servers))]))
 
     @functools.cached_property
     def _table_shapes(self) -> dict[str, Any]:

@@ -18,10 +18,8 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import part_of, update
-from trainer.distribute.parameter_server.rounds import BatchPart, Round
 from trainer.distribute.parameter_server.rows.stored_part import StoredPart
 from trainer.distribute.parameter_server.rows.table_part import SomeRows, TablePart
-from trainer.distribute.replica.state_reduction import Rules
 
 
 class Version(NamedTuple):
@@ -51,7 +49,7 @@ class Pulled(NamedTuple):
 
 
 class Push(NamedTuple):
-    """The outcome of a train step, or of a part of its batch.
+    """The outcome of a train step.
 
     Attributes:
       version: that of the parameters it was computed with.
@@ -59,8 +57,7 @@ class Push(NamedTuple):
       grads: gradients by path: those of this server, or fewer.
       value: the loss, for optimizers that ask for it; None without one.
       model_state: the model state after the step by path, for the server that holds it, and before it.
-      part: which part of the step's batch it is of; None for all of it.
-      rows: gradients of rows of tables by path, and the places of these rows; None for a part.
+      rows: gradients of rows of tables by path, and the places of these rows; None without any.
     """
 
     version: Version
@@ -68,7 +65,6 @@ class Push(NamedTuple):
     grads: dict[str, np.ndarray]
     value: np.ndarray | None
     model_state: tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None
-    part: BatchPart | None = None
     rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None
 
 
@@ -84,7 +80,7 @@ class _ServedPart:
     """The part of a model that is on this server."""
 
     def __init__(self, generation: int, update: Callable[..., Any] | None, params: Any, opt_state: Any,
-                 model_state: Any, rules: Rules, scales_by_staleness: bool, tables: dict[str, TablePart]):
+                 model_state: Any, scales_by_staleness: bool, tables: dict[str, TablePart]):
         self.lock = threading.Lock()
         params, self.opt_state = jax.tree.map(jnp.asarray, (params, opt_state))
         self.now = _Held(Version(generation, 0), params, model_state)
@@ -92,56 +88,25 @@ class _ServedPart:
         self._update = update
         self._scales = scales_by_staleness
         self.tables = tables
-        # Of steps in parts. What was before the last step is kept until the next one: another server may still wait
-        # for parts of it, which must be computed with the same parameters as those that have come.
-        self._rules = rules
-        self._round = self._last_round = Round(rules)
-        self._before: _Held | None = None
 
     def close(self) -> None:
         """Drops what is still pushed."""
         with self.lock:
             self.now = self.now._replace(version=Version(-1, 0))
 
-    def pull(self, known: Version | None, number: int | None) -> Pulled:
+    def pull(self, known: Version | None) -> Pulled:
         with self.lock:
-            held = self.now
-            if self._before is not None and self._before.version.updates == number:
-                held = self._before
-        params = None if held.version == known else _on_host(held.params)
-        return Pulled(held.version, params, held.model_state)
+            version, params, model_state = self.now
+        return Pulled(version, None if version == known else _on_host(params), model_state)
 
     def push(self, pushed: Push) -> int | None:
         with self.lock:
             version = self.now.version
-            if pushed.version.generation != version.generation:
-                return None
-            if pushed.part is not None:
-                return 0 if self._counts(pushed, pushed.part) else None
-            if not self._applied.add(pushed.number):
+            if pushed.version.generation != version.generation or not self._applied.add(pushed.number):
                 return None
             staleness = version.updates - pushed.version.updates
             self._apply(pushed, staleness)
         return staleness
-
-    def _counts(self, pushed: Push, part: BatchPart) -> bool:
-        """Returns whether a part counts, also if it came before; the last that a step needs makes the update."""
-        ago = self.now.version.updates - pushed.version.updates
-        if ago == 1:  # its worker may have been lost before it could say so
-            return part.number in self._last_round.counted
-        if ago == 0 and part.number not in self._round.counted:
-            self._count(pushed, part)
-        return ago == 0
-
-    def _count(self, pushed: Push, part: BatchPart) -> None:
-        after, before = pushed.model_state or (None, None)
-        self._round.add(part, pushed.grads, pushed.value, after)
-        if self._round.is_complete:
-            grads, value, after = self._round.take_mean(before)
-            states = None if after is None or before is None else (after, before)
-            self._before = self.now
-            self._apply(Push(pushed.version, pushed.number, grads, value, states), staleness=0)
-            self._last_round, self._round = self._round, Round(self._rules)
 
     def _apply(self, pushed: Push, staleness: int) -> None:
         version, params, model_state = self.now
@@ -216,8 +181,9 @@ class ParameterServer:
         self._updates: dict[str, Callable[..., Any]] = {}
         self._tables: dict[str, StoredPart] = {}
 
-    def load(self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any,
-             rules: Rules = ()) -> None:
+    def load(
+        self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any
+    ) -> None:
         """Takes a part of a model, in the place of what it had of that model.
 
         Args:
@@ -228,7 +194,6 @@ class ParameterServer:
           params: the server's parameters, nested dicts.
           opt_state: their optimizer state.
           model_state: the model state by path; None for servers that do not hold it.
-          rules: how values of it from parts of a batch are combined, by path; see `state_reduction`.
         """
         if optimizer is not None:
             self._updates[key] = compiled(functools.partial(_update, optimizer))
@@ -237,24 +202,14 @@ class ParameterServer:
             self._parts[key].close()  # tables stay, and get no gradients of the state before
             tables = self._parts[key].tables
         self._parts[key] = _ServedPart(
-            generation, self._updates.get(key), params, opt_state, model_state, rules, self._scales, tables)
+            generation, self._updates.get(key), params, opt_state, model_state, self._scales, tables)
 
-    def pull(self, key: str, known: Version | None, number: int | None = None) -> Pulled:
-        """Returns the parameters, unless they are of the version `known`.
-
-        Args:
-          key: which model.
-          known: the version that the worker has.
-          number: a step in parts, before which they are wanted; they are newer once the step after it is made.
-        """
-        return self._parts[key].pull(known, number)
+    def pull(self, key: str, known: Version | None) -> Pulled:
+        """Returns the parameters, unless they are of the version `known`, which the worker has."""
+        return self._parts[key].pull(known)
 
     def push(self, key: str, pushed: Push) -> int | None:
-        """Updates the parameters; returns the staleness, or None for what it had already or has no use for.
-
-        Of a batch in parts, the update is made when as many have come as are needed. None is then for parts that came
-        later, and 0 for those that count, however often they come.
-        """
+        """Updates the parameters; returns the staleness, or None for what it had already or has no use for."""
         return self._parts[key].push(pushed)
 
     def snapshot(self, key: str) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray], Any]:

@@ -73,10 +73,6 @@ class ParameterServerStrategy(Strategy):
         gradient misses at most twice as many updates. 0 trains one batch after the other, in their order, and gives
         the numbers of one device. None does not wait.
       staleness: "scale" divides a gradient by 1 + the number of updates that it has missed; None takes it as it is.
-      backup_workers: for how many workers `fit` does not wait; 0 trains asynchronously. For k, all n workers compute a
-        part of each batch with the same parameters. The first n - k parts make one update, and the rows of the others
-        are left out: "dropped_rows" in the logs. Functions of custom loops are not affected. Not with a
-        `variable_partitioner`.
       worker_timeout: seconds after which a function that has not ended has its worker killed, and runs on another.
         None waits as long as the worker lives.
 
@@ -106,7 +102,6 @@ class ParameterServerStrategy(Strategy):
         address: str | None = None,
         max_staleness: int | None = None,
         staleness: Literal["scale"] | None = None,
-        backup_workers: int = 0,
         worker_timeout: float | None = None,
     ):
         if cluster_resolver is not None and (num_workers, num_ps, address) != (None, None, None):
@@ -131,21 +126,6 @@ class ParameterServerStrategy(Strategy):
             raise errors.wrong_type("address", address, "the address of a Ray cluster, such as '10.0.0.1:6379'")
         if staleness not in (None, "scale"):
             raise ValueError(f"`staleness` must be 'scale' or None. Received: {staleness!r}.")
-        self.backup_workers = arguments.as_count("backup_workers", backup_workers, 0)
-        if self.backup_workers >= self.num_workers:
-            raise ValueError("`backup_workers` must be fewer than the workers, of which the others make the updates. "
-                             f"Received: backup_workers={backup_workers}, num_workers={num_workers}.")
-        if self.backup_workers and (max_staleness, staleness) != (None, None):
-            raise ValueError("With `backup_workers`, all gradients of a step are of the same parameters: none is "
-                             "stale. Leave out `max_staleness` and `staleness`, or `backup_workers`. Received: "
-                             f"backup_workers={backup_workers}, max_staleness={max_staleness}, "
-                             f"staleness={staleness!r}.")
-        if self.backup_workers and variable_partitioner is not None:
-            raise ValueError("`backup_workers` needs all parameters as they were before a step, and servers keep the "
-                             "rows of tables that `variable_partitioner` splits only as they are now. Use "
-                             "`backup_workers=0`, or no `variable_partitioner`. Received: "
-                             f"backup_workers={backup_workers}, "
-                             f"variable_partitioner={type(variable_partitioner).__name__}.")
         if worker_timeout is not None:
             arguments.require_positive(worker_timeout=worker_timeout)
         if cluster_resolver is not None and cluster_resolver.task_type != "chief":
@@ -154,7 +134,6 @@ class ParameterServerStrategy(Strategy):
         super().__init__(default_devices()[:1])
         self.max_staleness = max_staleness
         self._partitioner = variable_partitioner
-        self.parts_of_step = self.num_workers if self.backup_workers else 1
         exit_with_code_of_lost_server()
         self._engine: Engine
         if cluster_resolver is not None:
@@ -175,8 +154,7 @@ class ParameterServerStrategy(Strategy):
         self._shared: weakref.WeakKeyDictionary[HostArrays, SharedValue] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
-        backups = f", backup_workers={self.backup_workers}" if self.backup_workers else ""
-        return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps}{backups})"
+        return f"ParameterServerStrategy(num_workers={self.num_workers}, num_ps={self.num_ps})"
 
     def __enter__(self) -> ParameterServerStrategy:
         return self
@@ -274,9 +252,6 @@ class ParameterServerStrategy(Strategy):
     def training_data(self, data: Any) -> Any:
         if not isinstance(data, PerWorkerDataset):
             return data
-        if self.backup_workers:
-            raise ValueError("With `backup_workers`, all workers compute each batch together, so that none reads its "
-                             "own. Give `fit` the data themselves.")
         source = data.sample()
         self._shared[source.dataset.arrays] = iter(data)
         return source

@@ -69,12 +69,10 @@ class Strategy(CustomLoops):
 
     Attributes:
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
-      parts_of_step: into how many parts the rows of a train step go that code of the step cannot ask for each other's.
       rests_on_host: whether large arrays of the state are in the memory of the host between executions.
     """
 
     is_asynchronous = False
-    parts_of_step = 1
     rests_on_host = False
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -76,23 +76,16 @@ class RemotePhase(CompiledPhase):
     def prepare(self, state: Any, batch: Any, batch_rows: int = 0) -> None:
         if self._logs is None:
             self._spec = BatchSpec.of(batch)
-            self._logs = self._traced_logs(shapes_of(state), batch)
+            self._logs = self._remote_step(self._user_step, shapes_of(state)).shapes_of_logs(batch)
         super().prepare(state, batch, batch_rows)
-
-    def _traced_logs(self, shapes: TrainState, batch: Any) -> Any:
-        """Returns the shapes of a step's logs. Raises ValueError for a step that workers cannot make."""
-        return self._remote_step(self._user_step, shapes).shapes_of_logs(batch)
 
     def _remote_step(self, step: Any, shapes: TrainState) -> RemoteStep:
         tables = self._served.partition_of(shapes.params).tables
         return RemoteStep(step, shapes, tables, self._spec, self._check_labels)
 
-    def _own_logs(self) -> dict[str, Any]:
-        """Returns the logs that do not come from the step, as of a step that has nothing to report."""
-        return {"staleness": np.float32(0.0)}
-
     def _learn(self, shapes: Any, state: Any) -> None:
-        super()._learn((shapes[0], {**self._logs, **self._own_logs()}), state)
+        logs = {**self._logs, "staleness": jax.ShapeDtypeStruct((), np.float32)}
+        super()._learn((shapes[0], logs), state)
         self._add = compiled(running_logs.add_step)
 
     def _affordable_steps(self, cost: Any, stacked: Any) -> int:
@@ -133,8 +126,7 @@ class RemotePhase(CompiledPhase):
 
     def _trained_by(self, coordinator: ClusterCoordinator, state: TrainState, running: Any, group: PlacedGroup,
                     batches: range) -> tuple[TrainState, Any]:
-        if self._last is None:
-            coordinator.join()
+        coordinator.join()
         if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
             self._last = None
             self._served.load(state)
@@ -143,18 +135,19 @@ class RemotePhase(CompiledPhase):
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know
-        made = self._make_steps(coordinator, _batches(group, batches))
+        outcomes = self._make_steps(coordinator, _batches(group, batches))
         state, updates = self._served.fetch(state, self._strategy.place_state, may_donate=True)
         if updates != self._next_number:
             raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "
                                "updates. A scheduled function must not train a model that `fit` is training.")
-        for logs, rows in made:
-            running = self._add(running, logs, rows)
+        for leaves, rows, staleness in outcomes:
+            logs = jax.tree.unflatten(jax.tree.structure(self._logs), leaves)
+            running = self._add(running, {**logs, "staleness": np.float32(staleness)}, rows)
         self._last = state
         return state, running
 
-    def _make_steps(self, coordinator: ClusterCoordinator, batches: Iterable[Any]) -> list[tuple[dict[str, Any], Any]]:
-        """Has workers train on batches, until the servers have made all updates; returns the logs and rows of steps."""
+    def _make_steps(self, coordinator: ClusterCoordinator, batches: Iterator[Any]) -> list[Any]:
+        """Has workers train on batches, until the servers have made all updates; returns what `train_on_batch` does."""
         pending: collections.deque[RemoteValue] = collections.deque()
         outcomes: list[Any] = []
         most = self._cluster.max_staleness
@@ -167,8 +160,7 @@ class RemotePhase(CompiledPhase):
         outcomes += [self._outcome(value) for value in pending]
         coordinator.join()
         self._warn_of_staleness(sum(staleness for *_, staleness in outcomes) / len(outcomes))
-        return [({**self._logs_of(leaves), "staleness": np.float32(staleness)}, rows)
-                for leaves, rows, staleness in outcomes]
+        return outcomes
 
     def _outcome(self, value: RemoteValue) -> Any:
         try:
@@ -183,9 +175,6 @@ class RemotePhase(CompiledPhase):
             warnings.warn(f"Gradients have missed {mean:.0f} updates on average, with {self._cluster.num_workers} "
                           "workers: some are much slower than others. Bound it by `max_staleness`, or divide such "
                           'gradients by `staleness="scale"`.', stacklevel=2)
-
-    def _logs_of(self, leaves: list[Any]) -> dict[str, Any]:
-        return dict(jax.tree.unflatten(jax.tree.structure(self._logs), leaves))
 
 
 def _batches(group: PlacedGroup, numbers: range) -> Iterator[tuple[Any, SharedValue | None]]:

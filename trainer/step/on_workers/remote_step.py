@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.compile.jit import compiled
 from trainer.core.train_state import TrainState
 from trainer.data import HostArrays, unpack_x_y_sample_weight
 from trainer.data.sources.batches import BatchSpec, as_batch
 from trainer.data.sources.buffers import POOL
 from trainer.distribute.parameter_server.per_worker import WorkerIterator
 from trainer.distribute.parameter_server.push_context import PushContext, without_memory
-from trainer.distribute.parameter_server.rounds import BatchPart
 from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
 from trainer.distribute.parameter_server.rows.served_rows import plain
 from trainer.distribute.parameter_server.served_model import ModelClient
-from trainer.step import loss_parts, steps
+from trainer.step import steps
 
 
 def outcome_of_step(
-    user_step: steps.Step, shapes: TrainState, params: Any, moving: Any, batch: Any, part: int | jax.Array = 0
+    user_step: steps.Step, shapes: TrainState, params: Any, moving: Any, batch: Any
 ) -> tuple[Any, ...]:
     """Returns what a step leaves: gradients, loss, model state, logs and rows.
 
@@ -34,8 +32,7 @@ def outcome_of_step(
       shapes: the state's, whose optimizer state the servers have.
       params: the parameters.
       moving: the step count, the model state and the seed.
-      batch: the batch, or a part of its rows.
-      part: the number of that part.
+      batch: the batch, of which the worker is the only replica.
 
     Raises:
       ValueError: if the step needs parameters that it has updated, or applies gradients twice.
@@ -43,7 +40,7 @@ def outcome_of_step(
     contexts: list[PushContext] = []
 
     def make_context(rows: int) -> PushContext:
-        contexts.append(PushContext(rows, part))
+        contexts.append(PushContext(rows))
         return contexts[0]
 
     step, model_state, seed = moving
@@ -52,41 +49,6 @@ def outcome_of_step(
     left, logs, rows = steps.train_one_batch(user_step, make_context, state, batch)
     grads = plain(contexts[0].grads or {})
     return grads, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
-
-
-def outcome_of_part(
-    user_step: steps.Step, shapes: TrainState, params: Any, moving: Any, batch: Any, part: int | jax.Array = 0
-) -> tuple[tuple[Any, ...], list[Any]]:
-    """Returns what `outcome_of_step` does, and a list of what the loss divides by, if that is not the number of rows.
-
-    The gradients of a batch are the mean of those of its parts, weighted by what each has divided by.
-
-    Raises:
-      ValueError: if the losses of several outputs have divided by several numbers; or as `outcome_of_step` does.
-    """
-    with loss_parts.recorded() as means:
-        outcome = outcome_of_step(user_step, shapes, params, moving, batch, part)
-    if len(means) > 1:
-        raise ValueError(
-            "`backup_workers` makes an update of the mean of gradients of a batch's parts. A loss that divides by "
-            "weights, or by the values that a mask keeps, has such a mean only if it is that of the one output, "
-            f"without `microbatches`. Received: {len(means)} losses, or microbatches of one. Use losses with "
-            'reduction="sum_over_batch_size" and without `ignore_class`, or `backup_workers=0`.')
-    return outcome, [mean.divisor for mean in means]
-
-
-class PartOutcome(NamedTuple):
-    """What a worker tells the chief of a part of a step's batch that counts.
-
-    Attributes:
-      logs: the leaves of its logs.
-      rows: how many rows it has.
-      weight: how much its gradients weigh.
-    """
-
-    logs: list[np.ndarray]
-    rows: float
-    weight: float
 
 
 class RemoteStep:
@@ -132,40 +94,12 @@ class RemoteStep:
 
     def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
         """Makes one step; returns the leaves of its logs, its rows, and the largest staleness of its gradients."""
-        params, moving = _arguments(client, number, client.pull())
+        params, model_state, _ = client.pull()
+        moving = np.int32(client.first_step + number), model_state, np.uint32(client.seed)
         outcome, numbers = self._compiled(client.pull_rows, params, moving, batch)
         grads, value, model_state, logs, rows = outcome
         staleness = client.push(number, grads, value, model_state, numbers)
         return jax.tree.leaves(logs), rows, staleness
-
-    @functools.cached_property
-    def _compiled_part(self) -> Any:
-        return compiled(functools.partial(outcome_of_part, self._user_step, self._shapes))
-
-    def of_part(self, client: ModelClient, number: int, part: int, needed: int, batch: Any) -> PartOutcome | None:
-        """Computes a part of a step's batch; returns None if it comes too late to count.
-
-        Args:
-          client: pulls and pushes.
-          number: which step of the state's it is.
-          part: the number of the part.
-          needed: how many parts the update needs.
-          batch: the rows of the part.
-        """
-        params, moving = _arguments(client, number, client.pull(number))
-        if not client.has_pulled(number):
-            return None
-        (grads, value, model_state, logs, rows), divisors = jax.device_get(
-            self._compiled_part(params, moving, batch, np.int32(part)))
-        weight = float(divisors[0] if divisors else rows)
-        counts = client.push_part(number, grads, value, model_state, BatchPart(part, needed, weight, float(rows)))
-        return PartOutcome(jax.tree.leaves(logs), float(rows), weight) if counts else None
-
-
-def _arguments(client: ModelClient, number: int, pulled: tuple[Any, Any, int]) -> tuple[Any, tuple[Any, ...]]:
-    """Returns `params` and `moving` of `outcome_of_step`."""
-    params, model_state, _ = pulled
-    return params, (np.int32(client.first_step + number), model_state, np.uint32(client.seed))
 
 
 def train_on_batch(
@@ -180,16 +114,8 @@ def train_on_batch(
       batch: the batch, or the numbers of its rows in `arrays`.
       arrays: the data, where the worker has them; or its own data, of which it takes the next batch.
     """
-    return step(client, number, step.read(arrays) if isinstance(arrays, WorkerIterator) else _rows(batch, arrays))
-
-
-def train_on_part(step: RemoteStep, client: ModelClient, number: int, part: int, needed: int, batch: Any,
-                  arrays: HostArrays | None) -> PartOutcome | None:
-    """Runs in a worker: computes a part of a step's batch; see `RemoteStep.of_part` and `train_on_batch`."""
-    return step.of_part(client, number, part, needed, _rows(batch, arrays))
-
-
-def _rows(batch: Any, arrays: HostArrays | None) -> Any:
-    if arrays is None:
-        return batch
-    return jax.tree.map(lambda leaf: leaf[0], arrays.gather(batch[None], None, POOL))
+    if isinstance(arrays, WorkerIterator):
+        batch = step.read(arrays)
+    elif arrays is not None:
+        batch = jax.tree.map(lambda leaf: leaf[0], arrays.gather(batch[None], None, POOL))
+    return step(client, number, batch)
