@@ -53,7 +53,10 @@ class StateStrategy(Protocol):
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
         """Returns the state after a step, from the state before it and what `scatter_updates` returned."""
 
-    def map_over_replicas(self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any]) -> Any:
+    def map_over_replicas(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any],
+        divides_replicas: bool = True,
+    ) -> Any:
         """Returns a function that runs `function` once on each replica."""
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
