@@ -8,7 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -38,24 +38,24 @@ def compiled(
 
 
 def on_each_device(
-    function: Callable[..., Any], mesh: Mesh, axis: str, in_specs: Any, out_specs: Callable[[Any], Any]
+    function: Callable[..., Any], mesh: Mesh, axes: Collection[str], in_specs: Any, out_specs: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Returns a function, to be called in a compiled function, that runs `function` once for each place along a mesh
-    axis.
+    """Returns a function, to be called in a compiled function, that runs `function` once for each place along mesh
+    axes.
 
     Other axes of the mesh are left to the compiler.
 
     Args:
       function: what one place computes, from its part of the arguments.
       mesh: the devices.
-      axis: the axis of the mesh.
-      in_specs: how each argument is split over that axis, a prefix of their trees.
+      axes: the axes of the mesh.
+      in_specs: how each argument is split over these axes, a prefix of their trees.
       out_specs: returns how the outputs are put together, likewise, from the tree of one place's outputs.
     """
     # Without the check of varying axes: with it, gradients of replicated parameters come summed already, and Flax's
     # recurrent layers fail in their scan.
     over_mesh = functools.partial(
-        jax.shard_map, function, mesh=mesh, in_specs=in_specs, axis_names={axis}, check_vma=False)
+        jax.shard_map, function, mesh=mesh, in_specs=in_specs, axis_names=set(axes), check_vma=False)
 
     def call(*args: Any) -> Any:
         outputs = jax.eval_shape(over_mesh(out_specs=jax.sharding.PartitionSpec()), *_shapes(args))

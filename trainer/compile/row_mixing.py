@@ -13,6 +13,7 @@ from typing import Any
 
 import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.extend.core import Literal
@@ -41,7 +42,7 @@ _DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform", "ra
 _PROGRAMS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call",
              "custom_vjp_call", "custom_vjp_call_jaxpr", "scan", "while", "cond")
 # Whose derivatives of their own, of functions of rows, treat rows apart too.
-_KNOWN = tuple(os.path.dirname(package.__file__) + os.sep for package in (jax, flax, optax))
+_KNOWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (jax, flax, optax))
 
 
 def why_rows_mix(function: Callable[..., Any], batch: PyTree, *others: PyTree) -> str | None:
@@ -112,12 +113,13 @@ def _leaves_rows_apart(name: str, equation: Any) -> bool:
         return True
     if any(len(found) > 1 for found in axes) or any(len(_row_axes(result)) != 1 for result in equation.outvars):
         return False  # rows were paired, or reduced
-    params, (operand, *_) = equation.params, equation.invars or (None,)
+    params = equation.params
     if not any(axes):  # rows are made
         return name in ("broadcast_in_dim", "broadcast") or (
             name == "iota" and params["dimension"] not in _row_axes(equation.outvars[0]))
     if name in _ELEMENTWISE:
         return True
+    operand = equation.invars[0]
     of_first = axes[0][0] if axes[0] else None
     result = _row_axes(equation.outvars[0])[0]
     if name == "dot_general":
@@ -218,7 +220,7 @@ def _same_params(one: Any, other: Any, in_shape: bool = False) -> bool:
 
 
 def _same_values(one: Any, other: Any) -> bool:
-    if one is other or jax.dtypes.issubdtype(getattr(one, "dtype", np.float32), jax.dtypes.extended):
+    if one is other or jnp.issubdtype(getattr(one, "dtype", np.float32), jax.dtypes.extended):
         return True
     if isinstance(one, jax.core.Tracer) or isinstance(other, jax.core.Tracer):
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -160,6 +160,20 @@ class ReplicaContext:
         """Returns `value`, a tree of arrays, as the first replica has it."""
         is_first = self.replica_id_in_sync_group == 0
         return self.sum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, jnp.zeros_like(leaf)), value))
+
+    def map_over_rows(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Returns what `function` returns for the rows of each replica, joined to those of the context.
+
+        This context has the rows of one replica already.
+
+        Args:
+          function: see `trainer.distribute.on_each_replica`.
+          args: its arguments, in which arrays with the context's rows are split.
+          kwargs: its keyword arguments, which each replica gets whole.
+        """
+        return function(*args, **kwargs)
 
     # --- the state of training: see `distribute/replica/replicated_state.py` ---------------------------------------
 

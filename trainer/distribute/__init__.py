@@ -17,6 +17,7 @@ from trainer.distribute.replica.collectives import (
 )
 from trainer.distribute.replica.communication_options import CommunicationImplementation, CommunicationOptions
 from trainer.distribute.replica.distributed_dataset import DistributedDataset, InputContext
+from trainer.distribute.replica.on_each_replica import on_each_replica
 from trainer.distribute.replica.per_replica import PerReplica
 from trainer.distribute.strategies.custom_loops import ValueContext
 from trainer.distribute.strategies.fully_sharded import CentralStorageStrategy, FullyShardedStrategy
@@ -79,6 +80,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "on_each_replica",
 ]
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -41,6 +41,7 @@ from trainer.step.planning.report import Alternative, DeviceMemory, Plan
 from trainer.step.planning.roofline import KERNEL_SECS, roofline, sent_rows
 
 if TYPE_CHECKING:
+    from trainer.model.model import Model
     from trainer.model.stateful_model import StatefulModel
 
 # There is no GPU to time kernels on. Only these programs are compiled so.
@@ -149,7 +150,7 @@ def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Ba
     options = planned._configuration.options
     phase = CompiledPhase(kind, step, strategy, options.steps_per_execution, eager=False,
                           deterministic=options.deterministic,
-                          why_partitioned=functools.partial(LoopModel(planned).why_partitioned, kind))
+                          why_partitioned=functools.partial(LoopModel(cast("Model", planned)).why_partitioned, kind))
     phase.prepare(state, batch)
     compiler_options = strategy.compiler_options(options.deterministic)
     compiled = _compiled(phase.lowered(state, batch, phase.steps_per_execution),

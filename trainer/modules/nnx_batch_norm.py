@@ -29,12 +29,12 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
         if self.is_frozen or (self.use_running_average if use_running_average is None else use_running_average):
             return super().__call__(x, use_running_average=True)
         if not needs_replicas(self.policy):
-            given = self.axis_name
+            axis_name = self.axis_name
             object.__setattr__(self, "axis_name", None)
             try:
                 return super().__call__(x, use_running_average=False, mask=mask)
             finally:
-                object.__setattr__(self, "axis_name", given)
+                object.__setattr__(self, "axis_name", axis_name)
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
         x, _, _, scale, bias = self.promote_dtype((x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype)

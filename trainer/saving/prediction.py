@@ -91,7 +91,7 @@ def prediction_of(
                 for number, leaf in enumerate(leaves)])
             here = TrainState(jnp.int32(step), params, model_state, None, jnp.uint32(seed))
             batch = pack_x_y_sample_weight(jax.tree.unflatten(input_structure, inputs))
-            predictions = predict_one_batch(predict_step, single_context, here, batch, None)
+            predictions = predict_one_batch(predict_step, single_context, here, batch)
             outputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)),
                                    predictions)
             return [jnp.asarray(leaf) for leaf in jax.tree.leaves(predictions)]

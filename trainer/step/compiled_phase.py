@@ -468,7 +468,8 @@ class CompiledPhase:
     def _reason(self, rows: int) -> str | None:
         """Returns why a step on a batch of `rows` rows is partitioned; None if it is replicated."""
         if rows not in self.partitioned_because:
-            replicas, because = self._strategy.num_replicas_in_sync, "nothing is known of it"
+            replicas = self._strategy.num_replicas_in_sync
+            because: str | None = "nothing is known of it"
             if replicas == 1:
                 because = "there is one replica"
             elif rows % replicas:

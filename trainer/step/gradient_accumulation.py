@@ -19,6 +19,7 @@ from jax import lax
 
 from trainer.core import replica_context
 from trainer.core.replica_context import ReduceOp, ReplicaContext, divide_sum, get_replica_context
+from trainer.core.rng import stream_key
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
@@ -56,7 +57,7 @@ class _PartContext(ReplicaContext):
         return self._whole.replica_id_in_sync_group
 
     def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
-        return replica_context.stream_key(seed, stream, step, self._number)
+        return stream_key(seed, stream, step, self._number)
 
     def share_of_mean(self, total: jax.Array, divisor: jax.Array | int) -> jax.Array:
         if isinstance(divisor, int):
@@ -103,7 +104,8 @@ def accumulated(
 
     def own_divisors(inputs: tuple[Any, Any]) -> list[Any]:
         part, (part_batch, mask) = inputs
-        with replica_context.enter(context_of(part, part_batch, mask, None)) as context:
+        context = context_of(part, part_batch, mask, None)
+        with replica_context.enter(context):
             compute(before, part_batch)
         return context.own_divisors
 

@@ -23,6 +23,7 @@ from trainer.core.precision import where_finite
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState, check_same_structure
 from trainer.core.tree_paths import restricted
+from trainer.core.types import PyTree
 from trainer.distribute.replica.state_reduction import SumOverReplicas, over_replicas
 from trainer.distribute.replica.zero import specs_of
 
@@ -53,7 +54,13 @@ class StateStrategy(Protocol):
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
         """Returns the state after a step, from the state before it and what `scatter_updates` returned."""
 
-    def map_over_replicas(self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any]) -> Any:
+    def with_gradients_in_place(self, grads: PyTree) -> Any:
+        """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution."""
+
+    def map_over_replicas(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any],
+        divides_replicas: bool = True,
+    ) -> Any:
         """Returns a function that runs `function` once on each replica."""
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:

@@ -204,7 +204,8 @@ class Strategy(CustomLoops):
         return scattered
 
     def map_over_replicas(
-        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Callable[[Any], Any] = specs_of,
+        divides_replicas: bool = True,
     ) -> Any:
         """Returns a function, to be called in a compiled function, that runs `function` once on each replica.
 
@@ -213,10 +214,14 @@ class Strategy(CustomLoops):
           in_specs: how each argument is split over the replicas, a prefix of their trees.
           out_specs: returns how the outputs are put together, likewise, from the tree of one replica's. By default they
             are equal on all replicas, but for those that say that they are split.
+          divides_replicas: whether the compiler divides what a replica of several devices computes; without, each of
+            them computes all of it.
         """
-        mapped = on_each_device(function, self.mesh, REPLICA_AXIS, in_specs, out_specs)
         axes = [axis for axis in self.mesh.axis_names if axis != REPLICA_AXIS]
-        constrain = ignore if self.mesh.size == 1 else over_axes(axes, REPLICA_AXIS, repr(self))
+        manual = [REPLICA_AXIS] if divides_replicas else self.mesh.axis_names
+        mapped = on_each_device(function, self.mesh, manual, in_specs, out_specs)
+        is_ignored = self.mesh.size == 1 or not divides_replicas
+        constrain = ignore if is_ignored else over_axes(axes, REPLICA_AXIS, repr(self))
 
         def call(*args: Any) -> Any:
             with ambient.replaced(strategy=self), constraints_by(constrain):  # for `get_strategy` on replicas

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from trainer.core import errors
-from trainer.core.replica_context import get_replica_context
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
@@ -16,7 +15,6 @@ from trainer.distribute import Strategy, get_strategy
 from trainer.estimator.training.spec import EstimatorSpec
 from trainer.metrics import Mean
 from trainer.model.model import Model
-from trainer.step.output_checks import loss_of_real_rows
 
 
 class EstimatorModel(Model):
@@ -42,11 +40,10 @@ class EstimatorModel(Model):
     def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
         y_pred, model_state = self.apply(state.params, state, x)
-        loss = loss_of_real_rows(self.compute_loss, x, y, y_pred, sample_weight)
+        loss = self.compute_loss(x, y, y_pred, sample_weight)
         loss = loss + self.compute_penalties(state.params, model_state)
-        # The loss of the whole batch, which has no rows, counts once.
         batch_loss = self._batch_loss = self._batch_loss or Mean(name="loss")
-        batch_loss.update_state(get_replica_context().all_reduce("mean", loss))
+        batch_loss.update_state(loss)
         return {**self.compute_metrics(x, y, y_pred, sample_weight), "loss": batch_loss.result()}
 
     def predict_step(self, state: TrainState, batch: Batch) -> Any:

@@ -1,0 +1,73 @@
+"""Code of a step that runs once per replica, on its rows, where XLA divides the step.
+
+Owns what such code may be given and may return. How it is run is the business of the context of the step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from trainer.core import errors
+from trainer.core.replica_context import get_replica_context
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def on_each_replica(function: Function) -> Function:
+    """Returns a function that runs once on each replica, with the rows of its share of the batch.
+
+    It is for code that XLA cannot divide over devices, such as a Pallas kernel, a callback or a call of another
+    library: XLA would gather the whole batch for it on each device. Each row of the outputs must depend on its own row
+    of the arguments alone. Then nothing changes but where it is computed. Gradients go through it, those of whole
+    arrays included.
+
+    It is called as it is where there is one replica already: on one device, in a function of `strategy.run`, outside of
+    a step, and where the rows of a batch do not divide by the replicas.
+
+    Args:
+      function: takes arrays, in any trees. In positional arguments, those whose first axis is the batch's are split.
+        All others, and keyword arguments, are whole on each replica: so give parameters by keyword. It returns a tree
+        of arrays whose first axis is that of the replica's rows, which are joined to those of the batch. In it,
+        `get_replica_context()` is that of a single replica. Random numbers that it draws would be equal on all
+        replicas: draw them outside, for each row.
+
+    Raises:
+      ValueError: when called in a step, if an output does not have the replica's rows in front.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> @on_each_replica
+      ... def norms(x, *, scale):
+      ...     on_host = lambda x: np.linalg.norm(x, axis=-1)
+      ...     return scale * jax.pure_callback(on_host, jax.ShapeDtypeStruct(x.shape[:1], x.dtype), x)
+      >>> norms(jnp.array([[3.0, 4.0], [0.0, 2.0]]), scale=jnp.array(2.0)).tolist()
+      [10.0, 4.0]
+    """
+    @functools.wraps(function)
+    def on_rows(*args: Any, **kwargs: Any) -> Any:
+        outputs = function(*args, **kwargs)
+        rows = get_replica_context().rows
+        if rows is not None:  # inside of a step
+            _check_rows(outputs, rows, getattr(function, "__name__", type(function).__name__))
+        return outputs
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return get_replica_context().map_over_rows(on_rows, args, kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _check_rows(outputs: Any, rows: int, name: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(outputs):
+        if not isinstance(leaf, (jax.Array, np.ndarray)) or leaf.shape[:1] != (rows,):
+            place = f" at {jax.tree_util.keystr(path)}" if path else ""
+            raise ValueError(
+                f"`{name}` runs on each replica, and must return a value for each of the replica's {rows} rows: arrays "
+                f"of shape ({rows}, ...). Received{place}: {errors.describe(leaf)}. A value of all rows, such as a "
+                "mean, needs those of the other replicas: return one value per row, and take the mean outside.")
