@@ -42,6 +42,14 @@ class ReduceOp(enum.Enum):
             raise ValueError(f"`reduce_op` must be ReduceOp.SUM or ReduceOp.MEAN. Received: {op!r}.") from None
 
 
+class _Untold(str):
+    """A string that is told from an equal one by its identity."""
+
+
+#: How gradients are combined over replicas where a step does not say so.
+MEAN_BY_DEFAULT = _Untold(ReduceOp.MEAN.value)
+
+
 class ReplicaContext:
     """One replica's view of a step: its number, its rows and the reductions over all replicas.
 
@@ -50,14 +58,20 @@ class ReplicaContext:
 
     Attributes:
       num_replicas_in_sync: how many replicas run this step together.
+      has_whole_batch: whether it is the only replica to code of a step that several devices divide.
       mask_reads: how often code has asked which rows are padding, so that code which did not can be told.
+      is_told_reduction: whether the last call of `apply_gradients` said how gradients are combined over the replicas.
+      untold_reductions: how many calls did not.
     """
 
     num_replicas_in_sync: int = 1
+    has_whole_batch: bool = False
 
     def __init__(self, rows: int | None = None, row_mask: jax.Array | None = None):
         self.rows = rows
         self.mask_reads = 0
+        self.is_told_reduction = True
+        self.untold_reductions = 0
         self._row_mask = row_mask
 
     @property
