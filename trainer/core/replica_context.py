@@ -49,6 +49,14 @@ def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:
     return jnp.where(divisor == 0, 0, total / jnp.where(divisor == 0, 1, divisor))
 
 
+class _Untold(str):
+    """A string that is told from an equal one by its identity."""
+
+
+#: How gradients are combined over replicas where a step does not say so.
+MEAN_BY_DEFAULT = _Untold(ReduceOp.MEAN.value)
+
+
 class ReplicaContext:
     """One replica's view of a step: its number, its rows and the reductions over all replicas.
 
@@ -60,16 +68,22 @@ class ReplicaContext:
       is_part: whether the rows are a microbatch, and not all that the replica has of the batch.
       batch_norm_groups: how many replicas' rows the batch has, each of which BatchNorm normalizes by itself with
         `batch_norm="per_replica"`.
+      has_whole_batch: whether it is the only replica to code of a step that several devices divide.
       mask_reads: how often code has asked which rows are padding, so that code which did not can be told.
+      is_told_reduction: whether the last call of `apply_gradients` said how gradients are combined over the replicas.
+      untold_reductions: how many calls did not.
     """
 
     num_replicas_in_sync: int = 1
     is_part = False
     batch_norm_groups: int = 1
+    has_whole_batch: bool = False
 
     def __init__(self, rows: int | None = None, row_mask: jax.Array | None = None):
         self.rows = rows
         self.mask_reads = 0
+        self.is_told_reduction = True
+        self.untold_reductions = 0
         self._row_mask = row_mask
 
     @property

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from trainer.core import errors
-from trainer.core.replica_context import ReduceOp, get_replica_context
+from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, get_replica_context
 from trainer.core.tree_paths import restricted
 from trainer.core.types import Layout, PyTree
 
@@ -117,7 +117,7 @@ class TrainState:
         grads: PyTree = None,
         *,
         model_state: PyTree = None,
-        reduce: ReduceOp | str | None = "mean",
+        reduce: ReduceOp | str | None = MEAN_BY_DEFAULT,
         value: ArrayLike | None = None,
         value_fn: Callable[[PyTree], jax.Array] | None = None,
         **named_grads: Any,
@@ -127,8 +127,9 @@ class TrainState:
         Args:
           grads: a tree like `params`, this replica's gradients.
           model_state: the model state to keep, as `Model.apply` returned it; None leaves it as it is.
-          reduce: how gradients are combined over replicas before the update. "mean" suits losses from
-            `Model.compute_loss`; "sum" suits a loss divided by the global batch; None takes them as they are.
+          reduce: how gradients are combined over replicas before the update. "mean", the default, suits losses from
+            `Model.compute_loss`; "sum" suits a loss divided by the global batch; None takes them as they are. The first
+            run of a function of `strategy.run` that does not say it is compared with one device.
           value: this replica's loss, for transformations that ask for it, such as `optax.contrib.reduce_on_plateau`.
             They get the loss of the whole batch: it is combined as the gradients are.
           value_fn: returns this replica's loss for other parameters, a tree like `params`, for line searches. It is
@@ -137,7 +138,8 @@ class TrainState:
             not named keep their parameters.
 
         Raises:
-          ValueError: if there is no optimizer, or a name is not one of the optimizers'.
+          ValueError: if there is no optimizer, or a name is not one of the optimizers'; in `strategy.run`, without
+            `reduce`, for gradients that are scaled for a sum.
           TypeError: if neither or both of `grads` and `named_grads` are given.
 
         Example:
@@ -156,6 +158,8 @@ class TrainState:
             raise ValueError(f"Gradients were given by name ({', '.join(named_grads)}), but the model was compiled "
                              "with one optimizer for everything. Compile it with a dict of optimizers by module name.")
         context = get_replica_context()
+        context.is_told_reduction = reduce is not MEAN_BY_DEFAULT
+        context.untold_reductions += not context.is_told_reduction
         extra: dict[str, Any] = {} if value is None else {"value": context.reduce_loss(reduce, value)}
         if isinstance(self.optimizer, Mapping):
             params, opt_state = self._updated_by_name(named_grads or grads, reduce, extra)

@@ -17,7 +17,7 @@ import numpy as np
 from flax import errors as nnx_errors
 from jax.sharding import PartitionSpec
 
-from trainer.compile.jit import compiled
+from trainer.compile.jit import compiled, is_jit_disabled
 from trainer.core import errors, replica_context, trace_purity
 from trainer.core.identity import Identity
 from trainer.core.replica_context import MEAN_OVER_ROWS, ReplicaContext
@@ -25,8 +25,9 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
 from trainer.core.types import PyTree
 from trainer.distribute.placement.device_memory import retried
-from trainer.distribute.placement.placement import free_to_move
-from trainer.distribute.replica.per_replica import PerReplica, is_per_replica
+from trainer.distribute.placement.placement import REPLICA_AXIS, free_to_move
+from trainer.distribute.replica.gradient_scale import refuse_wrong_scale
+from trainer.distribute.replica.per_replica import PerReplica, is_per_replica, rows_of
 from trainer.distribute.replica.replicated_state import (
     StateStrategy,
     is_state,
@@ -42,10 +43,47 @@ def _is_argument(value: Any) -> bool:
     return is_per_replica(value) or is_state(value) or is_nnx_object(value)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a user's function, but for the arrays that it is given.
+
+    Attributes:
+      function: the function.
+      structure: the tree of its arguments.
+      object_structure: the `ObjectStructure` of the NNX objects among them; None if there are none.
+      constants: the arguments that are no arrays, by their numbers.
+    """
+
+    function: Callable[..., Any]
+    structure: Any
+    object_structure: Any
+    constants: Mapping[int, Any]
+
+    def __call__(self, context: ReplicaContext, arrays: Mapping[int, Any], object_values: Any) -> tuple[Any, list[Any]]:
+        """Returns what the function returns in a context, and the NNX objects that it was given.
+
+        Args:
+          context: see above.
+          arrays: the arguments that are arrays and states, by their numbers.
+          object_values: the values of NNX objects.
+        """
+        values = {**self.constants, **arrays}
+        objects = [] if self.object_structure is None else self.object_structure.open(object_values, context)
+        remaining = iter(objects)
+        arguments = [values[index] if index in values else next(remaining)
+                     for index in range(self.structure.num_leaves)]
+        args, kwargs = jax.tree.unflatten(self.structure, arguments)
+        with (replica_context.enter(context), trace_purity.given_its_state(self.function),
+              trace_purity.side_effects_rejected(self.function)):
+            return self.function(*args, **kwargs), objects
+
+
 @dataclasses.dataclass
 class _Program:
-    execute: Any
+    call: _Call
+    execute: Any = None
     outputs: PyTree = None  # once traced: where each state in the results comes from, and the tree of the results
+    assumes_mean: bool = False  # once traced: whether gradients are applied without saying how they are reduced
     is_checked: bool = False  # whether replicas were seen to agree where they have to
 
 
@@ -59,6 +97,7 @@ class ReplicaRunner:
     def __init__(self, strategy: StateStrategy):
         self._strategy = strategy
         self._programs: dict[Any, _Program] = {}
+        self._scale_is_known: set[Any] = set()  # of the gradients of which functions
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Returns what `function(*args, **kwargs)` returns on each replica; see `Strategy.run`."""
@@ -76,7 +115,8 @@ class ReplicaRunner:
             is_data = isinstance(leaf, (TrainState, jax.Array, np.ndarray, np.generic))
             (mirrored if is_data else constants)[index] = free_to_move(leaf, mesh) if is_data else leaf
         dynamic = (mirrored, split, object_values)
-        key = (_identity(function), treedef, object_structure, tuple(constants.items()), _spec(dynamic))
+        called = (_identity(function), treedef, object_structure, tuple(constants.items()))
+        key = (*called, _spec(dynamic))
         try:
             program = self._programs.get(key)
         except TypeError:
@@ -86,8 +126,10 @@ class ReplicaRunner:
                             f"objects, or hashable constants. Received: a value of type {received}.") from None
         if program is None:
             _check_captured(function, objects.values())
-            program = self._programs[key] = self._make_program(function, treedef, object_structure, constants)
+            program = self._programs[key] = self._make_program(
+                _Call(function, treedef, object_structure, constants))
         try:
+            self._check_scale(program, (*called, jax.tree.structure(mirrored)), dynamic)
             state_outputs, split_outputs, new_object_values, differing = retried(program.execute, *dynamic)
         except nnx_errors.TraceContextError as error:
             raise TypeError(f"`{_name(function)}` changes an NNX object that it was not given. Pass it as an argument: "
@@ -113,28 +155,33 @@ class ReplicaRunner:
         origins, structure = program.outputs
         return jax.tree.unflatten(structure, [next(merged) if origin is None else next(states) for origin in origins])
 
-    def _make_program(self, function: Any, treedef: Any, object_structure: Any,
-                      constants: Mapping[int, Any]) -> _Program:
-        strategy = self._strategy
+    def _check_scale(self, program: _Program, key: Any, dynamic: tuple[Any, Any, Any]) -> None:
+        """Raises ValueError if the gradients of a function that is not known yet are scaled for another reduction."""
+        if self._strategy.mesh.shape[REPLICA_AXIS] == 1 or key in self._scale_is_known or is_jit_disabled():
+            return
+        if program.outputs is None:
+            program.execute.trace(*dynamic)  # which `execute` then has
+        call = program.call
+        if program.assumes_mean and refuse_wrong_scale(self._strategy, _name(call.function), call, *dynamic):
+            self._scale_is_known.add(key)
+
+    def _make_program(self, call: _Call) -> _Program:
+        strategy, name, object_structure = self._strategy, _name(call.function), call.object_structure
+        program = _Program(call)
 
         def one_replica(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any, Any]:
             here = jax.tree.map(lambda leaf: leaf[0], split)
-            rows, row_mask = _rows(here)
+            rows, row_mask = rows_of(here)
             context = strategy.replica_context(rows, row_mask)
             mirrored = map_states(context.gather_params, mirrored)
-            values = {**constants, **mirrored, **{index: value.stacked for index, value in here.items()}}
-            objects = [] if object_structure is None else object_structure.open(object_values, context)
-            remaining = iter(objects)
-            arguments = [values[index] if index in values else next(remaining) for index in range(treedef.num_leaves)]
-            args, kwargs = jax.tree.unflatten(treedef, arguments)
-            with (replica_context.enter(context), trace_purity.given_its_state(function),
-                  trace_purity.side_effects_rejected(function)):
-                returned = function(*args, **kwargs)
+            arrays = {**mirrored, **{index: value.stacked for index, value in here.items()}}
+            returned, objects = call(context, arrays, object_values)
+            program.assumes_mean = context.untold_reductions > 0
             leaves, structure = jax.tree.flatten(returned, is_leaf=is_state)
             origins = [_origin(leaf, mirrored) if is_state(leaf) else None for leaf in leaves]
             program.outputs = origins, structure
             numbers = {index: number for number, index in enumerate(mirrored)}
-            states = [(numbers[origin], _left(context, _name(function), mirrored[origin], leaf))
+            states = [(numbers[origin], _left(context, name, mirrored[origin], leaf))
                       for leaf, origin in zip(leaves, origins, strict=True) if origin is not None]
             taken_as_equal: dict[str, jax.Array] = {}
             for leaf, origin in zip(leaves, origins, strict=True):
@@ -151,7 +198,7 @@ class ReplicaRunner:
                 is_changed |= _differ(new_values, object_values)
                 object_values = new_values
             if is_changed and context.is_padded and context.mask_reads == 0:
-                raise _counts_padding(_name(function))
+                raise _counts_padding(name)
             return states, outputs, object_values, differences(taken_as_equal, context)
 
         def all_replicas(mirrored: Any, split: Any, object_values: Any) -> tuple[Any, Any, Any, Any]:
@@ -161,7 +208,7 @@ class ReplicaRunner:
             at_rest = [jax.device_put(state, strategy.state_shardings(state)) for state in states]
             return at_rest, outputs, new_object_values, differing
 
-        program = _Program(compiled(all_replicas, compiler_options=strategy.compiler_options()))
+        program.execute = compiled(all_replicas, compiler_options=strategy.compiler_options())
         return program
 
 
@@ -202,15 +249,6 @@ def _check_captured(function: Callable[..., Any], given: Collection[Any]) -> Non
 
 def _addressable(tree: PyTree) -> Any:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)  # each device has them whole
-
-
-def _rows(values: Mapping[int, PerReplica]) -> tuple[int | None, jax.Array | None]:
-    """Returns this replica's number of rows and their mask, from the first value that has rows."""
-    for value in jax.tree.leaves(values, is_leaf=is_per_replica):
-        if value.row_mask is not None:
-            return value.row_mask.shape[0], value.row_mask
-    shapes = [value.stacked.shape for value in jax.tree.leaves(values, is_leaf=is_per_replica)]
-    return next((shape[0] for shape in shapes if shape), None), None
 
 
 def _as_output(leaf: Any, rows: int | None, row_mask: jax.Array | None) -> PerReplica:

@@ -28,6 +28,8 @@ class PartitionedContext(ReplicaContext):
       rows: the rows of the batch.
     """
 
+    has_whole_batch = True
+
     def __init__(self, strategy: StateStrategy, rows: int):
         super().__init__(rows)
         self._strategy = strategy

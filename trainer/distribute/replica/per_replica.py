@@ -7,6 +7,7 @@ Owns the rule that padding is invisible: a value with rows carries the mask of i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -82,3 +83,11 @@ def is_per_replica(value: Any) -> bool:
 def map_values(function: Any, tree: PyTree) -> Any:
     """Returns `function` of each leaf of a tree, in which a PerReplica is one leaf."""
     return jax.tree.map(function, tree, is_leaf=is_per_replica)
+
+
+def rows_of(values: Mapping[int, PerReplica]) -> tuple[int | None, jax.Array | None]:
+    """Returns a replica's number of rows and their mask, from the first of its parts of values that has rows."""
+    for value in values.values():
+        if value.row_mask is not None:
+            return value.row_mask.shape[0], value.row_mask
+    return next((value.stacked.shape[0] for value in values.values() if value.stacked.ndim), None), None

@@ -13,6 +13,7 @@ stands in `state_reduction.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -62,6 +63,9 @@ class StateStrategy(Protocol):
         divides_replicas: bool = True,
     ) -> Any:
         """Returns a function that runs `function` once on each replica."""
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Makes this the strategy that code in the block gets."""
 
     def replica_context(self, rows: int | None, row_mask: jax.Array | None) -> ReplicaContext:
         """Returns the context of the replica being traced."""

@@ -65,6 +65,8 @@ class CustomLoops:
         Raises:
           TypeError: for arguments or results that are not arrays, state objects or, as arguments, hashable constants;
             and for a function that turns traced values into Python values.
+          ValueError: for a function that changes a state by rows that pad, and for gradients that `apply_gradients`,
+            without `reduce`, would average although they are scaled for a sum, or sums already.
 
         Source: `tf.distribute.Strategy.run`.
         """

@@ -22,7 +22,7 @@ from trainer.compile.constraints import constrained, constraints_by, ignore, on_
 from trainer.compile.entry_points import entry_point
 from trainer.compile.jit import on_each_device
 from trainer.core.ambient import state as ambient
-from trainer.core.replica_context import ReplicaContext, in_replica_context
+from trainer.core.replica_context import ReplicaContext, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
@@ -94,8 +94,8 @@ class Strategy(CustomLoops):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas take part in each step."""
-        return self.mesh.shape[REPLICA_AXIS]
+        """How many replicas take part in each step; 1 to the code of a step that has the whole batch."""
+        return 1 if get_replica_context().has_whole_batch else self.mesh.shape[REPLICA_AXIS]
 
     @property
     def is_on_cpu(self) -> bool:
@@ -264,8 +264,9 @@ class Strategy(CustomLoops):
 
     def _context_arguments(self, rows: int | None, row_mask: jax.Array | None) -> tuple[Any, ...]:
         # To pack arrays that are split over other axes would gather them.
-        packs = self.is_on_cpu and self.mesh.devices.size == self.num_replicas_in_sync
-        return REPLICA_AXIS, self.num_replicas_in_sync, packs, rows, row_mask, self._cross_device_ops
+        replicas = self.mesh.shape[REPLICA_AXIS]
+        packs = self.is_on_cpu and self.mesh.devices.size == replicas
+        return REPLICA_AXIS, replicas, packs, rows, row_mask, self._cross_device_ops
 
     def place_state(self, state: TrainState) -> TrainState:
         """Returns a state of host or device arrays placed as this strategy keeps it; JAX arrays may share buffers."""
@@ -404,7 +405,7 @@ class Strategy(CustomLoops):
 
     def _exchange_rows(self, arrays: Any, numbers: jax.Array) -> Any:
         exchange = functools.partial(
-            exchange_rows, axis_name=REPLICA_AXIS, num_replicas=self.num_replicas_in_sync)
+            exchange_rows, axis_name=REPLICA_AXIS, num_replicas=self.mesh.shape[REPLICA_AXIS])
         return self.map_over_replicas(
             exchange, (self.rows_spec, self.rows_spec), lambda rows: jax.tree.map(lambda leaf: self.rows_spec, rows),
         )(arrays, numbers)

@@ -1,0 +1,205 @@
+"""Whether gradients that a function applies on replicas are scaled for how they are reduced.
+
+A loss that is divided by the rows of the whole batch asks for the sum of its gradients over replicas; a mean over a
+replica's rows asks for their mean. With the wrong one of the two a training differs by the factor N, in silence. Owns
+the comparison that tells them apart: with the gradients of one replica that has the whole batch. It is a help. Where
+nothing can be told, as for a function that draws random numbers, or that is made for so many rows, it says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from trainer.compile.constraints import constraints_by, ignore
+from trainer.compile.jit import compile_lowered, compiled
+from trainer.core.errors import see
+from trainer.core.replica_context import ReplicaContext, get_replica_context
+from trainer.core.train_state import TrainState
+from trainer.core.types import PyTree
+from trainer.distribute.placement.placement import REPLICA_AXIS, to_host
+from trainer.distribute.replica.partitioned import PartitionedContext
+from trainer.distribute.replica.per_replica import PerReplica, rows_of
+from trainer.distribute.replica.replicated_state import StateStrategy, map_states, run_on_replicas
+from trainer.optimizers.named import NamedRules
+from trainer.optimizers.update_rule import UpdateRule
+
+TOLERANCE = 1e-2  # relative to the norm of a parameter's gradients: half precision adds up other parts of the rows
+NOISE = 1e-2  # relative to the norm of all: what is smaller may be its rounding, as of a bias before a normalization
+
+Call = Callable[[ReplicaContext, Mapping[int, Any], Any], Any]
+"""Calls a function in a context, with its arrays and states by their numbers and the values of NNX objects."""
+
+
+class _Applied(NamedTuple):
+    """Gradients that a function has applied without saying how they are reduced.
+
+    Attributes:
+      module: for which module; None without names.
+      grads: what reached the update.
+    """
+
+    module: str | None
+    grads: PyTree
+
+
+class _Recorder(UpdateRule):
+    """An update rule that keeps gradients, and makes no update.
+
+    Args:
+      rule: the rule in whose place it stands.
+      module: the name of the module that it updates; None without names.
+      applied: what it adds to.
+    """
+
+    def __init__(self, rule: UpdateRule, module: str | None, applied: list[_Applied]):
+        vars(self).update(vars(rule))
+        self._module, self._applied = module, applied
+
+    def update(self, grads: PyTree, state: Any, params: PyTree, extra: Any = None) -> tuple[Any, Any]:
+        if not get_replica_context().is_told_reduction:
+            self._applied.append(_Applied(self._module, grads))
+        return params, state
+
+
+def refuse_wrong_scale(
+    strategy: StateStrategy, name: str, call: Call, mirrored: Mapping[int, Any], split: Mapping[int, PerReplica],
+    object_values: Any,
+) -> bool:
+    """Raises ValueError if all gradients of a call are 1/N, or N times, those of one replica with the whole batch.
+
+    The function is traced and run on the replicas and on the whole batch, both without an update. It must have been
+    traced before, so that it has no errors of its own.
+
+    Args:
+      strategy: the strategy, of N replicas.
+      name: the function's name.
+      call: calls it.
+      mirrored: its arguments that are equal on all replicas, by their numbers.
+      split: those that differ.
+      object_values: the values of the NNX objects among its arguments.
+
+    Returns:
+      Whether the batch can tell; one of which a single replica has all rows cannot.
+    """
+    replicas = strategy.mesh.shape[REPLICA_AXIS]
+    with jax.transfer_guard("allow"):  # a guard is set to watch over loops, and this is once
+        try:
+            masks = [None if value.row_mask is None else to_host(value.row_mask) for value in split.values()]
+            if any(mask is not None and mask.any(1).sum() == 1 for mask in masks):
+                return False
+            rows = [None if mask is None else np.flatnonzero(mask) for mask in masks]
+            found = _compare(strategy, call, dict(zip(split, rows, strict=True)), mirrored, split, object_values)
+        except Exception:  # whatever a function does that is made for a replica's rows, or needs too much memory
+            return True
+    for module, (is_part, is_multiple) in found:
+        if is_part:
+            raise _is_part(name, module, replicas)
+        if is_multiple:
+            raise _is_multiple(name, module, replicas)
+    return True
+
+
+def _compare(
+    strategy: StateStrategy, call: Call, real_rows: Mapping[int, Any], mirrored: Mapping[int, Any],
+    split: Mapping[int, PerReplica], object_values: Any,
+) -> list[tuple[str | None, Any]]:
+    """Returns for gradients, by module, whether they are 1/N of those of the whole batch, and whether N times those."""
+    if not split or any(value.stacked.ndim < 2 for value in split.values()):
+        return []  # no rows
+    replicas = strategy.mesh.shape[REPLICA_AXIS]
+    modules: list[str | None] = []
+
+    def on_replica(mirrored: Any, split: Any, object_values: Any) -> Any:
+        here = jax.tree.map(lambda leaf: leaf[0], split)
+        context = strategy.replica_context(*rows_of(here))
+        arrays = {index: value.stacked for index, value in here.items()}
+        applied = _applied(call, context, map_states(context.gather_params, mirrored), arrays, object_values)
+        modules[:] = [each.module for each in applied]
+        return [], [each.grads for each in applied]
+
+    def compare(mirrored: Any, split: Any, object_values: Any) -> Any:
+        mirrored = map_states(strategy.on_devices, mirrored)
+        _, (reduced,) = run_on_replicas(strategy, on_replica, mirrored, (split, object_values),
+                                        (strategy.rows_spec, PartitionSpec()), (PartitionSpec(),))
+        if not reduced:
+            return []
+        whole = {index: _joined(value.stacked, real_rows[index]) for index, value in split.items()}
+        context = PartitionedContext(strategy, len(next(iter(whole.values()))))
+        with strategy.scope(), constraints_by(ignore):
+            applied = _applied(call, context, mirrored, whole, object_values)
+        if [each.module for each in applied] != modules:
+            return []
+        return [(_are_multiples(grads, each.grads, 1 / replicas), _are_multiples(grads, each.grads, replicas))
+                for grads, each in zip(reduced, applied, strict=True)]
+
+    traced = compiled(compare, NamedSharding(strategy.mesh, PartitionSpec())).trace(mirrored, split, object_values)
+    if traced.jaxpr.effects or not traced.jaxpr.out_avals:
+        return []  # nothing that shows outside is done more often than the function does it
+    program = compile_lowered(traced.lower(), strategy.compiler_options())
+    verdicts = jax.tree.map(lambda leaf: bool(leaf.addressable_data(0)), program(mirrored, split, object_values))
+    return list(zip(modules, verdicts, strict=True))
+
+
+def _applied(
+    call: Call, context: ReplicaContext, mirrored: Any, split: Mapping[int, jax.Array], object_values: Any
+) -> list[_Applied]:
+    """Returns what a function applies in a context, in order. Its parameters stay as they are."""
+    applied: list[_Applied] = []
+
+    def recording(state: TrainState) -> TrainState:
+        rules = state.optimizer
+        if isinstance(rules, NamedRules):
+            return state.replace(optimizer=NamedRules(
+                {name: _Recorder(rule, name, applied) for name, rule in rules.items()}))
+        return state if rules is None else state.replace(optimizer=_Recorder(rules, None, applied))
+
+    call(context, {**map_states(recording, mirrored), **split}, object_values)
+    return applied
+
+
+def _joined(stacked: jax.Array, real_rows: Any) -> jax.Array:
+    joined = stacked.reshape(-1, *stacked.shape[2:])
+    return joined if real_rows is None else joined[real_rows]
+
+
+def _are_multiples(grads: PyTree, others: PyTree, factor: float) -> jax.Array:
+    """Returns whether all gradients of a tree, but for rounding, are the others times a factor, and not all zero."""
+    pairs = [(jnp.asarray(one, jnp.float32), factor * jnp.asarray(other, jnp.float32))
+             for one, other in zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True)]
+    total = _norm([other for _, other in pairs])
+    are_multiples = [
+        (_norm([one - other]) <= TOLERANCE * _norm([other])) | (_norm([one]) + _norm([other]) <= NOISE * total)
+        for one, other in pairs]
+    return jnp.all(jnp.array(are_multiples)) & (total > 0) & jnp.isfinite(total)
+
+
+def _norm(arrays: list[jax.Array]) -> jax.Array:
+    return jnp.sqrt(sum((jnp.square(array).sum() for array in arrays), jnp.float32(0)))
+
+
+def _is_part(name: str, module: str | None, replicas: int) -> ValueError:
+    given = "grads" if module is None else f"{module}=grads"
+    return ValueError(
+        f"`{name}` applies {_described(module)} that are 1/{replicas} of those of the whole batch on one device: the "
+        f"loss is divided by the rows of all {replicas} replicas, or by their number, and `apply_gradients` takes the "
+        f"mean over the replicas unless it is told otherwise. Write `state.apply_gradients({given}, reduce=\"sum\")`. "
+        "Or let the loss be a mean over the replica's rows, as that of `Model.compute_loss`. Where they are meant to "
+        f"be so small, write `reduce=\"mean\"`. {see('gradient-scale')}")
+
+
+def _is_multiple(name: str, module: str | None, replicas: int) -> ValueError:
+    return ValueError(
+        f"`{name}` applies {_described(module)} that are {replicas} times those of the whole batch on one device: "
+        "`apply_gradients` takes the mean over the replicas unless it is told otherwise, and they are summed over the "
+        "replicas before, or multiplied by their number. Leave that out. Where they are meant to be so large, write "
+        f"`reduce=\"mean\"`. {see('gradient-scale')}")
+
+
+def _described(module: str | None) -> str:
+    return "gradients" if module is None else f"gradients of {module!r}"
