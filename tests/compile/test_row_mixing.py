@@ -73,7 +73,8 @@ KEEPS = {
     "a scan of features": lambda x: lax.scan(lambda total, f: (total + f, total), jnp.zeros(len(x)), x.T)[1].T,
     "a mapped function": jax.vmap(lambda row: row / row.sum()),
     "a compiled function": jax.jit(jnp.tanh),
-    "functions with derivatives of JAX's own": lambda x: nn.relu(x) + nn.silu(x) + jax.nn.logsumexp(x, 1, keepdims=True),
+    "functions with derivatives of JAX's own": lambda x: (
+        nn.relu(x) + nn.silu(x) + jax.nn.logsumexp(x, 1, keepdims=True)),
     "a checkpoint": jax.checkpoint(lambda x: jnp.sin(x) @ jnp.ones((6, 6))),
     "an entry of each row": lambda x: jnp.take_along_axis(x, x[:, :1].astype(int), 1),
     "an update of a feature": lambda x: x.at[:, 0].set(0.0),

@@ -137,9 +137,17 @@ def test_an_area_with_scores_outside_of_zero_and_one_counts_every_row():
     assert totals.tolist() == [3.0] * 200
 
 
-def test_a_function_that_returns_a_mean_over_rows_leaves_out_rows_of_weight_zero():
+def test_a_function_that_returns_a_scalar_counts_for_each_row_of_its_batch():
+    metric = metrics.MeanMetricWrapper(lambda y_true, y_pred: jnp.sqrt(jnp.mean(jnp.square(y_true - y_pred))))
+    metric.update_state(np.zeros((3, 1)), np.full((3, 1), 4.0))
+    metric.update_state(np.zeros((1, 1)), np.full((1, 1), 8.0))
+    assert float(metric.result()) == 5.0
+
+
+def test_a_scalar_of_a_batch_cannot_be_weighted_by_rows():
     metric = metrics.MeanMetricWrapper(lambda y_true, y_pred: jnp.mean(jnp.abs(y_true - y_pred)))
-    assert float(metric(np.zeros((3, 1)), np.array([[1.0], [2.0], [9.0]]), sample_weight=[1, 1, 0])) == 1.5
+    with pytest.raises(ValueError, match=r"or one scalar for a batch without weights.*shape \(\)"):
+        metric(np.zeros((3, 1)), np.ones((3, 1)), sample_weight=[1, 1, 0])
 
 
 COUNTING = [metrics.AUC(), metrics.AUC(multi_label=True, num_labels=3), metrics.Precision(thresholds=[0.2, 0.5]),

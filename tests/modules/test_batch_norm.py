@@ -182,6 +182,7 @@ def test_per_replica_statistics_are_over_a_replicas_real_rows_or_its_padding(mak
 @pytest.mark.parametrize("make", options(momentum=0.9))
 def test_a_layer_exchanges_one_array(make):
     class Counting(replica_context.ReplicaContext):
+        num_replicas_in_sync = 2
         shapes = []
 
         def all_reduce(self, reduce_op, value):
@@ -306,14 +307,6 @@ def test_a_model_that_is_not_trainable_fits_what_it_evaluates_until_it_is_thawed
         model.trainable = True
         assert fit().history["loss"][0] != pytest.approx(evaluate()["loss"], rel=1e-3)
         assert not any(np.array_equal(*leaves) for leaves in zip(model.get_weights()[-2:], before[-2:], strict=True))
-
-
-@pytest.mark.parametrize("make", options(momentum=0.9))
-def test_an_unknown_policy_lists_the_near_ones(make):
-    functional = as_functional(make())
-    params, model_state, _ = functional.init(jax.random.key(0), IMAGES)
-    with pytest.raises(ValueError, match=r"batch_norm 'globl'\. Did you mean 'global'"):
-        functional.apply(params, model_state, IMAGES, training=True, make_key=no_keys, batch_norm="globl")
 
 
 def test_a_padded_batch_whose_rows_cannot_be_told_is_refused():

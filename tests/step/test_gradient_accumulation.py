@@ -184,15 +184,57 @@ def test_an_overridden_train_step_is_refused():
         Custom(LinenMLP()).compile("sgd", "mse", microbatches=2)
 
 
+class Noting(nn.Module):
+    """Keeps the largest number that each call has seen, and how many calls there were."""
+
+    @nn.compact
+    def __call__(self, x, training: bool = False):
+        calls = self.variable("usage", "calls", jnp.zeros, (), jnp.int32)
+        seen = self.variable("usage", "seen", jnp.zeros, (8,))
+        if training and not self.is_initializing():
+            seen.value = seen.value.at[calls.value].set(x.max())
+            calls.value += 1
+        return nn.Dense(1)(x)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_part_has_every_so_many_rows_and_the_state_passes_from_part_to_part(replicas):
+    x = np.arange(14, dtype=np.float32)[:, None]
+    with mirrored(replicas).scope():
+        model = trainer.Model(Noting())
+        model.compile(optax.sgd(0.0), "mse", microbatches=3)
+    model.fit(x, x, batch_size=14, shuffle=False, verbose=0)
+    usage = model.state.model_state["usage"]
+    assert int(usage["calls"]) == 3
+    assert usage["seen"].tolist()[:4] == [12.0, 13.0, 11.0, 0.0]  # 0, 3, ... 12; 1, 4, ... 13; 2, 5, ... 11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("method", ["all_reduce", "all_gather"])
-def test_a_loss_over_all_replicas_is_refused(method):
+def test_reductions_leave_a_part_as_it_is(method, replicas):
     class Contrastive(trainer.Model):
         def compute_loss(self, x, y, y_pred, sample_weight):
             context = get_replica_context()
-            return (context.all_gather(y_pred) if method == "all_gather" else context.all_reduce("mean", y_pred)).mean()
+            assert (context.num_replicas_in_sync, context.rows) == (1, len(x))
+            gathered = context.all_gather(y_pred) if method == "all_gather" else context.all_reduce("mean", y_pred)
+            return jnp.square(gathered @ y_pred.T).mean()
 
-    x, y, _ = classification(8)
-    model = Contrastive(LinenMLP())
-    model.compile("sgd", microbatches=2)
-    with pytest.raises(ValueError, match=rf"{method}.*microbatches"):
-        model.fit(x, y, verbose=0)
+    def trained(**options):
+        with mirrored(replicas).scope():
+            model = Contrastive(LinenMLP())
+            model.compile(optax.sgd(0.01), **options)
+        x, y, _ = classification(8)
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    parts = trained(microbatches=2)
+    assert not all(np.allclose(*pair) for pair in zip(parts, trained(), strict=True))
+
+
+def test_a_scalar_loss_is_said_to_be_averaged_over_the_parts():
+    model = trainer.Model(LinenMLP(classes=6))
+    model.compile("sgd", lambda y, y_pred: jnp.sqrt(jnp.mean((y - y_pred) ** 2)), microbatches=2)
+    x, _, _ = classification(8)
+    with pytest.warns(UserWarning, match="returns one scalar. With `microbatches` it is computed for each"):
+        model.fit(x, x, verbose=0)

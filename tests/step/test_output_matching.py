@@ -145,17 +145,15 @@ def test_a_scalar_among_the_outputs_may_be_part_of_the_loss(model_class, compile
         np.testing.assert_allclose(four[name], values, rtol=1e-5, err_msg=name)
 
 
-def test_a_scalar_output_that_counts_padding_is_refused():
-    with pytest.raises(ValueError, match="`compute_loss` counts rows that only pad a batch"):
-        fitted_with_auxiliary_loss(4, 14, loss="mse")
-
-
-def test_a_loss_of_a_scalar_output_alone_is_refused_where_rows_are_split():
+@pytest.mark.slow
+def test_a_loss_of_a_scalar_output_alone_is_one_devices():
     def itself(y_true, y_pred):
         return y_pred
 
-    with pytest.raises(ValueError, match=r"'itself' is of an output that is a scalar.*super"):
-        fitted_with_auxiliary_loss(4, 16, trainer.Model, loss=[None, itself])
+    (one, _, _), (four, _, _) = (
+        fitted_with_auxiliary_loss(replicas, 14, trainer.Model, loss=[None, itself]) for replicas in (1, 4))
+    for name, values in one.items():
+        np.testing.assert_allclose(four[name], values, rtol=1e-5, err_msg=name)
 
 
 def test_a_scalar_output_has_no_predictions():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from trainer import losses
 from trainer.core import arguments, errors
-from trainer.core.replica_context import get_replica_context
+from trainer.core.replica_context import ReplicaContext, get_replica_context
 from trainer.core.train_state import shapes_of
 from trainer.losses.base import BuiltinLoss, loss_of_batch, sum_of_real_rows, values_per_row
 from trainer.step.loss_parts import LossPart, record
@@ -184,6 +185,13 @@ def _resolve(choice: Any) -> losses.Loss | None:
     return loss
 
 
+def _warn_of_parts(loss: losses.Loss, context: ReplicaContext) -> None:
+    if context.is_part and loss.reduction != "sum":
+        warnings.warn(f"The loss {loss.name!r} returns one scalar. With `microbatches` it is computed for each of "
+                      "them, and averaged by their rows: that is the loss of the batch only if it is a mean over rows. "
+                      "Return one value per row to be sure.", stacklevel=2)
+
+
 def _loss_of_output(
     entry: OutputLoss, loss: losses.Loss, target: Any, output: Any, sample_weight: Any
 ) -> jax.Array:
@@ -198,6 +206,7 @@ def _loss_of_output(
             "`jnp.mean(...)`. Or leave `sample_weight` and `class_weight` out.")
     if values.ndim == 0:
         if mask is None:
+            _warn_of_parts(loss, context)
             return context.share_of_sum(values) if loss.reduction == "sum" else values
         values = values_per_row(loss.values, target, output)
     kept = loss.mask(target, output)
