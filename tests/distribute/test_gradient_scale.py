@@ -98,7 +98,8 @@ def multiplied(grads):
 
 
 IS_PART = (r"`step` applies gradients that are 1/{n} of those of the whole batch.*"
-           r'Write `state\.apply_gradients\(grads, reduce="sum"\)`.*docs/errors\.md#gradient-scale')
+           r'rows of the whole batch.* write `state\.apply_gradients\(grads, reduce="sum"\)`.*'
+           r'rows that each replica has.*write `reduce="mean"`.*docs/errors\.md#gradient-scale')
 IS_MULTIPLE = r'`step` applies gradients that are {n} times those.*summed over.*Leave that out.*`reduce="mean"`'
 CASES = {
     "a loss over the global batch": (over_global_batch, {}, IS_PART),
@@ -111,8 +112,12 @@ CASES = {
     "that, and no reduction": (over_global_batch, {"change": summed, "reduce": None}, None),
     "a mean that is summed": (mean, {"change": summed}, IS_MULTIPLE),
     "a mean that is multiplied": (mean, {"change": multiplied}, IS_MULTIPLE),
+    "a sum over a replica's rows as they are": (lambda y, y_pred: per_row(y, y_pred).sum() / 2, {}, IS_PART),
+    "that, and the mean": (lambda y, y_pred: per_row(y, y_pred).sum() / 2, {"reduce": "mean"}, None),
     "meant to be small": (over_global_batch, {"reduce": "mean"}, None),
     "meant to be small, by the enum": (over_global_batch, {"reduce": distribute.ReduceOp.MEAN}, None),
+    "a mean of all, by a fixed number": (
+        mean, {"change": lambda grads: jax.tree.map(lambda leaf: leaf / 4, summed(grads)), "reduce": "mean"}, None),
     "meant to be large": (mean, {"change": summed, "reduce": "mean"}, None),
     "rows that are mixed": (spread, {}, None),
 }

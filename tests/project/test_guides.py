@@ -67,6 +67,13 @@ def test_the_custom_step_is_the_one_that_trains():
         assert abs(new - old) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_the_distances_are_those_of_each_row():
+    names = run(blocks("custom_training")[5])
+    rows = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    found = names["distances"](rows, center=np.ones(3, np.float32))
+    np.testing.assert_allclose(found, np.linalg.norm(rows - 1, axis=-1), rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_the_metric_of_ones_own_is_that_of_all_rows():
     names = run(blocks("custom_training")[2])
@@ -78,14 +85,14 @@ def test_the_metric_of_ones_own_is_that_of_all_rows():
 
 @pytest.mark.slow
 def test_the_networks_of_the_gan_learn_the_place_of_the_points():
-    names = run(blocks("custom_training")[5])
+    names = run(blocks("custom_training")[6])
     assert names["made"].shape == (500, 2)
     np.testing.assert_allclose(names["made"].mean(0), [2, -1], atol=0.9)
 
 
 @pytest.mark.slow
 def test_the_loop_of_ones_own_trains():
-    names = run(blocks("custom_training")[6])
+    names = run(blocks("custom_training")[7])
     assert names["loss"] < 0.5
     x, y = names["arrays"]
     assert names["model"].evaluate(x, y, verbose=0)["loss"] < names["loss"]

@@ -186,19 +186,20 @@ def _norm(arrays: list[jax.Array]) -> jax.Array:
 def _is_part(name: str, module: str | None, replicas: int) -> ValueError:
     given = "grads" if module is None else f"{module}=grads"
     return ValueError(
-        f"`{name}` applies {_described(module)} that are 1/{replicas} of those of the whole batch on one device: the "
-        f"loss is divided by the rows of all {replicas} replicas, or by their number, and `apply_gradients` takes the "
-        f"mean over the replicas unless it is told otherwise. Write `state.apply_gradients({given}, reduce=\"sum\")`. "
-        "Or let the loss be a mean over the replica's rows, as that of `Model.compute_loss`. Where they are meant to "
-        f"be so small, write `reduce=\"mean\"`. {see('gradient-scale')}")
+        f"`{name}` applies {_described(module)} that are 1/{replicas} of those of the whole batch on one device: its "
+        "loss is a sum over the replica's rows, or divided by the number of replicas, and `apply_gradients` takes the "
+        f"mean over the {replicas} replicas unless it is told otherwise. If the loss is divided by the rows of the "
+        f"whole batch, or by the number of replicas, write `state.apply_gradients({given}, reduce=\"sum\")`. If it is "
+        "divided by a fixed number of rows that each replica has, the mean is right: write `reduce=\"mean\"`. "
+        f"{see('gradient-scale')}")
 
 
 def _is_multiple(name: str, module: str | None, replicas: int) -> ValueError:
     return ValueError(
         f"`{name}` applies {_described(module)} that are {replicas} times those of the whole batch on one device: "
         "`apply_gradients` takes the mean over the replicas unless it is told otherwise, and they are summed over the "
-        "replicas before, or multiplied by their number. Leave that out. Where they are meant to be so large, write "
-        f"`reduce=\"mean\"`. {see('gradient-scale')}")
+        "replicas before, or multiplied by their number. Leave that out. If such a sum is divided by a fixed number of "
+        f"replicas, they are right: write `reduce=\"mean\"`. {see('gradient-scale')}")
 
 
 def _described(module: str | None) -> str:
