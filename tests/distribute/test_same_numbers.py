@@ -163,7 +163,8 @@ def test_dropout_draws_one_devices_masks_other_ones_in_each_step(module):
         with mirrored(replicas).scope():
             model = Masks(module(dropout=0.5), seed=1)
             model.compile(optax.sgd(0.1), logits_loss())
-        return model.get_weights(), model.fit(x, y, batch_size=16, epochs=4, verbose=0).history
+        history = model.fit(x, y, batch_size=16, epochs=4, verbose=0).history
+        return model.get_weights(), history
 
     one, four = fit(1), fit(4)
     assert_same(one, four)
