@@ -16,6 +16,7 @@ from trainer import distribute, losses, metrics
 rng = np.random.default_rng(0)
 X = rng.normal(size=(32, 6)).astype(np.float32)
 Y = rng.integers(0, 3, 32)
+LONG = rng.normal(size=(16, 5, 6)).astype(np.float32)
 CROSSENTROPY = losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -49,6 +50,11 @@ class OwnLoss(trainer.Model):
         return super().compute_loss(x, y, y_pred, sample_weight)
 
 
+class OwnApply(trainer.Model):
+    def apply(self, params, state, x, **options):
+        return super().apply(params, state, x - x.mean(0), **options)
+
+
 def per_row(y, y_pred):
     return optax.softmax_cross_entropy_with_integer_labels(y_pred, y)
 
@@ -77,6 +83,7 @@ REPLICATED = {
 }
 PARTITIONED = {
     "an overridden method": ({"make": OwnLoss}, "`compute_loss` may do anything with the batch"),
+    "an overridden application": ({"make": OwnApply}, "`apply` may do anything with the batch"),
     "rows that mix": ({"module": Plain(mixes=True)}, r"rows are combined \(`reduce_sum`\)"),
     "dropout": ({"module": Plain(drops=True)}, "numbers are drawn at random"),
     "a state of its own": ({"module": Plain(counts=True)}, r"rows are combined \(`reduce_sum`\)"),
@@ -194,3 +201,28 @@ def test_statistics_of_single_replicas_are_the_same_in_both_lowerings(drops):
     averages = model.state.model_state["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(averages["mean"], X.mean(0), atol=1e-6)
     np.testing.assert_allclose(averages["var"], X.reshape(4, 8, 6).var(1).mean(0), rtol=1e-5)
+
+
+def test_a_method_that_is_set_on_the_model_is_the_users_own():
+    model = model_of(mirrored(4))
+    model.compute_loss = lambda x, y, y_pred, sample_weight: of_batch(y, y_pred)
+    assert "`compute_loss`" in model.strategy.explain(model, batch=(X, Y)).partitioned_because
+
+
+@pytest.mark.slow
+def test_each_shape_of_a_batch_is_proved_by_itself():
+    class MixesLongRows(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            if x.shape[1] > 4:
+                x = x - x.mean(0)
+            return nn.Dense(3)(x.sum(1))
+
+    def trained(count):
+        model = model_of(mirrored(count), MixesLongRows())
+        for length in (4, 5):
+            model.fit(LONG[:, :length], Y[:16], batch_size=16, shuffle=False, verbose=0)
+        return weights(model)
+
+    for one, four in zip(jax.tree.leaves(trained(1)), jax.tree.leaves(trained(4)), strict=True):
+        np.testing.assert_allclose(four, one, rtol=2e-5, atol=1e-6)

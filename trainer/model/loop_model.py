@@ -260,14 +260,14 @@ class LoopModel:
             warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
                           "what `model_state['losses']` holds.", stacklevel=2)
 
-    def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch, rows: int) -> str | None:
-        """Returns why a step on a batch of `rows` rows is partitioned, as a clause; None if it is replicated."""
+    def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
+        """Returns why a step on a batch is partitioned, as a clause; None if it is replicated."""
         options, is_train = self._configuration.options, kind == "train"
         parts = StepParts(
             kind, self._overridden(kind), functools.partial(self._outputs_and_state, is_train),
             self._module.sows_losses, self._configuration.loss, self._configuration.metrics,
             options.microbatches if is_train else 1)
-        return why_partitioned(parts, shapes, self.strategy.num_replicas_in_sync, batch, rows)
+        return why_partitioned(parts, shapes, self.strategy.num_replicas_in_sync, batch)
 
     def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
         return self._outputs_and_state(training, state, batch)[0]
@@ -281,10 +281,12 @@ class LoopModel:
 
     def _overridden(self, kind: str) -> list[str]:
         """Returns the methods of the user's own that a phase calls."""
-        return [name for name in (f"{kind}_step", "compute_loss", "compute_metrics") if self._overrides(name)]
+        of_loss = () if kind == "predict" else ("compute_loss", "compute_penalties", "compute_metrics")
+        return [name for name in (f"{kind}_step", *of_loss, "apply", "make_rng") if self._overrides(name)]
 
     def _overrides(self, method: str) -> bool:
-        return getattr(type(self._model), method) is not getattr(OverridableSteps, method)
+        return method in vars(self._model) or (
+            getattr(type(self._model), method) is not getattr(OverridableSteps, method))
 
     def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:

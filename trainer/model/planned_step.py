@@ -118,7 +118,7 @@ def state_and_step(model: StatefulModel, strategy: Strategy, batch: Any) -> tupl
     train = planned_phase(model, strategy, "train", inputs.sample_batch(_host_arrays(batch), None))
     temporary = int(train.compiled.memory_analysis().temp_size_in_bytes)
     return train.state, explain.StepSize(
-        peak_bytes(train.compiled), temporary, train.phase.step_flops, *train.phase.partitioned_because.values())
+        peak_bytes(train.compiled), temporary, train.phase.step_flops, train.phase.partitioned_because)
 
 
 def strategy_over(strategy: Strategy, topology: Any) -> Strategy:

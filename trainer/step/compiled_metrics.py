@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from trainer import metrics
-from trainer.core import errors
+from trainer.core import configs, errors
 from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
 from trainer.metrics.base import MetricValue, is_builtin, named_in_errors
@@ -66,7 +66,7 @@ class CompiledMetrics:
     def why_of_batch(self) -> str | None:
         """Returns why a metric may look at the batch as a whole, as a clause; None if all are sums over its rows."""
         for identifier in (*_flat(self._plain), *_flat(self._weighted)):
-            of_rows = isinstance(identifier, str) or (
+            of_rows = (isinstance(identifier, str) and identifier not in configs.with_custom_objects({})) or (
                 isinstance(identifier, Metric) and is_builtin(identifier)
                 and type(identifier) not in (metrics.MeanMetricWrapper, metrics.LossMetric))
             if not of_rows:

@@ -64,7 +64,7 @@ def _power_of_two(most: float) -> int:
     return 2 ** (int(max(most, 1.0)).bit_length() - 1)
 
 
-WhyPartitioned = Callable[[Any, Any, int], str | None]
+WhyPartitioned = Callable[[Any, Any], str | None]
 
 
 class FusingLimits(NamedTuple):
@@ -115,14 +115,14 @@ class CompiledPhase:
       strategy: the mesh, the placement and the reduction.
       steps_per_execution: how many steps go into one execution; "auto" decides by the step's cost.
       eager: whether the step runs uncompiled, operation by operation.
-      why_partitioned: returns why a step cannot be replicated, from the shapes of the state and of a batch and the
-        number of its rows; None if it can. By default none is.
+      why_partitioned: returns why a step cannot be replicated, from the shapes of the state and of a batch; None if it
+        can. By default none is.
       compile_guard: what is done about compilations that the data did not need; see `CompileGuard`.
       deterministic: whether its programs give the same bits each time; see `compiler_options`.
 
     Attributes:
       steps_per_execution: see above; of "auto", what `prepare` decided for the last batch that it was given.
-      partitioned_because: for each number of rows of a batch, why its step is partitioned; None if it is replicated.
+      partitioned_because: why the step on a first batch is partitioned; None if it is replicated.
       empty_logs: the running logs of an epoch without steps.
       log_names: the names of the logs.
       compiles_beside: whether programs that will be needed are to be compiled while others run.
@@ -141,7 +141,8 @@ class CompiledPhase:
         self._eager = eager
         self._requested = 1 if eager else steps_per_execution
         self._why_partitioned = why_partitioned
-        self._first: tuple[Any, Any] | None = None  # the shapes of the state and of the first batch
+        self._state_shapes: Any = None
+        self._first_batch: Any = None  # its shapes
         self._constants = trace_purity.Constants()
         one_batch = functools.partial(self._noting_constants, _ONE_BATCH[kind], user_step)
         self._eager_step = functools.partial(_ONE_BATCH[kind], user_step, single_context)
@@ -162,7 +163,7 @@ class CompiledPhase:
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self._kept: list[bool] | None = None  # of a state that rests on the host, which leaves no step changes
-        self.partitioned_because: dict[int, str | None] = {}
+        self._reasons: dict[Any, str | None] = {}  # why a step is partitioned, by the shapes of a batch
         self._logs_gathered = True
         self.steps_per_execution = 1
         self.empty_logs: Any = None
@@ -186,7 +187,8 @@ class CompiledPhase:
         """
         leaves, structure = jax.tree.flatten(batch)
         rows = leaves[0].shape[0]
-        self._first = self._first or (shapes_of(state), shapes_of(batch))
+        if self._first_batch is None:
+            self._state_shapes, self._first_batch = shapes_of(state), shapes_of(batch)
         spec = max(batch_rows, rows), structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if spec not in self._affordable:
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
@@ -196,7 +198,7 @@ class CompiledPhase:
                 shapes, cost = one_step(state, group.data), None
             else:
                 traced = compiled(one_step).trace(state, group.data)
-                shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, rows))
+                shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, batch))
                 if self._strategy.rests_on_host and self._kind == "train" and self._kept is None:
                     self._kept = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
                 self._program = self._program or (lambda: traced.lower().as_text())
@@ -208,9 +210,13 @@ class CompiledPhase:
                 self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
         self.steps_per_execution = self._affordable[spec]
 
-    def _cost_of_replica(self, program: Any, rows: int) -> Cost:
+    @property
+    def partitioned_because(self) -> str | None:
+        return self._why(self._first_batch)
+
+    def _cost_of_replica(self, program: Any, batch: Any) -> Cost:
         cost = cost_of(program)
-        return cost if self._reason(rows) is None else cost.divided_by(self._strategy.num_replicas_in_sync)
+        return cost if self._why(batch) is None else cost.divided_by(self._strategy.num_replicas_in_sync)
 
     @property
     def num_programs(self) -> int:
@@ -357,7 +363,7 @@ class CompiledPhase:
             leaf.is_fully_replicated for leaf in jax.tree.leaves(data.arrays))
         replicas = self._strategy.num_replicas_in_sync
         if self._logs_gathered and replicas > 1 and group.rows % replicas == 0 and not is_moved and (
-                self._reason(group.rows) is not None):
+                self._why(jax.eval_shape(lambda: batch_at(data, 0))) is not None):
             self._logs_gathered = False
             log_gathered(self._kind, gathered_bytes(execute.as_text(), {leaf.shape for leaf in jax.tree.leaves(state)}))
 
@@ -465,20 +471,22 @@ class CompiledPhase:
         return compiled(functools.partial(self._execute, run), out_shardings[self._kind],
                         donate=(0,) if self._kind == "train" else ())
 
-    def _reason(self, rows: int) -> str | None:
-        """Returns why a step on a batch of `rows` rows is partitioned; None if it is replicated."""
-        if rows not in self.partitioned_because:
-            replicas = self._strategy.num_replicas_in_sync
+    def _why(self, batch: Any) -> str | None:
+        """Returns why a step on a batch of such shapes is partitioned; None if it is replicated."""
+        leaves, structure = jax.tree.flatten(shapes_of(batch))
+        key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if key not in self._reasons:
+            rows, replicas = leaves[0].shape[0], self._strategy.num_replicas_in_sync
             because: str | None = "nothing is known of it"
             if replicas == 1:
                 because = "there is one replica"
             elif rows % replicas:
                 because = f"the {rows} rows of the batch do not divide by {replicas} replicas"
-            elif self._why_partitioned is not None and self._first is not None:
-                because = self._why_partitioned(*self._first, rows)
+            elif self._why_partitioned is not None:
+                because = self._why_partitioned(self._state_shapes, shapes_of(batch))
                 self._say_lowering(because)
-            self.partitioned_because[rows] = because
-        return self.partitioned_because[rows]
+            self._reasons[key] = because
+        return self._reasons[key]
 
     def _say_lowering(self, because: str | None) -> None:
         LOGGER.info("The %s step is %s.", self._kind, "replicated" if because is None else f"partitioned: {because}")
@@ -489,12 +497,12 @@ class CompiledPhase:
 
     def _one_batch(self, rows: int, state: Any, batch: Any) -> Any:
         """Returns what one batch gives, of which the first `rows` rows are real; part of an execution."""
-        if not self._eager and self._reason(rows) is None:
-            return self._on_replicas(state, batch)
         placed_rows = steps.rows_of(batch)
         if rows != placed_rows:
             batch = jax.tree.map(lambda leaf: leaf[:rows], batch)
         elif not self._eager:
+            if self._why(batch) is None:
+                return self._on_replicas(state, batch)
             batch = self._strategy.with_rows_split(batch)
         if self._eager:
             returned = self._eager_step(state, batch)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from trainer.compile.row_mixing import why_rows_mix
 from trainer.core import replica_context
 from trainer.core.replica_context import context_outside
@@ -44,20 +46,20 @@ class StepParts(NamedTuple):
     microbatches: int
 
 
-def why_partitioned(parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree, rows: int) -> str | None:
-    """Returns why a step on a batch of `rows` rows cannot be replicated, as a clause; None if it can.
+def why_partitioned(parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree) -> str | None:
+    """Returns why a step on a batch cannot be replicated, as a clause; None if it can.
 
     Args:
       parts: the step.
       shapes: the shapes of the state.
       replicas: how many replicas there are; they divide the rows.
-      batch: the shapes of a batch.
-      rows: see above.
+      batch: the shapes of the batch.
     """
     if parts.overridden:
         return f"`{'`, `'.join(parts.overridden)}` may do anything with the batch"
-    if parts.microbatches > 1 and rows // replicas % parts.microbatches:
-        return f"{rows // replicas} rows of a replica do not divide by {parts.microbatches} microbatches"
+    rows = jax.tree.leaves(batch)[0].shape[0] // replicas
+    if parts.microbatches > 1 and rows % parts.microbatches:
+        return f"{rows} rows of a replica do not divide by {parts.microbatches} microbatches"
     if parts.kind != "predict":
         if parts.sows_losses:
             return "the module adds to the loss"
