@@ -24,12 +24,13 @@ from trainer.testing import Kill, assert_resumes_exactly
 
 SCRIPT = pathlib.Path(__file__).parents[1] / "tests" / "support" / "crash_training.py"
 CASES = {
-    1: list(itertools.product(("linen", "nnx"), ("arrays", "grain", "generator"), ("1", "4"), ("auto", "1"))),
+    1: list(itertools.product(("linen", "nnx", "custom"), ("arrays", "grain", "generator"), ("1", "4"), ("auto", "1"))),
     # Processes x devices of each.
     2: [("linen", "arrays", "2x1", "auto"), ("nnx", "grain", "2x1", "1"), ("linen", "generator", "2x2", "1"),
-        ("nnx", "arrays", "2x2", "auto"), ("linen", "grain", "2x2", "auto")],
+        ("nnx", "arrays", "2x2", "auto"), ("linen", "grain", "2x2", "auto"), ("custom", "arrays", "2x2", "auto")],
 }
-MODULES_AND_DATA = "over Linen and NNX modules with BatchNorm and dropout,\narrays, Grain and a generator"
+MODULES_AND_DATA = ("over Linen and NNX modules with BatchNorm and dropout,\nand a custom step that mixes rows and clips, on "
+                    "arrays, Grain and a generator")
 # What is counted, as process and signal.
 COLUMNS = {
     1: {"times": (0, signal.SIGKILL)},

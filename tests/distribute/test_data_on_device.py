@@ -307,8 +307,8 @@ def test_gathering_from_whole_copies_needs_no_collective():
     resident = under.place_group(Group(numbers, 4, BATCH, 0), under.place_arrays(HostArrays((x, y))))
     zero, kinds = under.place_number(0), []
     for placed in (streamed, resident):
-        lowered = phase._execution(True, None).lower(
-            model.state, phase.empty_logs, placed.data, placed.mask, zero, zero)
+        lowered = phase._execution(BATCH, True, None).lower(
+            model.state, phase.empty_logs, placed.data, zero, zero)
         kinds.append([(found.kind, found.bytes) for found in collectives(lowered.compile().as_text())])
     assert kinds[0] == kinds[1]
     assert kinds[0], "the gradients are summed"

@@ -16,7 +16,7 @@ SCRIPT = str(pathlib.Path(__file__).parents[1] / "support" / "crash_training.py"
 @pytest.mark.parametrize(("arguments", "kills"), [
     (("linen", "arrays", "4", "auto"), [Kill(step=8), Kill(validation=3)]),
     (("nnx", "grain", "1", "auto"), [Kill(step=19), Kill(save=2, delay_secs=0.01)]),
-    (("linen", "generator", "1", "1", "epoch"), [Kill(step=33)]),
+    (("custom", "generator", "4", "1", "epoch"), [Kill(step=33)]),
     (("linen", "images", "4", "1"), [Kill(step=7), Kill(step=28)]),
 ], ids=lambda value: "-".join(value) if isinstance(value, tuple) else "")
 def test_a_killed_training_resumes_to_the_bit(arguments, kills):

@@ -454,3 +454,35 @@ def test_what_a_callback_changes_in_an_epoch_takes_effect_and_is_saved(tmp_path)
     history = fit(model, cb.BackupAndRestore(tmp_path), resumed)
     assert_same_run(model, history, expected, expected_history)
     assert resumed.count == 6
+
+
+class Dropped(nn.Module):
+    @nn.compact
+    def __call__(self, x, training: bool = False):
+        x = nn.BatchNorm(use_running_average=not training)(nn.relu(nn.Dense(16)(x)))
+        return nn.Dense(1)(nn.Dropout(0.5, deterministic=not training)(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3)])
+def test_a_run_goes_on_with_the_same_masks_on_another_number_of_devices(tmp_path, before, after):
+    x = np.random.default_rng(0).normal(size=(44, 5)).astype(np.float32)
+
+    class Stop(cb.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def fit(devices, *callbacks):
+        with trainer.distribute.MirroredStrategy([f"cpu:{index}" for index in range(devices)]).scope():
+            model = trainer.Model(Dropped(), seed=2)
+            model.compile(optax.sgd(0.05, momentum=0.9), "mse")
+        history = model.fit(x, x[:, :1], batch_size=8, epochs=4, verbose=0, callbacks=list(callbacks)).history
+        return history["loss"], jax.tree.map(np.asarray, model.state)
+
+    undisturbed = fit(1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(before, cb.BackupAndRestore(tmp_path, save_freq=4), Stop())
+    resumed = fit(after, cb.BackupAndRestore(tmp_path, save_freq=4))
+    for expected, found in zip(jax.tree.leaves(undisturbed), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=5e-3, atol=1e-3)  # other masks differ in the first digit

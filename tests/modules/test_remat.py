@@ -195,6 +195,8 @@ def test_eager_gradients_are_those_of_a_plain_call(make):
 @pytest.mark.parametrize("make", [linen_stack, nnx_stack])
 def test_replicas_exchange_nothing_twice(make):
     class Counting(replica_context.ReplicaContext):
+        num_replicas_in_sync = 2
+
         def sum(self, value):
             return jax.lax.psum(value, "replica")
 
