@@ -133,6 +133,10 @@ class ReplicaContext:
             return 1.0 / self.num_replicas_in_sync
         return self._row_mask.sum() / self.global_rows
 
+    def with_rows_in_place(self, tree: PyTree) -> Any:
+        """Returns arrays of some rows of the batch on the devices that compute with them."""
+        return tree
+
     def share_of_mean(self, total: jax.Array, divisor: jax.Array | int) -> jax.Array:
         """Returns this replica's share of a mean over the batch: the mean of the shares is that of the batch.
 

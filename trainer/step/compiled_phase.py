@@ -500,13 +500,12 @@ class CompiledPhase:
         placed_rows = steps.rows_of(batch)
         if rows != placed_rows:
             batch = jax.tree.map(lambda leaf: leaf[:rows], batch)
-        elif not self._eager:
-            if self._why(batch) is None:
-                return self._on_replicas(state, batch)
-            batch = self._strategy.with_rows_split(batch)
         if self._eager:
             returned = self._eager_step(state, batch)
+        elif self._why(batch) is None:
+            return self._on_replicas(state, batch)
         else:
+            batch = self._strategy.with_rows_in_place(batch)
             with self._strategy.tracing_whole_batch():
                 returned = self._whole_batch(state, batch)
         if self._kind == "predict" and rows != placed_rows:  # arrays outside of a program have equal parts

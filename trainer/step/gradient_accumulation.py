@@ -118,6 +118,7 @@ def accumulated(
 
     def compute_part(model_state: Any, inputs: tuple[Any, Any]) -> tuple[Any, Any, OrderedDict[str, Any]]:
         part, (part_batch, mask) = inputs
+        part_batch = whole.with_rows_in_place(part_batch)
         with replica_context.enter(context_of(part, part_batch, mask, divisors)):
             grads, after, logs = compute(before.replace(model_state=model_state), part_batch)
         after = restricted(after, model_state)

@@ -292,7 +292,7 @@ def _checksum_bounds(array: jax.Array) -> list[tuple[int, int]]:
     indices = array.sharding.devices_indices_map(array.shape)
     checksums: dict[str, list[int]] = {part: [] for part in _parts(array)}
     for shard in array.addressable_shards:
-        is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)  # an optimizer's that adds noise
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)  # an optimizer's that adds noise
         values = jax.random.key_data(shard.data) if is_key else shard.data
         checksums[str(indices[shard.device])].append(zlib.crc32(np.asarray(values).tobytes()))
     return [(min(found, default=2**32 - 1), max(found, default=0)) for found in checksums.values()]

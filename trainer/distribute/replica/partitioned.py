@@ -36,6 +36,9 @@ class PartitionedContext(ReplicaContext):
         replicas = strategy.mesh.shape[REPLICA_AXIS]
         self.batch_norm_groups = replicas if rows % replicas == 0 else 1
 
+    def with_rows_in_place(self, tree: PyTree) -> Any:
+        return self._strategy.with_rows_in_place(tree)
+
     def update(
         self, rule: Any, grads: PyTree, opt_state: PyTree, params: PyTree, extra: Mapping[str, Any]
     ) -> tuple[Any, Any]:

@@ -55,6 +55,9 @@ class StateStrategy(Protocol):
     def from_replicas(self, before: TrainState, scattered: TrainState) -> TrainState:
         """Returns the state after a step, from the state before it and what `scatter_updates` returned."""
 
+    def with_rows_in_place(self, tree: PyTree) -> Any:
+        """Returns arrays of rows of the whole batch, where they are computed with; part of a compiled execution."""
+
     def with_gradients_in_place(self, grads: PyTree) -> Any:
         """Returns gradients of the whole batch, split as the update needs them; part of a compiled execution."""
 

@@ -236,11 +236,16 @@ class Strategy(CustomLoops):
         with ambient.replaced(strategy=self), constraints_by(constrain):
             yield
 
-    def with_rows_split(self, tree: PyTree) -> Any:
-        """Returns arrays whose first axis is rows, split over the replicas; part of a compiled execution."""
-        if self.num_replicas_in_sync == 1:
-            return tree
-        return constrained(tree, jax.tree.map(lambda leaf: self._rows_sharding, tree))
+    def with_rows_in_place(self, tree: PyTree) -> Any:
+        """Returns arrays whose first axis is rows, split over the replicas; part of a compiled execution.
+
+        Where the rows do not divide, each device gets all of them. XLA could split them unevenly, but then ends the
+        process for the gradient of a sort of the rows, and was seen to compute other numbers for parts of them (with
+        jax 0.10 and 0.12).
+        """
+        replicas = self.mesh.shape[REPLICA_AXIS]
+        return tree if replicas == 1 else constrained(tree, jax.tree.map(
+            lambda leaf: self._whole if leaf.shape[0] % replicas else self._rows_sharding, tree))
 
     def with_state_in_place(self, state: TrainState) -> TrainState:
         """Returns a state that is split as between steps, in the devices' memory; part of a compiled execution."""
