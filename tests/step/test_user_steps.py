@@ -55,7 +55,8 @@ def fit(make, replicas, module=OUTPUT, rows=37, optimizer=None, loss="mse", befo
         model = make(module)
         model.compile(optimizer or optax.sgd(0.05), loss, **options)
     before(model)
-    history = model.fit(X[:rows], Y[:rows], batch_size=16, epochs=2, shuffle=False, verbose=0, sample_weight=weights).history
+    history = model.fit(X[:rows], Y[:rows], sample_weight=weights, batch_size=16, epochs=2, shuffle=False,
+                        verbose=0).history
     state = jax.tree.map(np.asarray, (model.state.params, model.state.model_state))
     return {name: np.asarray(values) for name, values in history.items()}, state, model
 
