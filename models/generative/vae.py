@@ -71,8 +71,6 @@ class VAE(nn.Module):
       hidden: width of the encoder's dense layer.
       beta: what the divergence is multiplied by (Higgins et al., "beta-VAE", 2017).
       output_activation: applied to the decoder's outputs; None returns logits.
-      mean_over_rows: makes one number of the divergences of all rows, of shape `(rows,)`. Where several replicas share
-        an uneven last batch, some rows pad it: the mean over real rows is to be given here.
       dtype: what the layers compute in; that of inputs and parameters by default.
       param_dtype: the dtype of the parameters.
 
@@ -98,7 +96,6 @@ class VAE(nn.Module):
     hidden: int = 16
     beta: float = 1.0
     output_activation: Callable[[jax.Array], jax.Array] | None = nn.sigmoid
-    mean_over_rows: Callable[[jax.Array], jax.Array] = jnp.mean
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
@@ -121,7 +118,7 @@ class VAE(nn.Module):
         latents, log_variance = self.encode(x)
         divergence = 0.5 * (jnp.exp(log_variance) + jnp.square(latents) - 1 - log_variance).sum(-1)
         if not self.is_initializing():
-            self.sow("losses", "divergence", self.beta / math.prod(self.image_shape) * self.mean_over_rows(divergence))
+            self.sow("losses", "divergence", self.beta / math.prod(self.image_shape) * divergence.mean())
         if training:
             noise = jax.random.normal(self.make_rng("latent"), latents.shape, latents.dtype)
             latents = latents + jnp.exp(0.5 * log_variance) * noise

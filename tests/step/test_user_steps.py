@@ -49,12 +49,14 @@ def mean_square(y, y_pred):
     return jnp.square(y - y_pred).mean()
 
 
-def fit(make, replicas, module=OUTPUT, rows=37, optimizer=None, loss="mse", before=lambda model: None, **options):
+def fit(make, replicas, module=OUTPUT, rows=37, optimizer=None, loss="mse", before=lambda model: None, weights=None,
+        **options):
     with distribute.MirroredStrategy([f"cpu:{index}" for index in range(replicas)]).scope():
         model = make(module)
         model.compile(optimizer or optax.sgd(0.05), loss, **options)
     before(model)
-    history = model.fit(X[:rows], Y[:rows], batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    history = model.fit(X[:rows], Y[:rows], sample_weight=weights, batch_size=16, epochs=2, shuffle=False,
+                        verbose=0).history
     state = jax.tree.map(np.asarray, (model.state.params, model.state.model_state))
     return {name: np.asarray(values) for name, values in history.items()}, state, model
 
@@ -80,58 +82,58 @@ def tracker_of(model):
     model.mae = metrics.MeanAbsoluteError(name="mae")
 
 
-def from_compiled_loss():
-    class Autoencoder(trainer.Model):
-        def compute_loss(self, x, y, y_pred, sample_weight):
-            return super().compute_loss(x, x, y_pred, sample_weight)
-
-    for rows in (37, 29):  # a last batch of 5, and of 13
-        same(Autoencoder, rows=rows)
-
-
-def mean_by_hand():
-    hand = stepping(lambda self, state, params, y, y_pred, model_state: mean_square(y, y_pred))
-    for rows in (35, 29):
-        same(hand, rows=rows)
-
-
-def loss_objects():
-    huber = losses.Huber()
-    for rows in (37, 29):
-        same(stepping(lambda self, state, params, y, y_pred, model_state: huber(y, y_pred)), rows=rows)
-        same(losing(lambda y, y_pred: huber(y, y_pred) + 0.1 * losses.KLDivergence()(
-            nn.softmax(y), nn.softmax(y_pred))), rows=rows)
-    for many in (lambda y: jnp.concatenate([y, y]), lambda y: jnp.repeat(y, 2, axis=0)):
-        same(losing(lambda y, y_pred, many=many: huber(many(y), many(y_pred))), rows=29)
-    weighted = losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    same(losing(lambda y, y_pred: weighted(y, y_pred, sample_weight=y[:, 0] > 0)), rows=29)
-    ignoring = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    same(losing(lambda y, y_pred: ignoring(y.argmax(-1), y_pred)), rows=29)
-    same(losing(losses.MeanSquaredError(reduction="sum")), rows=37, optimizer=optax.sgd(0.001))
-
-
 def pairs(y, y_pred):
     return optax.softmax_cross_entropy_with_integer_labels(y_pred @ y.T, jnp.arange(len(y))).mean()
 
 
-def other_rows():
+def any_loss():
+    class Autoencoder(trainer.Model):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return super().compute_loss(x, x, y_pred, sample_weight)
+
     def centered(y, y_pred):
         return jnp.square(y_pred - y_pred.mean(0)).mean(-1)
 
-    def normalized(y, y_pred):
-        return jnp.square(y - y_pred).sum() / jnp.square(y).sum()
-
-    for function in (centered, normalized):
-        for options in ({"loss": function}, {"metrics": [function]}):
-            same(trainer.Model, rows=29, **options)
-
-
-def over_pairs():
-    same(losing(pairs), rows=29)
-
-
-def sum_over_rows():
+    for rows in (37, 29):  # last batches of 5 and 13 rows
+        same(Autoencoder, rows=rows)
+        same(stepping(lambda self, state, params, y, y_pred, model_state: mean_square(y, y_pred)), rows=rows)
+        same(losing(pairs), rows=rows)
+        same(trainer.Model, rows=rows, loss=centered, metrics=[centered])
     same(losing(lambda y, y_pred: jnp.square(y - y_pred).sum()), optimizer=optax.sgd(0.001))
+    same(losing(mean_square), microbatches=2)
+
+
+def loss_objects():
+    huber = losses.Huber()
+    same(stepping(lambda self, state, params, y, y_pred, model_state: huber(y, y_pred)), rows=29)
+    same(losing(lambda y, y_pred: huber(y, y_pred) + 0.1 * losses.KLDivergence()(nn.softmax(y), nn.softmax(y_pred))))
+    for repeated in (lambda rows: jnp.concatenate([rows, rows]), lambda rows: jnp.repeat(rows, 2, axis=0)):
+        same(losing(lambda y, y_pred, repeated=repeated: huber(repeated(y), repeated(y_pred))), rows=29)
+    weighted = losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    same(losing(lambda y, y_pred: weighted(y, y_pred, sample_weight=y[:, 0] > 0)), rows=29)
+    ignoring = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    same(losing(lambda y, y_pred: ignoring(y.argmax(-1), y_pred)), rows=29)
+    same(losing(losses.MeanSquaredError(reduction="sum")), rows=32, optimizer=optax.sgd(0.001))
+
+
+def furthest(y, y_pred):
+    return jnp.abs(y - y_pred).max()
+
+
+def loss_of_one_number():
+    history = same(trainer.Model, loss=furthest, optimizer=optax.sgd(0.0))[0]
+    expected = [np.abs(X[start:start + 16] @ np.ones((4, 4)) - Y[start:start + 16]).max() for start in (0, 16, 32)]
+    np.testing.assert_allclose(history["loss"], [np.average(expected, weights=[16, 16, 5])] * 2, rtol=1e-5)
+    refused(ValueError, "'furthest' returned values of shape.*one value per row", trainer.Model, loss=furthest,
+            weights=np.ones(37))
+
+
+def metric_of_one_number():
+    history = same(trainer.Model, metrics=[furthest], optimizer=optax.sgd(0.0))[0]
+    expected = [np.abs(X[start:start + 16] @ np.ones((4, 4)) - Y[start:start + 16]).max() for start in (0, 16, 32)]
+    np.testing.assert_allclose(history["furthest"], [np.average(expected, weights=[16, 16, 5])] * 2, rtol=1e-5)
+    refused(ValueError, "metric 'furthest' must return values of shape", trainer.Model, weighted_metrics=[furthest],
+            weights=np.ones(37))
 
 
 def metric_objects():
@@ -195,7 +197,7 @@ def random_numbers():
     def loss_of(self, state, params, y, y_pred, model_state):
         return mean_square(y, y_pred + jax.random.normal(self.make_rng(state, "noise"), y.shape))
 
-    history = same(stepping(loss_of), rows=35, optimizer=optax.sgd(0.0))[0]
+    history = same(stepping(loss_of), optimizer=optax.sgd(0.0))[0]
     assert history["loss"][0] != history["loss"][1]
 
 
@@ -244,7 +246,7 @@ class Keeps(nn.Module):
         if self.kind in ("mean", "count"):
             state = self.variable("usage", self.kind, jnp.zeros, x.shape[-1:])
             if train and not self.is_initializing():
-                state.value = 0.5 * state.value + 0.5 * x.mean(0) if self.kind == "mean" else state.value + x.sum(0)
+                state.value = 0.5 * (state.value + x.mean(0)) if self.kind == "mean" else state.value + x.sum(0)
         if self.kind == "losses":
             self.sow("losses", "activity", 0.1 * jnp.square(x).mean())
         self.sow("intermediates", "inputs", x)
@@ -255,12 +257,11 @@ def batch_statistics():
     same(trainer.Model, module=Keeps("norm"))
 
 
-def floating_state():
-    same(trainer.Model, module=Keeps("mean"))
-
-
-def counts():
-    same(trainer.Model, module=Keeps("count"))
+def own_collection():
+    for kind in ("mean", "count"):
+        same(trainer.Model, module=Keeps(kind))
+    count = same(trainer.Model, module=Keeps("count"), microbatches=2)[1][1]["usage"]["count"]
+    np.testing.assert_allclose(count, 2 * X.sum(0), rtol=1e-4)
 
 
 def sown_losses():
@@ -279,18 +280,15 @@ def other_sown():
 PROGRAMS = {
     "What state and other collections a module may have": {
         "BatchNorm's statistics": batch_statistics,
-        "Floating-point state": floating_state,
-        "Counts, sums, maxima": counts,
+        "State of its own": own_collection,
         "Losses": sown_losses,
         "Other sown values": other_sown,
     },
     "What a step may look like": {
-        "A loss from the loss of `compile`": from_compiled_loss,
+        "A loss of any kind": any_loss,
         "A loss object called": loss_objects,
-        "A mean over rows by hand": mean_by_hand,
-        "A loss or a metric of `compile` that looks at other rows": other_rows,
-        "A loss over pairs of rows": over_pairs,
-        "A sum over rows": sum_over_rows,
+        "A loss of `compile` that returns one number": loss_of_one_number,
+        "A metric of `compile` that returns one number": metric_of_one_number,
         "Metric objects": metric_objects,
         "A result as a number": result_as_number,
         "A metric in a function that JAX transforms": metric_under_grad,

@@ -63,11 +63,11 @@ DIFFERENCES: tuple[Difference, ...] = (
             _reals(4, 2, 3), np.zeros((4, 2, 3), "float32"), sample_weight=_reals(4))),
     Difference(
         "losses", "all", "The loss of no rows is an empty array, or NaN.", "It is 0.",
-        "A replica may have no rows of a last batch.",
+        "A replica of a custom loop may have no rows of a last batch.",
         lambda library: library.losses.MeanSquaredError()(np.zeros((0, 3), "float32"), np.zeros((0, 3), "float32"))),
     Difference(
         "losses", "all", "One number per row, `(n,)`, is taken for the features of one sample: its mean is one value.",
-        "It is one value per row.", "Otherwise rows could not be weighted, nor split over devices.",
+        "It is one value per row.", "Otherwise rows could not be weighted.",
         lambda library: library.losses.BinaryCrossentropy(reduction="sum")(
             np.array([0.0, 1.0], "float32"), np.array([0.2, 0.7], "float32"))),
     Difference(
@@ -185,7 +185,7 @@ DIFFERENCES: tuple[Difference, ...] = (
                                 sample_weight=np.zeros(4, "float32"))),
     Difference(
         "metrics", "`R2Score(num_regressors=...)`", "Rows of weight 0 are counted as samples.", "They are not.",
-        "Rows that pad a batch have weight 0.",
+        "As if they were absent, as in all other metrics.",
         lambda library: _metric(library.metrics.R2Score(num_regressors=1), _reals(6, 1), _reals(6, 1) ** 2,
                                 sample_weight=np.array([1, 1, 1, 1, 0, 0], "float32"))),
     Difference(

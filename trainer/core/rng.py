@@ -1,4 +1,4 @@
-"""Random keys as a function of (seed, stream, step, replica): nothing to store, nothing to restore."""
+"""Random keys as a function of seed, stream and step, on replicas also of their number: nothing to store or restore."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stream_key(
       seed: the model's seed, an int or an integer scalar.
       stream: the stream's name, such as "dropout".
       step: the train step, so that each step draws other numbers.
-      replica: the replica's number, so that each replica draws other numbers.
+      replica: the number of a replica of `strategy.run`, or of a microbatch, so that each draws other numbers.
 
     Returns:
       A typed PRNG key of shape `()`.

@@ -125,15 +125,15 @@ class TrainState:
         """Returns the state after one optimizer update.
 
         Args:
-          grads: a tree like `params`, this replica's gradients.
+          grads: a tree like `params`: the gradients; in `strategy.run`, this replica's.
           model_state: the model state to keep, as `Model.apply` returned it; None leaves it as it is.
-          reduce: how gradients are combined over replicas before the update. "mean", the default, suits losses from
+          reduce: how gradients are combined over the replicas of `strategy.run`. "mean", the default, suits losses from
             `Model.compute_loss`; "sum" suits a loss divided by the global batch; None takes them as they are. The first
             run of a function of `strategy.run` that does not say it is compared with one device.
-          value: this replica's loss, for transformations that ask for it, such as `optax.contrib.reduce_on_plateau`.
-            They get the loss of the whole batch: it is combined as the gradients are.
-          value_fn: returns this replica's loss for other parameters, a tree like `params`, for line searches. It is
-            not available where strategies split the state over devices, or with several optimizers.
+          value: the loss, for transformations that ask for it, such as `optax.contrib.reduce_on_plateau`. In
+            `strategy.run` it is this replica's, which is combined as the gradients are.
+          value_fn: returns the loss for other parameters, a tree like `params`, for line searches. It is not handed
+            over with several optimizers, nor by replicas of a strategy that splits the state.
           **named_grads: gradients of single modules by name, when the model is a dict of modules. Modules that are
             not named keep their parameters.
 

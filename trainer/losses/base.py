@@ -216,7 +216,7 @@ class Loss:
 
     @property
     def is_of_batch(self) -> bool:
-        """Whether it is of a batch as a whole, and no mean over rows: each replica needs the rows of all."""
+        """Whether it is of a batch as a whole, and no mean over rows."""
         return False
 
     def call(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -259,9 +259,9 @@ class Loss:
     def __call__(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> jax.Array:
         """Returns the reduced loss: a scalar, or one value per sample for the reduction "none".
 
-        Inside of a step, given the rows of its replica, it leaves out those that pad the batch; so it does if it is
-        given them several times, as real and generated rows in one array. A mean is then this replica's share of that
-        of the whole batch: the mean of the shares is the loss of one device.
+        In a function of `strategy.run`, given the rows of its replica, it leaves out those that pad the batch; so it
+        does if it is given them several times, as real and generated rows in one array. A mean is then this replica's
+        share of that of the whole batch: the mean of the shares is the loss of one device.
 
         Args:
           y_true: see `values`.
@@ -324,8 +324,7 @@ def loss_of_batch(
 def values_per_row(function: Callable[..., Any], y_true: ArrayLike, y_pred: ArrayLike, **arguments: Any) -> jax.Array:
     """Returns a function's values with rows first, also if it returns the mean over the rows, one scalar.
 
-    Such a function is given each row as a batch of its own: only then can rows be weighted, left out, and split over
-    replicas.
+    Such a function is given each row as a batch of its own: only then can rows be left out.
 
     Args:
       function: a function of `(y_true, y_pred, **arguments)`.

@@ -1,6 +1,6 @@
 """Losses of a batch as a whole: overlaps that are summed over all rows, and distances between pairs of rows.
 
-Each replica computes them from the rows of all (`loss_of_batch`), and leaves out those that pad the batch.
+On replicas, each computes them from the rows of all (`loss_of_batch`), and leaves out those that pad the batch.
 """
 
 from __future__ import annotations

@@ -338,8 +338,8 @@ class UpdatedMetric(AdaptedMetric):
         fresh.reset()
         if any(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(nnx.state(fresh))):
             raise ValueError(f"The metric {self.name!r} does not begin with zeros, so that those of several steps "
-                             "and replicas cannot be summed. Write it as a `trainer.metrics.Metric` with `additive = "
-                             "False` and `merge_variables`.")
+                             "cannot be summed. Write it as a `trainer.metrics.Metric` with `additive = False` and "
+                             "`merge_variables`.")
         for number, leaf in enumerate(leaves):
             self.add_variable(leaf.shape, dtype=leaf.dtype, name=f"part_{number}")
 

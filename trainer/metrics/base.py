@@ -101,8 +101,8 @@ class Metric:
     Raises:
       RuntimeError: where a subclass makes a variable before it calls `super().__init__()`.
 
-    The trainer updates fresh accumulators with each batch, on each replica, and adds them up. A metric that accumulates
-    otherwise, such as a maximum, sets `additive = False` and overrides `merge_variables`.
+    The trainer updates fresh accumulators with each batch, and adds them up. A metric that accumulates otherwise, such
+    as a maximum, sets `additive = False` and overrides `merge_variables`.
 
     >>> class TruePositiveCount(Metric):
     ...     def __init__(self, name="true_positive_count", **kwargs):
@@ -118,7 +118,7 @@ class Metric:
 
     #: Whether a larger ("max") or a smaller ("min") result is better; None where that is unknown.
     direction: Direction | None = None
-    #: Whether `merge_variables` adds: then accumulators of replicas, or of parts of the data, may be summed.
+    #: Whether `merge_variables` adds: then accumulators of parts of the data may be summed.
     additive: ClassVar[bool] = True
     #: Whether it wraps a metric of another library.
     is_adapted: ClassVar[bool] = False
@@ -299,8 +299,8 @@ def is_builtin(metric: Metric) -> bool:
 class MetricValue:
     """A metric's accumulators over some rows: what `Metric.result()` returns in a step.
 
-    It stands for the metric over all steps, replicas and rows of an epoch, whose value is known at its end. A step can
-    return it as a log, and nothing else.
+    It stands for the metric over all steps and rows of an epoch, whose value is known at its end. A step can return it
+    as a log, and nothing else.
 
     Attributes:
       variables: the accumulators, as `Metric.stateless_update_state` returns them.

@@ -83,7 +83,7 @@ class R2Score(Metric):
         self.squared_sum.assign_add(jnp.sum(jnp.square(y_true) * weights, axis=0))
         self.total_mse.assign_add(jnp.sum(jnp.square(y_true - y_pred) * weights, axis=0))
         self.count.assign_add(jnp.sum(weights, axis=0))
-        # As in Keras, each output of a row is a sample; what has no weight, such as padding, is none.
+        # As in Keras, each output of a row is a sample; what has no weight is none.
         self.num_samples.assign_add(jnp.count_nonzero(weights))
 
     def result(self) -> jax.Array:

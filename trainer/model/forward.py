@@ -56,7 +56,7 @@ def outputs_of(
       may_compile: whether `apply` is the trainer's own, of which all that may change is an argument, and `x` is not
         being traced.
     """
-    # A call in a step is a part of it: what is compiled there may ask the other replicas, and serves no other call.
+    # A call in a step or in a function of `strategy.run` is a part of it: what is compiled there serves no other.
     if not may_compile or configuration.options.eager or in_replica_context():
         return apply(state.params, state, x, training=training)[0]
     if training not in configuration.forwards:

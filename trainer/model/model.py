@@ -102,22 +102,22 @@ class Model(StatefulModel):
             loss too if it asks for it, or a dict of these by module name: the names of a dict of modules, or of the
             top-level submodules of one module.
           loss: a Keras name, a loss of `trainer.losses`, a function `(y_true, y_pred)` that returns one value per row
-            (or the mean over the rows), or, for several outputs, a list or dict of these. None if `compute_loss` or
-            `train_step` is overridden.
+            (or one number for the batch), or, for several outputs, a list or dict of these. None if `compute_loss` or
+            `train_step` is overridden, or if the module sows all of the loss.
           loss_weights: factors of the outputs' losses, a list or dict like `loss`.
           metrics: names, metrics of `trainer.metrics`, clu, metrax or `nnx.metrics`, or functions like `loss`: a list,
             or a dict by output name.
           weighted_metrics: the same, for metrics that use sample weights.
-          run_eagerly: run steps uncompiled, as one replica, to debug with prints and breakpoints.
+          run_eagerly: run steps uncompiled, to debug with prints and breakpoints.
           steps_per_execution: how many steps go into one execution. "auto" decides by the cost of a step. Callbacks
             that override per-batch hooks see every batch all the same.
           jit_compile: False is the same as `run_eagerly`.
-          batch_norm: "global" takes BatchNorm's statistics over the whole batch, as one device would; "per_replica"
-            over each replica's rows, and averages the running averages over the replicas.
-          microbatches: gradient accumulation: into how many microbatches each replica splits its rows of a batch, to
-            need less memory. There is a single update per batch, and the numbers are those of the whole batch; only
-            BatchNorm sees the microbatches. An overridden `train_step` decides for itself, so it cannot be used with
-            this.
+          batch_norm: "global" takes BatchNorm's statistics over the whole batch; "per_replica" over each replica's
+            rows, and averages the running averages over the replicas.
+          microbatches: gradient accumulation: into how many parts a batch is divided, each spread over all devices, to
+            need less memory. There is a single update per batch, with the numbers of the whole batch, but for what
+            looks at several rows, such as BatchNorm: it sees one part at a time. An overridden `train_step` decides
+            for itself, so it cannot be used with this.
           precision: mixed precision: "mixed_bfloat16" and "mixed_float16" compute in 16 bits, with weights, outputs
             and losses in float32; "bfloat16" stores weights in 16 bits too. float16 has a dynamic loss scale: a step
             whose gradients overflow is skipped, and counted in the log "skipped_steps". None computes in the module's
@@ -137,7 +137,7 @@ class Model(StatefulModel):
             exist, if all that stays fits into a quarter. True does so with what `fit` trains on, whatever its size.
           compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
             "error" or "off".
-          skip_non_finite: leave out updates whose gradients, of the whole batch, are not all finite: parameters, the
+          skip_non_finite: leave out updates whose gradients are not all finite: parameters, the
             optimizer's state and the model state stay as they were. The log "skipped_steps" counts them, and
             "skipped_in_a_row" has the most in a row. float16's loss scale does this in any case.
           regularizers: penalties of weights, by path patterns like those of `freeze`: `{"**/kernel":

@@ -71,7 +71,7 @@ class FunctionalModule(abc.ABC):
           training: whether dropout drops and batch statistics are used and recorded.
           make_key: gives the key of a random stream; only called for streams that the module asks for
             (Linen) or holds (NNX).
-          batch_norm: "global" for statistics over the batch of all replicas, "per_replica" over this replica's rows.
+          batch_norm: "global" for statistics over the whole batch, "per_replica" over the rows of each replica.
           remat: in training, whether gradients are computed with less memory and a second forward pass; see `remat.py`
             for which layers. Outputs, state and gradients are the same.
           compute_dtype: the dtype of layers that have none of their own; None to leave it to the values they meet.

@@ -1,4 +1,4 @@
-"""NNX's layers of batch normalization, made to take their statistics over the rows of several replicas.
+"""NNX's layers of batch normalization, made to take their statistics over the whole batch, or each replica's rows.
 
 Owns how the statistics of `batch_norm.py` get into the layers.
 """
@@ -57,7 +57,7 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
 
 
 def replace_nnx_batch_norms(module: nnx.Module) -> None:
-    """Makes each `nnx.BatchNorm` in a private clone take its statistics over replicas, by a policy to be set.
+    """Makes each `nnx.BatchNorm` in a private clone take its statistics by a policy to be set.
 
     A subclass that overrides `__call__` keeps it: what it reaches by `super()` is replaced.
     """

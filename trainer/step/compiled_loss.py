@@ -26,7 +26,7 @@ class OutputLoss(NamedTuple):
       name: the output's name; None for a single output.
       loss: its loss; None if it has none.
       factor: its entry of `loss_weights`.
-      shape: the shape of this replica's output.
+      shape: the output's shape.
     """
 
     name: str | None

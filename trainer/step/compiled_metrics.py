@@ -85,7 +85,7 @@ class CompiledMetrics:
         return {entry.log_name: entry.metric.direction for entry in self._entries or [] if entry.metric.direction}
 
     def values(self, y: Any, outputs: Any, sample_weight: Any = None) -> dict[str, MetricValue]:
-        """Returns each metric's accumulators over this replica's real rows, by log name.
+        """Returns each metric's accumulators over the rows of the context, by log name.
 
         Raises:
           ValueError: if a name is unknown, or targets and outputs do not fit a metric.

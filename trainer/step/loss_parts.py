@@ -22,12 +22,12 @@ from trainer.metrics.base import MetricValue
 
 
 class LossPart(NamedTuple):
-    """What the loss of one output adds up to on a replica.
+    """What the loss of one output adds up to, over the rows of the context.
 
     Attributes:
       name: the output's name; None for a single output.
       factor: its entry of `loss_weights`.
-      total: the sum over this replica's rows.
+      total: the sum over these rows.
       divisor: what such a sum is divided by.
     """
 
@@ -58,7 +58,7 @@ def exact_over_batches(
     """Returns logs of a step with what adds up over batches in place of the loss and of those of single outputs.
 
     Args:
-      logs: this replica's logs, the loss as "loss".
+      logs: the logs, the loss as "loss".
       parts: what `recorded` gave while the loss was computed.
       parts_of_outputs: the same for the losses of single outputs.
     """

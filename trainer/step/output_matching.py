@@ -47,7 +47,7 @@ def without_rows(outputs: Any, rows: int, fix: str) -> ValueError:
 
     Args:
       outputs: one output, or a tree of them.
-      rows: how many rows the batch has, or this replica's part of it.
+      rows: how many rows the batch has; on a replica, its part of it.
       fix: what to do about it.
     """
     names = output_names(outputs)

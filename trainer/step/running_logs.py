@@ -150,8 +150,8 @@ def add_step(running: RunningLogs, logs: Mapping[str, Any], rows: Any) -> Runnin
 
     Args:
       running: the totals so far.
-      logs: the step's logs, merged over replicas.
-      rows: the step's real rows over all replicas; scalars weigh as much.
+      logs: the step's logs.
+      rows: how many rows the step has; scalars weigh as much.
     """
     weight = jnp.asarray(rows, jnp.float32)
     step = {name: value.variables if isinstance(value, MetricValue) else [value * weight, weight]

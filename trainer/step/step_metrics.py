@@ -1,8 +1,8 @@
 """Metric objects that a step updates, as Keras's guides do: what they accumulate becomes logs of the step.
 
 A step is traced once, so nothing can stay in the objects. While it is traced, `update_state` accumulates here, and
-`result()` stands for the metric over the epoch: the logs carry its accumulators, which are merged over replicas and
-steps and begin again with each epoch.
+`result()` stands for the metric over the epoch: the logs carry its accumulators, which are merged over steps and begin
+again with each epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.metrics.base import Metric, MetricValue, is_builtin, metrics_kept_b
 
 
 class TracedMetrics:
-    """The metrics that a step has updated so far, on one replica."""
+    """The metrics that a step has updated so far."""
 
     def __init__(self) -> None:
         self._values: dict[int, MetricValue] = {}
@@ -37,7 +37,7 @@ class TracedMetrics:
         return [value.metric for value in self._values.values()]
 
     def update_state(self, metric: Metric, *args: Any, **kwargs: Any) -> None:
-        """Accumulates over this replica's real rows what `metric.update_state` is called with."""
+        """Accumulates what `metric.update_state` is called with."""
         self._check_trace(metric)
         variables = self._variables(metric, *args)
         self._values[id(metric)] = MetricValue(updated(metric, variables, *args, **kwargs), metric)
@@ -141,9 +141,9 @@ def results() -> dict[str, MetricValue]:
 
 
 def updated(metric: Metric, variables: list[jax.Array], *args: Any, **kwargs: Any) -> list[jax.Array]:
-    """Returns a metric's accumulators after an update in a step, of which only this replica's real rows count.
+    """Returns a metric's accumulators after an update in a step.
 
-    What has no rows, such as the loss of a batch, counts once for all replicas, as one device would count it.
+    On replicas, only real rows count, and what has no rows, such as the loss of a batch, counts once for all.
 
     Args:
       metric: the metric.

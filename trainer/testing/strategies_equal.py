@@ -51,8 +51,8 @@ def assert_strategies_equal(
 
     The model is trained under the reference and under each strategy, on the same data in the same order. Compared are
     its weights before and after, its logs in each epoch and, where it has a loss, what `evaluate` and `predict` then
-    return. Devices that hold copies of an array must hold the same bits. A model with randomness of its own, such as
-    dropout, has other numbers on more replicas: switch it off.
+    return. Devices that hold copies of an array must hold the same bits. A loop of `strategy.run` that draws random
+    numbers has others on more replicas: switch that off.
 
     A test finds the most with rows that leave an uneven last batch, and with SGD and momentum: Adam's updates do not
     depend on the scale of gradients, so it hides a sum in place of a mean, and it turns gradients that are zero but for

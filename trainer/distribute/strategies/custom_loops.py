@@ -49,7 +49,7 @@ class CustomLoops:
 
     @entry_point
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Runs a function on every replica at once, compiled once per function and shapes.
+        """Runs a function on every replica at once, with its rows, compiled once per function and shapes.
 
         Batches of a distributed dataset and other `PerReplica` values reach each replica as its own part. Everything
         else is mirrored. NNX modules and optimizers are updated in place. Nothing is donated.

@@ -169,10 +169,10 @@ class FullyShardedStrategy(ShardedStrategy):
     In each step a device gathers each parameter where the step uses it, in the forward and again in the backward pass,
     computes gradients on its rows, and keeps its part of their mean; the update is made on the parts. So a device holds
     a few whole parameters at a time, and never the optimizer's state; where one layer alone is too big, use
-    `ModelParallelStrategy`. Numbers are those of one device for any
-    optax transformation, also those that look at whole gradients, such as clipping by the global norm, LAMB and
-    Adafactor. An array is split along its longest axis that divides by the number of devices; it stays whole if there
-    is none, which `explain` shows.
+    `ModelParallelStrategy`. In a partitioned step (docs/strategies.md) XLA places the gathers. Numbers are those of one
+    device for any optax transformation, also those that look at whole gradients, such as clipping by the global norm,
+    LAMB and Adafactor. An array is split along its longest axis that divides by the number of devices; it stays whole
+    if there is none, which `explain` shows.
 
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. By default all

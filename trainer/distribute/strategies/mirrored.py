@@ -44,7 +44,7 @@ class MirroredStrategy(Strategy):
     Args:
       devices: device names such as "gpu:0", indices into `jax.local_devices()`, or `jax.Device`s. All local devices
         by default.
-      cross_device_ops: how gradients are reduced: `NcclAllReduce()`, the default, `HierarchicalCopyAllReduce()`,
+      cross_device_ops: how replicas reduce gradients: `NcclAllReduce()`, the default, `HierarchicalCopyAllReduce()`,
         `ReductionToOneDevice()` or `RingAllReduce()`.
 
     Raises:

@@ -16,7 +16,7 @@ from trainer.core import errors
 from trainer.core.types import PyTree
 
 MakeKey = Callable[[str], jax.Array]
-"""Gives the PRNG key of a random stream in this step on this replica."""
+"""Gives the PRNG key of a random stream in this step."""
 
 FLAGS = {"training": True, "train": True, "is_training": True, "is_train": True, "enable_dropout": True,
          "deterministic": False, "use_running_average": False, "inference": False, "eval": False}
