@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from trainer.callbacks import Callback
@@ -291,8 +292,10 @@ def _checksum_bounds(array: jax.Array) -> list[tuple[int, int]]:
     """Returns the least and the greatest checksum of each part's copies here; such as change no others if none is."""
     indices = array.sharding.devices_indices_map(array.shape)
     checksums: dict[str, list[int]] = {part: [] for part in _parts(array)}
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)  # of an optimizer that adds noise
     for shard in array.addressable_shards:
-        checksums[str(indices[shard.device])].append(zlib.crc32(np.asarray(shard.data).tobytes()))
+        values = jax.random.key_data(shard.data) if is_key else shard.data
+        checksums[str(indices[shard.device])].append(zlib.crc32(np.asarray(values).tobytes()))
     return [(min(found, default=2**32 - 1), max(found, default=0)) for found in checksums.values()]
 
 
