@@ -1,0 +1,96 @@
+"""S1: whatever a training program computes, any number of devices gives one device's numbers.
+
+Programs are generated (`tests/support/generated_programs.py`): many look at the batch as a whole, draw at random, or
+branch on values. To look at one: `python -c "from tests.support.generated_programs import *; print(generate(17))"`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.generated_modules import FUNCTIONS, LINEN
+from tests.support.generated_programs import (
+    FORMS,
+    GOALS,
+    OPTIMIZERS,
+    OPTIONS,
+    ORDINARY_GOALS,
+    SIZES,
+    STRATEGIES,
+    generate,
+)
+from tests.support.generated_steps import METRICS, STEPS
+from trainer.distribute import OneDeviceStrategy
+from trainer.testing import assert_strategies_equal
+
+QUICK, ALL = range(30), range(300)
+TOLERANCE = {"rtol": 5e-4, "atol": 5e-5}
+ROUNDING = 2e-7  # of float32
+
+
+def difference(program, strategies, train=None):
+    """Returns how trainings under strategies differ from that of one device; None if they do not."""
+    try:
+        assert_strategies_equal(program.build, None, [STRATEGIES.get(name, name) for name in strategies],
+                                train=train or program.train, evaluate=False, predict=False, **TOLERANCE)
+    except AssertionError as error:
+        return str(error)
+    except Exception as error:
+        error.add_note(f"The program is {program}.")
+        raise
+    return None
+
+
+def is_chaotic(program):
+    """Returns whether rounding alone moves what a program computes by more than is tolerated."""
+    moved = OneDeviceStrategy("cpu:1")
+
+    def train(strategy, model, data):
+        return program.train(strategy, model, data, ROUNDING if strategy is moved else 0.0)
+
+    return difference(program, [moved], train) is not None
+
+
+def check(seed, only_first=False):
+    for number in (seed, seed + 1000, seed + 2000):
+        program = generate(number)
+        found = difference(program, program.strategies[:1] if only_first else program.strategies)
+        if found is None:
+            return
+        assert is_chaotic(program), f"{program}\n{found}"
+    pytest.fail(f"Three programs, of which {program} is the last, are too sensitive to rounding to be compared.")
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_a_generated_program_gives_one_devices_numbers(seed):
+    check(seed, only_first=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ALL[len(QUICK):])
+def test_many_generated_programs_give_one_devices_numbers(seed):
+    check(seed)
+
+
+def test_a_seed_always_gives_the_same_program():
+    assert [generate(seed) for seed in QUICK] == [generate(seed) for seed in QUICK]
+
+
+def parts(programs):
+    return {(field, part) for program in programs for field, value in vars(program).items()
+            for part in (value if field in ("blocks", "options", "metrics") else [value])}
+
+
+@pytest.mark.parametrize(("field", "expected"), [
+    ("library", ("linen", "nnx")), ("inputs", ("rows", "tokens", "rnn", "nn_scan", "lax_scan")),
+    ("blocks", (*FUNCTIONS, *LINEN)), ("step", STEPS), ("optimizer", OPTIMIZERS), ("options", OPTIONS),
+    ("metrics", METRICS), ("form", FORMS), ("sizes", SIZES), ("weights", ("none", "sample_weight", "class_weight"))])
+def test_quick_programs_have_each_part(field, expected):
+    assert {part for name, part in parts(map(generate, QUICK)) if name == field} == set(expected)
+
+
+def test_all_programs_have_each_loss_and_each_strategy():
+    programs = [generate(seed) for seed in ALL]
+    assert {(program.task, program.loss) for program in programs} == {*GOALS, *ORDINARY_GOALS}
+    assert {name for program in programs for name in program.strategies} == set(STRATEGIES)
+    assert {program.strategies[0] for program in programs[:len(QUICK)]} == set(STRATEGIES)
