@@ -86,11 +86,13 @@ def whitened(h):
 
 
 def spectrum(h):
-    return h + 0.2 * jnp.abs(jnp.fft.fft(h, axis=0) + 2.0)
+    # In two dimensions: along split rows of arrays with more, XLA's partitioner ends the process.
+    flat = h.reshape(len(h), -1)
+    return h + 0.2 * jnp.abs(jnp.fft.fft(flat, axis=0) + 2.0).reshape(h.shape)
 
 
 def branch(h):
-    """Takes one of two ways by a number of the batch: not by a mean, which is zero but for rounding behind BatchNorm."""
+    """Takes one of two ways by a number of the batch; a mean would be zero but for rounding behind BatchNorm."""
     return lax.cond(jnp.sin(9 * jnp.square(h).mean()) > 0, lambda h: 0.5 * h, jnp.tanh, h)
 
 
@@ -183,7 +185,7 @@ class Tally(nn.Module):
 
 
 class Usage(nn.Module):
-    """An average of its own, over the rows and over the steps, and a key that it has kept since the start."""
+    """An average of its own, over the rows and over the steps."""
 
     @nn.compact
     def __call__(self, h, training):
@@ -220,8 +222,9 @@ class _Inner(nn.Module):
 
 LINEN = {
     "layer": Layer, "layer_norm": Normalized, "batch_norm": BatchNormalized, "dropout": Dropped,
-    "dropped_rows": lambda: Dropped((-1,)), "noise": lambda: Random(noise), "mixed_with_any": lambda: Random(mixed_with_any),
-    "tally": Tally, "usage": Usage, "sown": Sown, "scanned_layers": ScannedLayers,
+    "dropped_rows": lambda: Dropped((-1,)), "noise": lambda: Random(noise),
+    "mixed_with_any": lambda: Random(mixed_with_any), "tally": Tally, "usage": Usage, "sown": Sown,
+    "scanned_layers": ScannedLayers,
 }
 
 

@@ -68,8 +68,8 @@ OPTIONS = {
     "microbatches": {"microbatches": 2},
 }
 # Rows of the batches of an epoch: some divide by 2, 3 or 8 devices, some do not, and some are fewer than the devices.
-SIZES = ((8, 8, 8), (6, 6, 6), (12, 12), (24, 24, 24), (8, 8, 3), (12, 12, 5), (7, 7, 2), (4, 4, 1), (5, 5, 5), (6, 6, 1),
-         (9, 9, 6), (10, 10, 4))
+SIZES = ((8, 8, 8), (6, 6, 6), (12, 12), (24, 24, 24), (8, 8, 3), (12, 12, 5), (7, 7, 2), (4, 4, 1), (5, 5, 5),
+         (6, 6, 1), (9, 9, 6), (10, 10, 4))
 FORMS = ("arrays", "list", "generator", "dataset", "batch_by_batch")
 # Of ordinary programs no row's loss depends on another row, but for BatchNorm.
 ORDINARY_BLOCKS = (*ROWWISE, "layer", "layer_norm", "batch_norm", "scanned_layers", "dropout")
@@ -217,8 +217,8 @@ def generate(seed):
         weights = "sample_weight"
     strategies = dealt(MIRRORED, seed, 12), dealt(SHARDED if rng.random() < 0.7 else MIRRORED, seed, 13)
     return Program(
-        seed=seed, library=dealt(NETS, seed, 8), inputs=inputs, blocks=tuple(map(str, rng.permutation(blocks))), task=task,
-        loss=loss, step=step, optimizer=dealt(OPTIMIZERS, seed, 9), options=options, metrics=metrics,
+        seed=seed, library=dealt(NETS, seed, 8), inputs=inputs, blocks=tuple(map(str, rng.permutation(blocks))),
+        task=task, loss=loss, step=step, optimizer=dealt(OPTIMIZERS, seed, 9), options=options, metrics=metrics,
         weights=weights, form=form, is_validated=bool(rng.random() < 0.5), sizes=dealt(SIZES, seed, 10),
         steps_per_execution=dealt(("auto", 2, 1), seed, 11),
         strategies=tuple(dict.fromkeys(strategies if seed % 2 else strategies[::-1])))
@@ -226,7 +226,7 @@ def generate(seed):
 
 def _options(rng, task, loss, step):
     def fits(option):
-        if option == "microbatches":  # an overridden step divides batches itself, and a loss of a batch is of all its rows
+        if option == "microbatches":  # a step of one's own divides batches itself; a loss of the batch needs all rows
             return step == "default" and loss in BY_ROW[task]
         return option != "skip_non_finite" or (task != "tokens" and step not in ("logs", "measures"))
 

@@ -15,7 +15,7 @@ CLASSES, VALUES = 3, 2
 OUTPUTS = {"labels": CLASSES, "values": VALUES, "tokens": VOCABULARY}
 
 
-# --- losses that are given to `compile` --------------------------------------------------------------------------------
+# --- losses that are given to `compile` -------------------------------------------------------------------------------
 
 
 def crossentropy_of_rows(y_true, y_pred):
@@ -79,7 +79,7 @@ OF_BATCH = {
 }
 
 
-# --- compute_loss ------------------------------------------------------------------------------------------------------
+# --- compute_loss -----------------------------------------------------------------------------------------------------
 
 
 class AddsSpread(trainer.Model):
@@ -107,7 +107,7 @@ class NormalizesAdvantages(trainer.Model):
 LOSS_OVERRIDES = {"adds_spread": AddsSpread, "contrasts": Contrasts, "normalizes_advantages": NormalizesAdvantages}
 
 
-# --- train_step, and the other steps -----------------------------------------------------------------------------------
+# --- train_step, and the other steps ----------------------------------------------------------------------------------
 
 
 def gradients(model, state, x, y, sample_weight, params=None):
@@ -235,7 +235,7 @@ STEPS = {"default": None, "clips": Clips, "skips": Skips, "perturbs": Perturbs, 
          "twice": Twice, "measures": Measures}
 
 
-# --- metrics -----------------------------------------------------------------------------------------------------------
+# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 class Deviation(trainer.metrics.Metric):
@@ -271,8 +271,6 @@ class Peak(trainer.metrics.Metric):
 
     def result(self):
         return self.largest
-
-
 
 
 def size_by_row(y_true, y_pred):

@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -191,6 +192,15 @@ def test_copies_that_differ_between_devices_are_found():
 
     assert "\n  weight 'kernel' differs between devices that should hold copies of it." in failure(
         train=train, evaluate=False, predict=False)
+
+
+def test_an_optimizer_may_keep_a_random_key():
+    def noisy():
+        model = trainer.Model(nn.Dense(1))
+        model.compile(optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), "mse", steps_per_execution=1)
+        return model
+
+    assert_strategies_equal(noisy, (X, Y), [two], train=trains_to(), evaluate=False, predict=False)
 
 
 @pytest.mark.parametrize(("one_device", "replicas", "said"), [
