@@ -108,7 +108,7 @@ MIXING = {
     "sorted": lambda h: jnp.sort(h, 0), "row_attention": row_attention, "running_mean": running_mean,
     "scan_over_rows": scan_over_rows, "segments": segments, "best_rows": best_rows, "written_row": written_row,
     "median": lambda h: h - jnp.median(h, 0), "whitened": whitened, "spectrum": spectrum,
-    "scaled_by_norm": lambda h: h * jnp.minimum(1.0, 2.0 / (jnp.linalg.norm(h) + 1e-6)), "branch": branch,
+    "scaled_by_norm": lambda h: h * jnp.minimum(1.0, 2.0 / jnp.sqrt(jnp.square(h).sum() + 0.01)), "branch": branch,
     "halved_until_small": halved_until_small,
 }
 ROWWISE = {
