@@ -158,7 +158,7 @@ class LoopModel:
                                  "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
                                  "data_on_device='auto' for other data.")
             return None
-        if not forced and passes < 2:
+        if not forced and (passes < 2 or not self.strategy.keeps_arrays):
             return self.strategy.placed_arrays(arrays)
         return self.strategy.place_arrays(arrays, forced)
 

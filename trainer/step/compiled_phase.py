@@ -83,9 +83,6 @@ _CPU_LIMITS = FusingLimits(small=2e8, group=4e9, middling=4e9)
 _ACCELERATOR_LIMITS = FusingLimits(small=2e10, group=4e12, middling=2e10)
 FEW_STEPS = 4
 FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
-# Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
-# held up by the Python code that each takes.
-FUSED_BYTES_OF_ARRAYS = 8 * 2**20
 MAX_FUSED_STEPS = 256
 KNOWN_COUNTS = 2  # of steps, which programs of one shape know: those of a whole execution, and of the last of an epoch
 
@@ -249,13 +246,6 @@ class CompiledPhase:
             return 1
         wanted = limits.group / max(step.flops, 1.0) if step.flops <= limits.small else FEW_STEPS
         return _power_of_two(min(wanted, FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
-
-    def steps_of_arrays(self, batch: Any) -> int:
-        """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
-        if self._requested != "auto":
-            return self.steps_per_execution
-        # Two at least of what is fused elsewhere: a step on its own may round differently.
-        return min(self.steps_per_execution, max(_power_of_two(FUSED_BYTES_OF_ARRAYS / _nbytes(batch)), 2))
 
     def lowered(self, state: Any, batch: Any, steps: int | None = None) -> Any:
         """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.

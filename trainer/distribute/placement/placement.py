@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from trainer.compile.jit import compiled
 from trainer.core.replica_context import RowMask
 from trainer.core.types import PyTree
-from trainer.data import HostArrays
+from trainer.data import HostArrays, ResidentBatches
+from trainer.data.resident import gathered
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
 from trainer.distribute.placement.described import are_described
@@ -30,7 +32,8 @@ class PlacedGroup:
     """A group of batches on the devices.
 
     Attributes:
-      data: a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`.
+      data: a stack, a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`, which
+        `stacked` makes stacks of.
       mask: float32 of shape `(rows,)`, 0.0 for rows that pad; None if there are none, `AllRows` if each replica has
         all rows.
       count: how many batches, from the first on, are real.
@@ -51,6 +54,29 @@ class PlacedGroup:
         """What groups that one executable can run have in common: their structure, shapes and dtypes; hashable."""
         leaves, structure = jax.tree.flatten((self.data, self.mask))
         return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def stacked(group: PlacedGroup, start: int, length: int, placed_start: jax.Array) -> PlacedGroup:
+    """Returns at most `length` batches of a group of `ResidentBatches`, from its batch `start` on, as a stack.
+
+    Args:
+      group: see above.
+      start: the number in the group of the first batch.
+      length: how many batches the stack has capacity for.
+      placed_start: `start`, on the devices.
+    """
+    batches: ResidentBatches = group.data
+    data = retried(_gathering(length, batches.numbers.sharding), batches, placed_start)
+    return dataclasses.replace(
+        group, data=data, count=min(group.count - start, length), first=group.first + start)
+
+
+@functools.lru_cache(maxsize=64)
+def _gathering(length: int, sharding: Sharding) -> Any:
+    def gather_stack(batches: ResidentBatches, start: jax.Array) -> Any:
+        return gathered(batches, start, length)
+
+    return compiled(gather_stack, sharding)
 
 
 def to_devices(tree: PyTree, shardings: Any) -> Any:
