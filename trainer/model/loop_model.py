@@ -377,5 +377,6 @@ class LoopModel:
 
         output_checks.check_outputs(
             configuration.loss, configuration.metrics, y, is_split, in_parts,
-            lambda: run_once(apply, self.state.current, eager=configuration.options.eager))
+            lambda: run_once(apply, self.state.current, eager=configuration.options.eager),
+            None if configuration.options.eager else lambda: jax.make_jaxpr(apply)(self.state.state_or_shapes))
         configuration.outputs_checked.add(is_split)

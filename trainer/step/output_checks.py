@@ -24,6 +24,7 @@ from trainer.modules.named import UnnamedModuleError
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
 from trainer.step.output_matching import match_arrays
+from trainer.step.probabilities import are_probabilities
 
 # What Python, NumPy and JAX say of `x["name"]`.
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
@@ -183,7 +184,7 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
 
 def check_outputs(
     compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, is_split: bool, in_parts: bool,
-    compute: Callable[[], Any],
+    compute: Callable[[], Any], trace: Callable[[], Any] | None,
 ) -> None:
     """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be.
 
@@ -194,8 +195,11 @@ def check_outputs(
       is_split: whether rows of a batch count apart: in replicas, in microbatches, or with weights.
       in_parts: whether they are computed apart, which is so in replicas and in microbatches.
       compute: returns the model's outputs for these rows; called if one of the checks has to look at them.
+      trace: returns the program of `compute`, a `ClosedJaxpr`: what it proves is not computed. None if there is none.
     """
-    if not _need_outputs(compiled_loss, compiled_metrics, is_split):
+    if not _look_at_values(compiled_loss, compiled_metrics, is_split) and (
+            not _take_probabilities(compiled_loss, compiled_metrics)
+            or (trace is not None and all(are_probabilities(trace())))):
         return
     outputs = compute()
     losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of those that an overridden `compute_loss` has picked
@@ -205,10 +209,14 @@ def check_outputs(
     _check_metrics(compiled_metrics, y, outputs, in_parts)
 
 
-def _need_outputs(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
-    return (compiled_loss.expects_probabilities or (is_split and compiled_loss.has_custom)
-            or any(_takes_probabilities(metric) or _is_custom_sum(metric) or _own_function(metric)
-                   for metric in compiled_metrics.metrics))
+def _look_at_values(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, is_split: bool) -> bool:
+    """Returns whether a function of the user's has to be called with outputs."""
+    return (is_split and compiled_loss.has_custom) or any(
+        _is_custom_sum(metric) or _own_function(metric) for metric in compiled_metrics.metrics)
+
+
+def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics) -> bool:
+    return compiled_loss.expects_probabilities or any(map(_takes_probabilities, compiled_metrics.metrics))
 
 
 def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics, outputs: Any) -> None:
