@@ -10,7 +10,7 @@ from flax import linen as nn
 
 import trainer
 from trainer import distribute
-from trainer.compile.compiler_options import compiler_options
+from trainer.compile.compiler_options import compiler_options, options_of_one_run
 from trainer.distribute.strategies import strategy as strategy_module
 from trainer.step import compiled_phase
 
@@ -20,6 +20,18 @@ GPUS = [SimpleNamespace(platform="gpu")] * 2
 def test_programs_for_cpus_and_tpus_get_no_options():
     assert compiler_options(jax.devices("cpu"), deterministic=True) == {}
     assert compiler_options([SimpleNamespace(platform="tpu")], deterministic=True) == {}
+
+
+def test_an_initialisation_on_cpus_compiles_faster_to_the_same_bits(monkeypatch):
+    device = jax.devices("cpu")[0]
+    assert options_of_one_run(device) == {}, "the tests' own XLA_FLAGS have a level"
+    monkeypatch.delenv("XLA_FLAGS")
+    assert options_of_one_run(GPUS[0]) == {}
+    module, x = trainer.models.MLP(num_classes=10, hidden=(32, 32)), jnp.ones((8, 16))
+    lowered = jax.jit(module.init).lower(jax.random.key(0), x)
+    jax.tree.map(np.testing.assert_array_equal, *(
+        lowered.compile(compiler_options=each)(jax.random.key(0), x)
+        for each in ({"xla_backend_optimization_level": 3}, options_of_one_run(device))))
 
 
 def test_a_deterministic_program_for_gpus_has_no_kernel_that_adds_in_another_order():

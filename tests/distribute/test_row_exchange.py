@@ -9,9 +9,7 @@ import pytest
 import trainer
 from tests.support.hlo import collectives
 from tests.support.networks import LinenMLP, classification, logits_loss, mirrored
-from trainer.compile.jit import compiled
 from trainer.data import Group, HostArrays
-from trainer.data.resident import batch_at
 from trainer.distribute.placement import placement
 from trainer.distribute.strategies import strategy
 
@@ -20,7 +18,8 @@ ROWS, BATCH = 53, 8
 
 @pytest.fixture(autouse=True)
 def split_arrays(monkeypatch):
-    """No device has memory for the arrays of these tests, but all have together."""
+    """No device has memory for the arrays of these tests, but all have together, and keep what they are given."""
+    monkeypatch.setattr(trainer.distribute.Strategy, "keeps_arrays", True)
     monkeypatch.setattr(strategy, "memory_bytes", lambda device: 1300 / placement.DATA_FRACTION)
 
 
@@ -45,10 +44,9 @@ def test_every_bit_of_every_row_comes_to_its_replica(make):
     numbers = rng.integers(0, ROWS, (3, batch)).astype(np.int32)
     numbers[1], numbers[2] = ROWS - 1, np.arange(batch) % 3  # all from one device
     group = under.place_group(Group(numbers, 3, batch, 0), placed)
-    for index in range(3):
-        found = compiled(lambda stack, index: batch_at(stack, index))(group.data, index)
-        for name, leaf in tree.items():
-            assert np.asarray(found[name]).tobytes() == leaf[numbers[index]].tobytes(), name
+    found = under.stack_at(group, 0, 3).data
+    for name, leaf in tree.items():
+        assert np.asarray(found[name]).tobytes() == leaf[numbers].tobytes(), name
 
 
 def test_no_device_gets_the_batch_of_all():
@@ -56,11 +54,11 @@ def test_no_device_gets_the_batch_of_all():
     under = mirrored(4)
     numbers = np.zeros((2, BATCH), np.int32)
     group = under.place_group(Group(numbers, 2, BATCH, 0), under.place_arrays(HostArrays((x, y)), forced=True))
-    text = compiled(lambda stack: batch_at(stack, 1)).lower(group.data).compile().as_text()
-    found = collectives(text)
+    gather = placement._gathering(2, group.data.numbers.sharding)
+    found = collectives(gather.lower(group.data, under.place_number(0)).compile().as_text())
     assert {each.kind for each in found} == {"collective-permute"}
     assert {each.shape[0] for each in found} == {BATCH // 4}
-    assert {each.times for each in found} == {4}
+    assert {each.times for each in found} == {2 * 4}
 
 
 @pytest.mark.slow

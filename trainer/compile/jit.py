@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from trainer.compile.compiler_options import CompilerOptions
+from trainer.compile.compiler_options import CompilerOptions, options_of_one_run
 from trainer.core.ambient.threads import in_caller_context
 from trainer.core.types import PyTree
 
@@ -92,20 +92,23 @@ def begin_compiling(lowered: Any, options: CompilerOptions | None = None) -> con
     return executable
 
 
-def compiling(function: Callable[..., Any], *args: Any, out_shardings: Any = None) -> Callable[..., Any]:
+def compiling(
+    function: Callable[..., Any], *args: Any, out_shardings: Any = None, options: CompilerOptions | None = None
+) -> Callable[..., Any]:
     """Begins to compile `function` in a thread, while the caller traces.
 
     Args:
       function: a pure function of arrays.
       *args: arguments of the shapes that it will be called with.
       out_shardings: as in `compiled`.
+      options: XLA's options.
 
     Returns:
       The function compiled. Its first call waits until it is.
     """
     if is_jit_disabled():
         return lambda *args: jax.device_put(function(*args), out_shardings)
-    executable = begin_compiling(compiled(function, out_shardings).lower(*args))
+    executable = begin_compiling(compiled(function, out_shardings).lower(*args), options)
     return lambda *args: executable.result()(*args)
 
 
@@ -121,7 +124,9 @@ def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args
       The shapes of the result, and a function that returns `init(*args)`.
     """
     shapes = jax.eval_shape(init, *_shapes(args))
-    compiled_init = compiling(init, *args, out_shardings=shardings(shapes))
+    placed = shardings(shapes)
+    device = next(iter(jax.tree.leaves(placed)[0].device_set))
+    compiled_init = compiling(init, *args, out_shardings=placed, options=options_of_one_run(device))
 
     def make() -> Any:
         with jax.transfer_guard("allow"):  # of `args`, once: a guard is set to watch over loops
@@ -133,6 +138,8 @@ def init_placed(init: Callable[..., Any], shardings: Callable[[Any], Any], *args
 def copy_buffers(tree: PyTree) -> Any:
     """Returns a copy of a tree of arrays: no leaf shares a buffer with another, or with the original."""
     leaves, treedef = jax.tree.flatten(tree)
+    if all(leaf.is_fully_addressable for leaf in leaves):
+        return jax.device_put(tree, may_alias=False)  # without a program
     return jax.tree.unflatten(treedef, _copy_to(tuple(leaf.sharding for leaf in leaves))(leaves))
 
 

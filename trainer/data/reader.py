@@ -115,17 +115,20 @@ class Reader:
 
     @property
     def capacity(self) -> int:
-        """How many batches the stack of a group of a pipeline has capacity for: the same for all groups of a run.
-
-        A power of two, so that data of many lengths have stacks of few shapes, unless it is `group_size`.
-        """
+        """How many batches stacks of a pipeline have capacity for: a power of two, for few shapes, or `group_size`."""
         return self._capacity_of(self.group_size)
 
-    def _capacity_of(self, group_size: int, least: int = 0) -> int:
+    @property
+    def stack_capacity(self) -> int:
+        """The same for stacks of rows of `arrays`, where short rows have more."""
+        assert self.arrays is not None, "there are no arrays"
+        return self._capacity_of(self.group_size, _LEAST_BYTES, self.arrays.nbytes // self.arrays.rows)
+
+    def _capacity_of(self, group_size: int, least_bytes: int = 0, row_bytes: int = 1) -> int:
         # Two at least: XLA turns the slicing of a stack of one into something else, which may round differently, and
         # the bits of a step must not depend on the group that it is in.
         enough = 2 ** max(((self.num_batches or group_size) - 1).bit_length(), 1)
-        return min(max(enough, least), group_size)
+        return min(max(enough, least_bytes // max(row_bytes * (self.batch_rows or 1), 1)), group_size)
 
     @property
     def batch_rows(self) -> int:
@@ -307,9 +310,7 @@ class Reader:
         if self._steps is not None:
             stop = clip(first + self._steps, stop)
         position, group_size = first + start, numbers_of or self.group_size
-        row_bytes, size = (4, _LEAST_NUMBER_BYTES) if numbers_of else (
-            dataset.arrays.nbytes // dataset.arrays.rows, _LEAST_BYTES)
-        capacity = self._capacity_of(group_size, size // max(row_bytes * (dataset.batch_size or 1), 1))
+        capacity = self._capacity_of(numbers_of, _LEAST_NUMBER_BYTES, 4) if numbers_of else self.stack_capacity
         # Row numbers of several small groups are found at once, as it takes longer than to read a few rows. Of more and
         # more groups, as all that comes after a shorter batch, at the end of a pass, is found in vain.
         most = group_size * max(_ROWS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)

@@ -1,6 +1,7 @@
-"""Batches that are already on the devices, as numbers of rows of arrays there.
+"""Stacks of batches on the devices, and how one is gathered from arrays that are there.
 
-Owns what a compiled step does with stacked batches, whichever way they are given. It must not know where arrays live.
+A step takes stacks alone. So the rows of a host, a pipeline and arrays on the devices all run in one program. Where
+arrays live is not known here.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ResidentBatches:
-    """Stacked batches whose rows are gathered on the devices.
+    """Batches of rows of arrays on the devices.
 
     Attributes:
       arrays: a tree of arrays of shape `(length, ...)`.
@@ -29,24 +31,36 @@ class ResidentBatches:
     numbers: jax.Array
     exchange: Callable[[Any, jax.Array], Any] | None = dataclasses.field(default=None, metadata={"static": True})
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether each device has all rows, so that none is sent to another."""
+        return all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(self.arrays))
+
+
+def gathered(batches: ResidentBatches, start: jax.Array, length: int) -> Any:
+    """Returns a stack of `length` batches from the number `start` on, in a compiled function.
+
+    Beyond the last batch, the last is repeated: a stack has one shape, and the step leaves out what is not there.
+    """
+    numbers = batches.numbers[jnp.minimum(start + jnp.arange(length), len(batches.numbers) - 1)]
+    if batches.exchange is None:
+        return take_rows(batches.arrays, numbers)
+    exchange = batches.exchange
+    return lax.map(lambda rows: exchange(batches.arrays, rows), numbers)
+
 
 def batch_at(stack: Any, index: Any) -> Any:
     """Returns one batch of a stack, in a compiled function.
 
     Args:
-      stack: a `ResidentBatches`, or a tree of arrays of shape `(batches, rows, ...)`.
+      stack: a tree of arrays of shape `(batches, rows, ...)`.
       index: the batch's number, a scalar that may be traced.
 
     Returns:
       A tree of arrays of shape `(rows, ...)`.
     """
-    if not isinstance(stack, ResidentBatches):
-        batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), stack)
-    else:
-        rows = lax.dynamic_index_in_dim(stack.numbers, index, 0, keepdims=False)
-        batch = take_rows(stack.arrays, rows) if stack.exchange is None else stack.exchange(stack.arrays, rows)
-    # Apart from what follows, which is then compiled as it is for the other kind of stack.
-    return lax.optimization_barrier(batch)
+    batch = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False), stack)
+    return lax.optimization_barrier(batch)  # the rounding of what follows must not depend on the stack
 
 
 def take_rows(arrays: Any, numbers: jax.Array) -> Any:
@@ -56,4 +70,4 @@ def take_rows(arrays: Any, numbers: jax.Array) -> Any:
 
 def stack_length(stack: Any) -> int:
     """Returns how many batches a stack has capacity for."""
-    return (stack.numbers if isinstance(stack, ResidentBatches) else jax.tree.leaves(stack)[0]).shape[0]
+    return jax.tree.leaves(stack)[0].shape[0]

@@ -213,7 +213,9 @@ def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> I
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(model, callbacks, group, outputs)
                 ahead.append((group, outputs, count))
+                inputs.in_flight.append(jax.tree.leaves(outputs)[0])
                 if len(ahead) > MAX_IN_FLIGHT:
+                    inputs.in_flight.popleft()
                     yield from _on_host(*ahead.popleft(), timing)
                 if _stops(model, "predict", agrees):
                     break
@@ -247,7 +249,7 @@ def run_on_batch(model: TrainableModel, kind: Phase, reader: Reader) -> dict[str
     """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
     with model.run.timed():
         inputs = start_phase(model, kind, reader, passes=1)
-        group = inputs.phase.place_group(next(reader.read(0)))
+        group, = inputs.stacks([inputs.phase.place_group(next(reader.read(0)))])
         with inputs.interrupts:
             running = _execute(inputs, group, 0, 1, inputs.phase.empty_logs)
         return inputs.phase.fetch_results(running)
@@ -275,7 +277,7 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
                 reader.group_size = inputs.phase.steps_per_execution
             buffer = GroupBuffer(reader.capacity)
             buffer.begin(reader.peek(), 0)
-            programs = iter([(inputs.phase.place_group(buffer.take(), inputs.arrays), 1)])
+            programs = ((group, 1) for group in inputs.stacks([inputs.phase.place_group(buffer.take())]))
         for group, steps in programs:
             inputs.phase.executable(
                 model.state.state_or_shapes, *running, group=group, guard=inputs.guard, timing=timing, stop=steps)
@@ -297,12 +299,12 @@ def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[Placed
     assert batches is not None, "arrays of a known number of batches"
     first, last = (next(reader.read(0, start, inputs.numbers_of)) for start in (0, batches - 1))
     whole = batches - (last.rows != first.rows)
-    placed = inputs.phase.place_group(first, inputs.arrays)
+    placed = next(inputs.stacks([inputs.phase.place_group(first, inputs.arrays)]))
     yield placed, min(steps, whole)
     if whole > steps and whole % steps:
         yield placed, whole % steps
     if last.rows != first.rows:
-        yield inputs.phase.place_group(last, inputs.arrays), 1
+        yield next(inputs.stacks([inputs.phase.place_group(last, inputs.arrays)])), 1
 
 
 def _compile_beside(inputs: PhaseInput, steps: int) -> None:

@@ -9,7 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -19,8 +19,9 @@ from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.types import Phase
-from trainer.data import Demand, Group, Reader, prefetch
+from trainer.data import Demand, Group, Reader, ResidentBatches, prefetch
 from trainer.data.prefetch import is_abandoned
+from trainer.data.resident import stack_length
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.interrupts import Interrupts
 from trainer.loop.trainable_model import TrainableModel
@@ -76,15 +77,19 @@ class PhaseInput:
 
     @contextlib.contextmanager
     def groups(self, epoch: int, batch: int = 0) -> Iterator[Iterator[PlacedGroup]]:
-        """Gives an epoch's groups on the devices, from a batch on; a thread is ahead where that saves time."""
+        """Gives an epoch's groups as stacks on the devices, from a batch on.
+
+        A thread is ahead where that saves time. Stacks are gathered by the loop alone: all processes must do it in the
+        same order.
+        """
         if not self._reads_ahead:
             if batch == 0 and epoch in self.begun:
                 first, groups = self.begun.pop(epoch)
                 begun = itertools.chain([first], map(self._place, groups))
                 del first  # it is not to stay on the devices for the whole epoch
-                yield begun
+                yield self.stacks(begun)
             else:
-                yield map(self._place, self.reader.read(epoch, batch, self.numbers_of))
+                yield self.stacks(map(self._place, self.reader.read(epoch, batch, self.numbers_of)))
             return
         demand, spans_processes = Demand(), self.model.strategy.spans_processes
 
@@ -94,7 +99,22 @@ class PhaseInput:
             return is_abandoned() or (not spans_processes and demand.is_urgent())
 
         with prefetch(self.reader.read(epoch, batch, is_urgent=is_urgent), self._place, demand=demand) as placed:
-            yield placed
+            yield self.stacks(placed)
+
+    def stacks(self, groups: Iterable[PlacedGroup]) -> Iterator[PlacedGroup]:
+        """Yields placed groups as stacks, which the compiled step takes; see `Strategy.stacks`."""
+        strategy = self.model.strategy
+        for group in groups:
+            batches = group.data
+            if not isinstance(batches, ResidentBatches):
+                yield group
+                continue
+            length = stack_length(batches.numbers) if self.arrays is None else self.reader.stack_capacity
+            for start in range(0, group.count, length):
+                # CPU devices run executions side by side: two that exchange rows could wait for each other.
+                if strategy.is_on_cpu and not batches.are_whole and self.in_flight:
+                    self.in_flight[-1].block_until_ready()
+                yield strategy.stack_at(group, start, length)
 
     def _place(self, group: Group) -> PlacedGroup:
         if not self.labels_are_checked:
@@ -170,21 +190,17 @@ def start_phase(
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
         arrays = model.place_arrays(kind, reader, passes, data_on_device)
-        if reader.arrays is not None and arrays is None:
-            reader.group_size = phase.steps_of_arrays(batch)
         is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
         # Bad labels are reported when their execution is due, and all rows of a group are looked at for them.
         at_once = reader.group_size if not is_checked else _batches_at_once(
-            kind, reader.group_size, jax.tree.leaves(batch))
+            reader.group_size, jax.tree.leaves(batch))
     return PhaseInput(
         model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing,
         name)
 
 
-def _batches_at_once(kind: Phase, steps_per_execution: int, batch: list[np.ndarray]) -> int:
+def _batches_at_once(steps_per_execution: int, batch: list[np.ndarray]) -> int:
     """Returns of how many batches the row numbers are placed at once: it takes as long as many small steps."""
-    if kind == "predict" or steps_per_execution == 1:  # an execution is of a whole group, or compiled for one batch
-        return steps_per_execution
     batches = min(_NUMBERS_AT_ONCE // batch[0].shape[0], _BATCHES_AT_ONCE)
     executions = batches // steps_per_execution
     return max(executions, 1) * steps_per_execution

@@ -21,7 +21,7 @@ from trainer.data.sources.sources import DatasetSource
 from trainer.loop import loop
 from trainer.model.loop_model import LoopModel
 from trainer.step.compiled_metrics import CompileMetrics
-from trainer.step.compiled_phase import MAX_FUSED_STEPS
+from trainer.step.fusing import MAX_FUSED_STEPS
 
 PHASES = ("train", "test", "predict")
 
@@ -166,9 +166,8 @@ def compile_ahead(
         # Of endless data any number of steps will do that fills a group.
         many = MAX_FUSED_STEPS if source.num_batches == math.inf else None
         with Reader(source, steps_per_epoch or many) as reader:
-            once = is_sample or kind == "predict"
-            for passes in (1,) if once else (1, 2) if epochs is None else (epochs,):
-                loop.compile_ahead(model, kind, reader, passes, is_sample)
+            passes = 1 if is_sample or kind == "predict" else epochs or 2
+            loop.compile_ahead(model, kind, reader, passes, is_sample)
 
 
 def sample_batch(sample: Any, batch_size: int | None) -> Batch:

@@ -152,7 +152,7 @@ class LoopModel:
                                  "`trainer.data.Dataset` without `map`, of fewer than 2**31 rows. Compile with "
                                  "data_on_device='auto' for other data.")
             return None
-        if not forced and passes < 2:
+        if not forced and (passes < 2 or not self.strategy.keeps_arrays):
             return self.strategy.placed_arrays(arrays)
         return self.strategy.place_arrays(arrays, forced)
 
@@ -306,5 +306,6 @@ class LoopModel:
 
         output_checks.check_outputs(
             configuration.loss, configuration.metrics, y,
-            lambda: run_once(apply, self.state.current, eager=configuration.options.eager))
+            lambda: run_once(apply, self.state.current, eager=configuration.options.eager),
+            None if configuration.options.eager else lambda: jax.make_jaxpr(apply)(self.state.state_or_shapes))
         configuration.outputs_are_checked = True

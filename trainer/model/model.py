@@ -131,10 +131,11 @@ class Model(StatefulModel):
             regular expressions over whole segments of paths such as "encoder/Dense_0/kernel". As in Keras, BatchNorm
             with no other parameters normalizes by its running averages in training too, and does not move them.
           data_on_device: whether arrays, and `Dataset`s over them without `map`, are placed on the devices once, and
-            batches gathered there. "auto" does so with data that `fit` reads more than once, if they fit into an eighth
-            of a device's memory: each device holds all of them, or else its share of them if that fits. They are
-            placed once for all fits, until they are written to. Those of the last `fit` stay there as long as they
-            exist, if all that stays fits into a quarter. True does so with what `fit` trains on, whatever its size.
+            batches gathered there. "auto" does so on accelerators with data that `fit` reads more than once, if
+            they fit into an eighth of a device's memory: each device holds all of them, or else its share of them if
+            that fits. They are placed once for all fits, until they are written to. Those of the last `fit` stay there
+            as long as they exist, if all that stays fits into a quarter. True does so with what `fit` trains on,
+            whatever its size.
           compile_guard: what happens when a run compiles a step again for batches of ever other shapes: "warn",
             "error" or "off".
           skip_non_finite: leave out updates whose gradients are not all finite: parameters, the
@@ -289,8 +290,8 @@ class Model(StatefulModel):
             again, or `(x, y)` or `(x, y, sample_weight)` of arrays; of `predict`, also `x` alone, unless it is a tuple.
           batch_size: rows of a batch, if `sample` is all rows of arrays; without it, the arrays are one batch.
           epochs: how often the data will be read, such as the epochs of `fit`. What is read more than once may be kept
-            on the devices, for which steps compile differently; see `data_on_device` of `compile`. `predict`, and
-            `evaluate` outside of `fit`, read data once. None compiles for both.
+            on the devices; see `data_on_device` of `compile`. `predict`, and `evaluate` outside of `fit`, read data
+            once. None is more than once.
           phases: which steps: "train", "test" and "predict".
           steps_per_epoch: as it will be given to `fit`, or as `validation_steps` or `steps`: an epoch of few batches
             compiles differently. Of a batch that stands for data with a length, that length.

@@ -277,7 +277,8 @@ class NNXFunctional(FunctionalModule):
     def absorb(self, params: dict, model_state: dict) -> None:
         """Writes copies of the values into the user's module, whose random streams and mode stay as they are."""
         values = {**_pick(params, self._param_paths), **_pick(model_state, self._state_paths)}
-        nnx.update(self.module, nnx.from_flat_state({path: jnp.copy(value) for path, value in values.items()}))
+        nnx.update(self.module, nnx.from_flat_state({
+            path: jax.device_put(value, may_alias=False) for path, value in values.items()}))
 
     def variable_identities(self) -> Iterable[int]:
         """See the base class; random streams are no state, so sharing them splits nothing."""

@@ -33,13 +33,14 @@ from trainer.core.timing import Timing
 from trainer.core.train_state import shapes_of
 from trainer.core.types import PyTree
 from trainer.data import Group
-from trainer.data.resident import ResidentBatches, batch_at, stack_length
+from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
+from trainer.step.fusing import affordable_steps
 from trainer.step.gathered_rows import LOGGER, gathered_bytes, log_gathered
 
 
@@ -54,50 +55,9 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
 
 
-def _nbytes(tree: PyTree) -> int:
-    """Returns how many bytes the leaves of a tree of arrays or shapes take, at least one."""
-    return max(sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)), 1)
-
-
-def _power_of_two(most: float) -> int:
-    """Returns the largest power of two that is at most `most`; 1 for less than that."""
-    return 2 ** (int(max(most, 1.0)).bit_length() - 1)
-
-
 WhyPartitioned = Callable[[Any, Any], str | None]
 
 
-class FusingLimits(NamedTuple):
-    """How many steps of what cost, in floating-point operations, go into one execution.
-
-    Enough to hide the cost of a dispatch, little enough that an execution takes well below a second as a rule. On CPU,
-    steps that take much longer than their dispatch gain too: the memory of their temporary buffers, which comes from
-    the system again for each execution, is shared.
-
-    An accelerator computes while the host dispatches the next execution, in some 0.2 ms with all that the loop does, so
-    that only steps of less gain: of 2e10 operations, at the 1e14 a second that an H100 reaches in large products. Fused
-    steps still launch each kernel of their own. An execution of 4e12 takes 40 ms then.
-
-    Attributes:
-      small: steps of at most this cost are fused up to `group`.
-      group: the cost of an execution of small steps.
-      middling: of larger steps of at most this cost, `FEW_STEPS` are fused. Others run on their own, and so do those
-        with more than `small` in loops, whose turns take long for their arithmetic.
-    """
-
-    small: float
-    group: float
-    middling: float
-
-
-_CPU_LIMITS = FusingLimits(small=2e8, group=4e9, middling=4e9)
-_ACCELERATOR_LIMITS = FusingLimits(small=2e10, group=4e12, middling=2e10)
-FEW_STEPS = 4
-FUSED_BYTES = 16 * 2**20  # of stacked batches, and of the outputs of a prediction
-# Rows of arrays are gathered fast, so that several groups are there at once. A slow pipeline has one at a time, and is
-# held up by the Python code that each takes.
-FUSED_BYTES_OF_ARRAYS = 8 * 2**20
-MAX_FUSED_STEPS = 256
 KNOWN_COUNTS = 2  # of steps, which programs of one shape know: those of a whole execution, and of the last of an epoch
 
 _ONE_BATCH: dict[str, Callable[..., Any]] = {
@@ -256,19 +216,7 @@ class CompiledPhase:
 
     def _affordable_steps(self, cost: Callable[[], Cost] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"
-        limits = _CPU_LIMITS if self._strategy.is_on_cpu else _ACCELERATOR_LIMITS
-        step = cost()
-        if step.flops > limits.middling or step.repeated_flops > limits.small:
-            return 1
-        wanted = limits.group / max(step.flops, 1.0) if step.flops <= limits.small else FEW_STEPS
-        return _power_of_two(min(wanted, FUSED_BYTES / _nbytes(stacked), MAX_FUSED_STEPS))
-
-    def steps_of_arrays(self, batch: Any) -> int:
-        """Returns how many steps go into one execution where batches like `batch` are gathered from arrays and sent."""
-        if self._requested != "auto":
-            return self.steps_per_execution
-        # Two at least of what is fused elsewhere: a step on its own may round differently.
-        return min(self.steps_per_execution, max(_power_of_two(FUSED_BYTES_OF_ARRAYS / _nbytes(batch)), 2))
+        return affordable_steps(cost(), stacked, self._strategy.is_on_cpu)
 
     def lowered(self, state: Any, batch: Any, steps: int | None = None) -> Any:
         """Returns an execution, lowered for compilation: a `jax.stages.Lowered`.
@@ -358,12 +306,9 @@ class CompiledPhase:
         return functools.partial(self._run, execute, self._rest(group, start, stop), group.first + start)
 
     def _log_gathered(self, execute: Any, state: Any, group: PlacedGroup) -> None:
-        data = group.data
-        is_moved = isinstance(data, ResidentBatches) and not all(
-            leaf.is_fully_replicated for leaf in jax.tree.leaves(data.arrays))
         replicas = self._strategy.num_replicas_in_sync
-        if self._logs_gathered and replicas > 1 and group.rows % replicas == 0 and not is_moved and (
-                self._why(jax.eval_shape(lambda: batch_at(data, 0))) is not None):
+        if self._logs_gathered and replicas > 1 and group.rows % replicas == 0 and (
+                self._why(jax.eval_shape(lambda: batch_at(group.data, 0))) is not None):
             self._logs_gathered = False
             log_gathered(self._kind, gathered_bytes(execute.as_text(), {leaf.shape for leaf in jax.tree.leaves(state)}))
 

@@ -20,6 +20,7 @@ from trainer.modules.named import UnnamedModuleError
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
 from trainer.step.output_matching import match_arrays
+from trainer.step.probabilities import are_probabilities
 
 # What Python, NumPy and JAX say of `x["name"]`.
 _INDEXED_BY_NAME = re.compile("indices must be integers.* not str|only integers, slices.* valid ind|string indexing")
@@ -148,7 +149,8 @@ def check_labels(compiled_loss: CompiledLoss, y: Any) -> None:
 
 
 def check_outputs(
-    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, compute: Callable[[], Any]
+    compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics, y: Any, compute: Callable[[], Any],
+    trace: Callable[[], Any] | None,
 ) -> None:
     """Raises ValueError for a loss or a metric that does not suit the model's outputs, if that can be.
 
@@ -157,14 +159,20 @@ def check_outputs(
       compiled_metrics: the metrics, likewise.
       y: targets of some rows.
       compute: returns the model's outputs for these rows; called if one of the checks has to look at them.
+      trace: returns the program of `compute`, a `ClosedJaxpr`: what it proves is not computed. None if there is none.
     """
-    if not (compiled_loss.expects_probabilities or any(
-            _takes_probabilities(metric) or _is_custom_sum(metric) for metric in compiled_metrics.metrics)):
+    if not any(map(_is_custom_sum, compiled_metrics.metrics)) and (
+            not _take_probabilities(compiled_loss, compiled_metrics)
+            or (trace is not None and all(are_probabilities(trace())))):
         return
     outputs = compute()
     losses_are_of_outputs = compiled_loss.is_of(outputs)  # or of those that an overridden `compute_loss` has picked
     _check_probabilities(compiled_loss if losses_are_of_outputs else None, compiled_metrics, outputs)
     _check_metrics(compiled_metrics, y, outputs)
+
+
+def _take_probabilities(compiled_loss: CompiledLoss, compiled_metrics: CompiledMetrics) -> bool:
+    return compiled_loss.expects_probabilities or any(map(_takes_probabilities, compiled_metrics.metrics))
 
 
 def _check_probabilities(compiled_loss: CompiledLoss | None, compiled_metrics: CompiledMetrics, outputs: Any) -> None:

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from trainer.compile.jit import compiled
 from trainer.core.types import PyTree
-from trainer.data import HostArrays
+from trainer.data import HostArrays, ResidentBatches
+from trainer.data.resident import gathered
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
 from trainer.distribute.placement.described import are_described
@@ -29,7 +31,8 @@ class PlacedGroup:
     """A group of batches on the devices.
 
     Attributes:
-      data: a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`.
+      data: a stack, a tree of arrays `(batches, rows, ...)`, rows split over the replicas; or `ResidentBatches`, which
+        `stacked` makes stacks of.
       count: how many batches, from the first on, are real.
       rows: how many rows of each batch, from the first on, are real. Others make them divide by the replicas, and are
         cut off in the program.
@@ -48,6 +51,29 @@ class PlacedGroup:
         """What groups that one executable can run have in common: structure, shapes, dtypes and real rows; hashable."""
         leaves, structure = jax.tree.flatten(self.data)
         return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), self.rows
+
+
+def stacked(group: PlacedGroup, start: int, length: int, placed_start: jax.Array) -> PlacedGroup:
+    """Returns at most `length` batches of a group of `ResidentBatches`, from its batch `start` on, as a stack.
+
+    Args:
+      group: see above.
+      start: the number in the group of the first batch.
+      length: how many batches the stack has capacity for.
+      placed_start: `start`, on the devices.
+    """
+    batches: ResidentBatches = group.data
+    data = retried(_gathering(length, batches.numbers.sharding), batches, placed_start)
+    return dataclasses.replace(
+        group, data=data, count=min(group.count - start, length), first=group.first + start)
+
+
+@functools.lru_cache(maxsize=64)
+def _gathering(length: int, sharding: Sharding) -> Any:
+    def gather_stack(batches: ResidentBatches, start: jax.Array) -> Any:
+        return gathered(batches, start, length)
+
+    return compiled(gather_stack, sharding)
 
 
 def to_devices(tree: PyTree, shardings: Any) -> Any:

@@ -41,6 +41,7 @@ from trainer.distribute.placement.placement import (
     pad_stack,
     place_arrays,
     replicas_here,
+    stacked,
     to_devices,
 )
 from trainer.distribute.replica.collectives import (
@@ -106,6 +107,14 @@ class Strategy(CustomLoops):
     def cross_device_ops_are_xla(self) -> bool:
         """Whether XLA reduces gradients by itself as the strategy's `cross_device_ops` do."""
         return isinstance(self._cross_device_ops, NcclAllReduce)
+
+    @property
+    def keeps_arrays(self) -> bool:
+        """Whether arrays that are read again and again are to stay on the devices.
+
+        CPU devices have the memory of the host, which gathers rows as fast, and from the arrays as they are.
+        """
+        return not self.is_on_cpu
 
     @property
     def gathers_late(self) -> bool:
@@ -414,6 +423,16 @@ class Strategy(CustomLoops):
         return self.map_over_replicas(
             exchange, (self.rows_spec, self.rows_spec), lambda rows: jax.tree.map(lambda leaf: self.rows_spec, rows),
         )(arrays, numbers)
+
+    def stack_at(self, group: PlacedGroup, start: int, length: int) -> PlacedGroup:
+        """Returns batches of a group of `ResidentBatches` as a stack, gathered on the devices.
+
+        Args:
+          group: what `place_group` returned.
+          start: the number in the group of the first batch.
+          length: how many batches the stack has capacity for.
+        """
+        return stacked(group, start, length, self.place_number(start))
 
     def place_number(self, number: int) -> jax.Array:
         """Returns a small int as an int32 scalar on each device, placed once."""

@@ -92,9 +92,6 @@ class RemotePhase(CompiledPhase):
         size = max(sum(leaf.nbytes for leaf in jax.tree.leaves(stacked)), 1)
         return max(min(STEPS_PER_WORKER * self._cluster.num_workers, SENT_BYTES // size), self._cluster.num_workers)
 
-    def steps_of_arrays(self, batch: Any) -> int:
-        return self.steps_per_execution
-
     def place_group(self, group: Group, arrays: Any = None) -> PlacedGroup:
         """Returns a group of batches, which stay on the host until they are sent."""
         data = SharedRows(arrays, group.data) if isinstance(arrays, SharedValue) else group.data

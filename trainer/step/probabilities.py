@@ -1,0 +1,92 @@
+"""Which outputs of a traced function lie in [0, 1] whatever its arguments are: those of a softmax or a sigmoid.
+
+Owns how that is read from the trace. It errs to one side: other outputs may lie there, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from trainer.compile.equations import CALLS, REMATERIALISED, jaxpr_of, program_of
+
+_CALLS = (*CALLS, *REMATERIALISED, "custom_jvp_call", "custom_vjp_call")
+_CASTS = ("convert_element_type", "stop_gradient", "copy", "reduce_precision", "optimization_barrier")
+_MOVES = ("reshape", "broadcast_in_dim", "transpose", "squeeze", "slice", "rev", "expand_dims", "dynamic_slice",
+          "gather", "reduce_max", "reduce_min")
+_OF_SEVERAL = ("mul", "max", "min", "concatenate")  # of numbers in [0, 1] they are again
+
+_PROBABILITIES = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Powers:
+    """An array of exponentials, which are positive."""
+
+    source: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sums:
+    """Their sums over some axes; `axes` has, for each other axis of the exponentials, the axis where it is now."""
+
+    source: Any
+    axes: dict[int, int] = dataclasses.field(hash=False)
+
+
+def are_probabilities(jaxpr: Any) -> list[bool]:
+    """Returns which results of a program are proven to lie in [0, 1].
+
+    Args:
+      jaxpr: the program, a `ClosedJaxpr`.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> are_probabilities(jax.make_jaxpr(lambda x: (jax.nn.softmax(x), jax.nn.sigmoid(x), 2 * x))(jnp.ones((2, 3))))
+    [True, True, False]
+    """
+    program = jaxpr_of(jaxpr)
+    return [kind is _PROBABILITIES for kind in _kinds(program, [None] * len(program.invars))]
+
+
+def _kinds(program: Any, arguments: list[Any]) -> list[Any]:
+    """Returns what is known of each result of a program, from what is known of its arguments."""
+    known = dict(zip(program.invars, arguments, strict=True))
+
+    def of(variable: Any) -> Any:
+        return None if hasattr(variable, "val") else known.get(variable)  # a literal is not hashable
+
+    for equation in program.eqns:
+        operands = list(map(of, equation.invars))
+        if equation.primitive.name in _CALLS:
+            inner = jaxpr_of(program_of(equation))
+            kinds = _kinds(inner, operands) if len(inner.invars) == len(operands) else []
+        else:
+            kinds = [_kind(equation, operands)]
+        known.update(zip(equation.outvars, kinds))  # noqa: B905
+    return list(map(of, program.outvars))
+
+
+def _kind(equation: Any, operands: list[Any]) -> Any:
+    name, first = equation.primitive.name, operands[0] if operands else None
+    if name == "logistic":
+        return _PROBABILITIES
+    if name == "exp":
+        return _Powers(equation.outvars[0])
+    if name in _CASTS and len(operands) == 1:
+        return first
+    if name == "reduce_sum" and isinstance(first, _Powers):
+        kept = [axis for axis in range(equation.invars[0].aval.ndim) if axis not in equation.params["axes"]]
+        return _Sums(first.source, {axis: place for place, axis in enumerate(kept)})
+    if name == "broadcast_in_dim" and isinstance(first, _Sums):
+        places = equation.params["broadcast_dimensions"]
+        return _Sums(first.source, {axis: places[place] for axis, place in first.axes.items()})
+    if name == "div":
+        is_share = (isinstance(first, _Powers) and isinstance(operands[1], _Sums)
+                    and first.source is operands[1].source
+                    and all(axis == place for axis, place in operands[1].axes.items()))
+        return _PROBABILITIES if is_share else None
+    if first is _PROBABILITIES and (name in _MOVES or (
+            name in _OF_SEVERAL and all(kind is _PROBABILITIES for kind in operands))):
+        return _PROBABILITIES
+    return None
