@@ -14,7 +14,7 @@ import concurrent.futures
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,6 @@ from trainer.core import trace_purity
 from trainer.core.replica_context import single_context
 from trainer.core.timing import Timing
 from trainer.core.train_state import shapes_of
-from trainer.core.types import PyTree
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
