@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.generated_modules import FUNCTIONS, LINEN
+from tests.support.generated_modules import FUNCTIONS, LINEN, MIXING
 from tests.support.generated_programs import (
     FORMS,
     GOALS,
@@ -19,8 +19,13 @@ from tests.support.generated_programs import (
     STRATEGIES,
     generate,
 )
-from tests.support.generated_steps import METRICS, STEPS
+from tests.support.generated_steps import BY_ROW, METRICS, STEPS
+from trainer.core.rng import stream_key
 from trainer.distribute import OneDeviceStrategy
+from trainer.distribute.replica import collectives
+from trainer.distribute.replica.partitioned import PartitionedContext
+from trainer.step import lowering, steps
+from trainer.step.compiled_phase import CompiledPhase
 from trainer.testing import assert_strategies_equal
 
 QUICK, ALL = range(30), range(300)
@@ -31,7 +36,7 @@ ROUNDING = 2e-7  # of float32
 def difference(program, strategies, train=None):
     """Returns how trainings under strategies differ from that of one device; None if they do not."""
     try:
-        assert_strategies_equal(program.build, None, [STRATEGIES.get(name, name) for name in strategies],
+        assert_strategies_equal(program.build, None, strategies,
                                 train=train or program.train, evaluate=False, predict=False, **TOLERANCE)
     except AssertionError as error:
         return str(error)
@@ -54,7 +59,8 @@ def is_chaotic(program):
 def check(seed, only_first=False):
     for number in (seed, seed + 1000, seed + 2000):
         program = generate(number)
-        found = difference(program, program.strategies[:1] if only_first else program.strategies)
+        names = program.strategies[:1] if only_first else program.strategies
+        found = difference(program, [STRATEGIES[name] for name in names])
         if found is None:
             return
         assert is_chaotic(program), f"{program}\n{found}"
@@ -94,3 +100,53 @@ def test_all_programs_have_each_loss_and_each_strategy():
     assert {(program.task, program.loss) for program in programs} == {*GOALS, *ORDINARY_GOALS}
     assert {name for program in programs for name in program.strategies} == set(STRATEGIES)
     assert {program.strategies[0] for program in programs[:len(QUICK)]} == set(STRATEGIES)
+
+
+# What the quick part must find: a program of the kind that each error concerns differs with it, and not without.
+
+def without_collectives(monkeypatch):
+    monkeypatch.setattr(collectives, "_sums", lambda arrays, axis_name, packs: arrays)
+
+
+def with_repeated_rows(monkeypatch):
+    one_batch = CompiledPhase._one_batch
+    monkeypatch.setattr(CompiledPhase, "_one_batch", lambda self, rows, state, batch: one_batch(
+        self, steps.rows_of(batch), state, batch))
+
+
+def with_keys_by_devices(monkeypatch):
+    monkeypatch.setattr(PartitionedContext, "random_key", lambda self, seed, stream, step: stream_key(
+        seed, stream, step, self._strategy.mesh.size))
+
+
+def without_proof(monkeypatch):
+    monkeypatch.setattr(lowering, "why_rows_mix", lambda *args: None)
+
+
+def is_plain(program):
+    return program.seed % 4 == 0 and program.sizes[0] % 8 == 0
+
+
+def is_uneven(program):
+    return program.sizes[-1] % 8 != 0 and program.form == "arrays"
+
+
+def draws(program):
+    return any(block in ("dropout", "dropped_rows", "noise") for block in program.blocks)
+
+
+def mixes(program):
+    return program.step == "default" and program.loss in BY_ROW[program.task] and program.sizes[0] % 8 == 0 and any(
+        block in MIXING for block in program.blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.every_case
+@pytest.mark.parametrize(("plant", "concerns"), [
+    (without_collectives, is_plain), (with_repeated_rows, is_uneven), (with_keys_by_devices, draws),
+    (without_proof, mixes)])
+def test_a_planted_error_is_found(plant, concerns, monkeypatch):
+    program = next(program for program in map(generate, QUICK) if concerns(program))
+    assert difference(program, [STRATEGIES["mirrored_8"]]) is None
+    plant(monkeypatch)
+    assert difference(program, [STRATEGIES["mirrored_8"]]) is not None
