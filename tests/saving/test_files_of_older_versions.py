@@ -71,6 +71,6 @@ def test_an_interrupted_run_is_resumed_to_the_end_of_an_undisturbed_one(tmp_path
     assert resumed.keys() == undisturbed.keys()
     for name, value in resumed.items():
         expected = EXPECTED[name if name.startswith("log_") else name.replace("arr_", "weight_")]
-        np.testing.assert_allclose(value, expected, **TOLERANCES, err_msg=name)
+        np.testing.assert_allclose(value, expected, rtol=2e-3, atol=1e-4, err_msg=name)
         # The first half was computed where the files were made, the rest here; this is what follows from it.
-        np.testing.assert_allclose(value, undisturbed[name], **TOLERANCES, err_msg=name)
+        np.testing.assert_allclose(value, undisturbed[name], rtol=2e-3, atol=1e-4, err_msg=name)

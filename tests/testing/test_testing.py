@@ -15,7 +15,7 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import mirrored
 from trainer.core import precision
-from trainer.distribute import MirroredStrategy, OneDeviceStrategy, get_replica_context
+from trainer.distribute import MirroredStrategy, OneDeviceStrategy
 from trainer.testing import assert_strategies_equal
 
 X = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
@@ -103,11 +103,11 @@ def test_a_model_without_a_loss_is_not_evaluated_and_may_have_no_targets():
 def test_a_sum_of_gradients_in_place_of_their_mean_is_found_in_weights_and_in_what_follows():
     class Summed(trainer.Model):
         def train_step(self, state, batch):
-            _ = get_replica_context().replica_id_in_sync_group  # what asks for it is not compared before it runs
             x, y, _ = trainer.unpack_x_y_sample_weight(batch)
             loss, grads = jax.value_and_grad(
                 lambda params: self.compute_loss(x, y, self.apply(params, state, x)[0], None))(state.params)
-            return {"loss": loss}, state.apply_gradients(grads, reduce="sum")
+            summed = jax.tree.map(lambda grad: grad * self.strategy.mesh.size, grads)
+            return {"loss": loss}, state.apply_gradients(summed)
 
     message = failure(lambda: build(Summed), epochs=2, batch_size=7)
     assert message.startswith(f"{TWO} does not give the numbers of {ONE}.\n")
@@ -131,18 +131,19 @@ def test_a_sum_of_gradients_in_place_of_their_mean_is_found_in_weights_and_in_wh
 
 
 @pytest.mark.slow
-def test_logs_and_outputs_that_depend_on_the_replica_are_found():
+def test_logs_and_outputs_that_depend_on_the_number_of_devices_are_found():
     class Wrong(trainer.Model):
         def train_step(self, state, batch):
-            _ = get_replica_context().replica_id_in_sync_group
-            return {"rows": jnp.float32(batch[0].shape[0])}, state.replace(step=state.step + 1)
+            return {"rows": jnp.float32(len(batch[0]) / self.strategy.mesh.size)}, state.replace(step=state.step + 1)
 
         def test_step(self, state, batch):
-            return {"id": jnp.float32(get_replica_context().replica_id_in_sync_group)}
+            return {"id": jnp.float32((self.strategy.mesh.size - 1) / 2)}
 
         def predict_step(self, state, batch):
             outputs = super().predict_step(state, batch)
-            return {"good": outputs, "bad": outputs + get_replica_context().replica_id_in_sync_group}
+            rows = len(outputs)
+            devices = jnp.arange(rows) * self.strategy.mesh.size // rows
+            return {"good": outputs, "bad": outputs + devices[:, None]}
 
     message = failure(lambda: build(Wrong), data=(X[:6], Y[:6]))
     assert re.findall(r"^  (.*) differs by up to (\S+?)(?: at \([345], 0\))?,", message, re.MULTILINE) == [
