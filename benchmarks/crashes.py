@@ -29,8 +29,8 @@ CASES = {
     2: [("linen", "arrays", "2x1", "auto"), ("nnx", "grain", "2x1", "1"), ("linen", "generator", "2x2", "1"),
         ("nnx", "arrays", "2x2", "auto"), ("linen", "grain", "2x2", "auto"), ("custom", "arrays", "2x2", "auto")],
 }
-MODULES_AND_DATA = ("over Linen and NNX modules with BatchNorm and dropout,\nand a custom step that mixes rows and clips, on "
-                    "arrays, Grain and a generator")
+MODULES_AND_DATA = ("over Linen and NNX modules with BatchNorm and dropout,\nand a custom step that mixes rows and "
+                    "clips, on arrays, Grain and a generator")
 # What is counted, as process and signal.
 COLUMNS = {
     1: {"times": (0, signal.SIGKILL)},

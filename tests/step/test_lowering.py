@@ -45,6 +45,20 @@ class Plain(nn.Module):
         return nn.Dense(3)(x)
 
 
+class Asks(nn.Module):
+    asked: str
+
+    @nn.compact
+    def __call__(self, x):
+        context = distribute.get_replica_context()
+        x = nn.Dense(3)(x)
+        if self.asked == "reduced":
+            return context.all_reduce("sum", x)
+        number = {"number": lambda: context.num_replicas_in_sync, "place": lambda: context.replica_id_in_sync_group,
+                  "strategy": lambda: distribute.get_strategy().num_replicas_in_sync}[self.asked]()
+        return x * (1.0 + number)
+
+
 class OwnLoss(trainer.Model):
     def compute_loss(self, x, y, y_pred, sample_weight):
         return super().compute_loss(x, y, y_pred, sample_weight)
@@ -226,3 +240,12 @@ def test_each_shape_of_a_batch_is_proved_by_itself():
 
     for one, four in zip(jax.tree.leaves(trained(1)), jax.tree.leaves(trained(4)), strict=True):
         np.testing.assert_allclose(four, one, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("asked", ["number", "place", "strategy", "reduced"])
+def test_a_module_that_asks_for_the_replicas_sees_one(asked):
+    def trained(count):
+        model = model_of(mirrored(count), Asks(asked))
+        return model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    np.testing.assert_allclose(trained(4), trained(1), rtol=1e-5)

@@ -14,7 +14,8 @@ import jax
 
 from trainer.compile.row_mixing import why_rows_mix
 from trainer.core import replica_context
-from trainer.core.replica_context import context_outside
+from trainer.core.replica_context import ReplicaContext
+from trainer.core.rng import stream_key
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
@@ -22,6 +23,25 @@ from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
 
 Outputs = Callable[[TrainState, PyTree], tuple[PyTree, PyTree]]
+
+
+class AsksForReplicas(Exception):
+    """Code that would see the replicas, which a step of the whole batch does not have."""
+
+
+class _ProofContext(ReplicaContext):
+    """The context of code that is to be replicated: it must not ask for the other replicas."""
+
+    def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
+        return stream_key(seed, stream, step)
+
+    def _asked(self, *args: Any, **kwargs: Any) -> Any:
+        raise AsksForReplicas
+
+    all_reduce = all_gather = sum = from_first_replica = _asked
+    num_replicas_in_sync = property(_asked)
+    replica_id_in_sync_group = property(_asked)
+    has_whole_batch = property(_asked)
 
 
 class StepParts(NamedTuple):
@@ -67,7 +87,7 @@ def why_partitioned(parts: StepParts, shapes: TrainState, replicas: int, batch: 
             return reason
 
     def of_rows(batch: PyTree, state: TrainState) -> Any:
-        with replica_context.enter(context_outside(batch)):
+        with replica_context.enter(_ProofContext(jax.tree.leaves(batch)[0].shape[0])):
             outputs, model_state = parts.outputs(state, batch)
             y = unpack_x_y_sample_weight(batch)[1]
             values = [] if parts.kind == "predict" or y is None else parts.loss.custom_values(y, outputs)
