@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.generated_modules import FUNCTIONS, LINEN, MIXING
+from tests.support.generated_modules import FUNCTIONS, LINEN
 from tests.support.generated_programs import (
     FORMS,
     GOALS,
@@ -19,12 +19,12 @@ from tests.support.generated_programs import (
     STRATEGIES,
     generate,
 )
-from tests.support.generated_steps import BY_ROW, METRICS, STEPS
+from tests.support.generated_steps import METRICS, STEPS
 from trainer.core.rng import stream_key
 from trainer.distribute import OneDeviceStrategy
 from trainer.distribute.replica import collectives
 from trainer.distribute.replica.partitioned import PartitionedContext
-from trainer.step import lowering, steps
+from trainer.step import steps
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.testing import assert_strategies_equal
 
@@ -131,10 +131,6 @@ def with_keys_by_devices(monkeypatch):
         seed, stream, step, self._strategy.mesh.size))
 
 
-def without_proof(monkeypatch):
-    monkeypatch.setattr(lowering, "why_rows_mix", lambda *args: None)
-
-
 def is_plain(program):
     return program.seed % 4 == 0 and program.sizes[0] % 8 == 0
 
@@ -147,16 +143,10 @@ def draws(program):
     return any(block in ("dropout", "dropped_rows", "noise") for block in program.blocks)
 
 
-def mixes(program):
-    return program.step == "default" and program.loss in BY_ROW[program.task] and program.sizes[0] % 8 == 0 and any(
-        block in MIXING for block in program.blocks)
-
-
 @pytest.mark.slow
 @pytest.mark.every_case
 @pytest.mark.parametrize(("plant", "concerns"), [
-    (without_collectives, is_plain), (with_repeated_rows, is_uneven), (with_keys_by_devices, draws),
-    (without_proof, mixes)])
+    (without_collectives, is_plain), (with_repeated_rows, is_uneven), (with_keys_by_devices, draws)])
 def test_a_planted_error_is_found(plant, concerns, monkeypatch):
     program = next(program for program in map(generate, ALL) if concerns(program)
                    and difference(program, [STRATEGIES["mirrored_8"]]) is None)
