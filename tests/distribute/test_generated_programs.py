@@ -102,18 +102,6 @@ def test_all_programs_have_each_loss_and_each_strategy():
     assert {program.strategies[0] for program in programs[:len(QUICK)]} == set(STRATEGIES)
 
 
-ORDINARY = [seed for seed in ALL if seed % 4 == 0 and generate(seed).sizes[0] % 8 == 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", ORDINARY)
-def test_a_program_that_may_be_replicated_gives_the_same_numbers_partitioned(seed, monkeypatch):
-    program = generate(seed)
-    assert difference(program, [STRATEGIES["mirrored_8"]]) is None
-    monkeypatch.setattr("trainer.model.loop_model.why_partitioned", lambda *args: "it is asked for")
-    assert difference(program, [STRATEGIES["mirrored_8"], STRATEGIES["fully_sharded_8"]]) is None
-
-
 # What the quick part must find: a program of the kind that each error concerns differs with it, and not without.
 
 def without_collectives(monkeypatch):
