@@ -86,9 +86,21 @@ def whitened(h):
 
 
 def spectrum(h):
-    # In two dimensions: along split rows of arrays with more, XLA's partitioner ends the process.
-    flat = h.reshape(len(h), -1)
-    return h + 0.2 * jnp.abs(jnp.fft.fft(flat, axis=0) + 2.0).reshape(h.shape)
+    return h + 0.2 * jnp.abs(jnp.fft.fft(h, axis=0) + 2.0)
+
+
+def pooled(h):
+    """Adds to each row the largest of itself and its neighbours."""
+    window = (3, *[1] * (h.ndim - 1))
+    return h + 0.3 * lax.reduce_window(h, -jnp.inf, lax.max, window, [1] * h.ndim, "SAME")
+
+
+def every_other(h):
+    """Adds to all rows what a convolution makes of every other one and its neighbours."""
+    kernel = jnp.cos(jnp.arange(3 * WIDTH * WIDTH).reshape(3, WIDTH, WIDTH)) / WIDTH
+    flat = h.reshape(len(h), -1, WIDTH).swapaxes(0, 1)
+    convolved = lax.conv_general_dilated(flat, kernel, (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    return h + convolved.repeat(2, 1)[:, :len(h)].swapaxes(0, 1).reshape(h.shape)
 
 
 def branch(h):
@@ -107,7 +119,8 @@ MIXING = {
     "permuted": permuted, "by_rank": by_rank, "neighbours": lambda h: h - 0.5 * jnp.roll(h, 1, 0),
     "sorted": lambda h: jnp.sort(h, 0), "row_attention": row_attention, "running_mean": running_mean,
     "scan_over_rows": scan_over_rows, "segments": segments, "best_rows": best_rows, "written_row": written_row,
-    "median": lambda h: h - jnp.median(h, 0), "whitened": whitened, "spectrum": spectrum,
+    "median": lambda h: h - jnp.median(h, 0), "whitened": whitened, "spectrum": spectrum, "pooled": pooled,
+    "every_other": every_other,
     "scaled_by_norm": lambda h: h * jnp.minimum(1.0, 2.0 / jnp.sqrt(jnp.square(h).sum() + 0.01)), "branch": branch,
     "halved_until_small": halved_until_small,
 }

@@ -210,16 +210,10 @@ def generate(seed):
     blocks += list(rng.choice(ORDINARY_BLOCKS if is_ordinary else [*FUNCTIONS, *LINEN], int(rng.integers(0, 3))))
     step = "default" if is_ordinary else dealt([*STEPS, "default", "default"], place, 6)
     form, options, metrics = dealt(FORMS, seed, 7), _options(rng, task, loss, step), _metrics(rng, task, step)
-    if "skip_non_finite" in options:  # a maximum over several CPU devices leaves out NaN, which is XLA's fault
-        metrics = tuple(metric for metric in metrics if metric != "peak")
     weights = dealt(("sample_weight", "none", "class_weight"), place, 14) if loss in BY_ROW[task] else "none"
     if weights == "class_weight" and (task != "labels" or form != "arrays"):
         weights = "sample_weight"
     strategies = dealt(MIRRORED, seed, 12), dealt(SHARDED if rng.random() < 0.7 else MIRRORED, seed, 13)
-    if any(block in ("sorted", "median", "sorted_features") for block in blocks):
-        # XLA ends the process for the gradient of a sort of which it splits an axis that does not divide.
-        strategies = tuple("mirrored_3" if name in ("sharded_optimizer_3", "model_parallel_3") else name
-                           for name in strategies)
     return Program(
         seed=seed, library=dealt(NETS, seed, 8), inputs=inputs, blocks=tuple(map(str, rng.permutation(blocks))),
         task=task, loss=loss, step=step, optimizer=dealt(OPTIMIZERS, seed, 9), options=options, metrics=metrics,

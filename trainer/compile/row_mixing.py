@@ -37,7 +37,7 @@ _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_
                "argmax", "argmin")
 _CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 _WINDOWS = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
-_SCATTERS = ("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")
+_SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
 _DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform", "random_gamma")
 _PROGRAMS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call",
              "custom_vjp_call", "custom_vjp_call_jaxpr", "scan", "while", "cond")

@@ -27,6 +27,7 @@ from trainer.compile.jit import begin_compiling, compile_lowered, compiled, comp
 from trainer.compile.late_gathers import with_late_gathers
 from trainer.compile.passed_through import first_passed_through
 from trainer.compile.recompilation_guard import CompileGuard
+from trainer.compile.undivided import with_undivided_axes
 from trainer.core import trace_purity
 from trainer.core.replica_context import single_context
 from trainer.core.timing import Timing
@@ -106,10 +107,12 @@ class CompiledPhase:
         one_batch = functools.partial(self._noting_constants, _ONE_BATCH[kind], user_step)
         self._eager_step = functools.partial(_ONE_BATCH[kind], user_step, single_context)
         # Compiled on their own so that their traces, the costly part, are shared by all that is built on them.
-        self._whole_batch = self._shared(functools.partial(
-            one_batch, functools.partial(PartitionedContext, strategy)))
-        self._of_replica = self._shared(functools.partial(
-            one_batch, lambda rows: strategy.replica_context(rows, None)), strategy.gathers_late)
+        self._whole_batch = self._shared(
+            functools.partial(one_batch, functools.partial(PartitionedContext, strategy)),
+            functools.partial(with_undivided_axes, mesh=strategy.mesh) if strategy.mesh.size > 1 else None)
+        self._of_replica = self._shared(
+            functools.partial(one_batch, lambda rows: strategy.replica_context(rows, None)),
+            with_late_gathers if strategy.gathers_late else None)
         self._compile_guard = compile_guard
         self._knows_counts = not (eager or strategy.is_on_cpu)  # a CPU's loop does not wait for the host
         self.compiles_beside = self._knows_counts and not self.is_asynchronous  # CPUs' cores compile, too
@@ -376,10 +379,12 @@ class CompiledPhase:
         with trace_purity.noting(self._constants):
             return one_batch(*arguments)
 
-    def _shared(self, one_batch: Callable[..., Any], gathers_late: bool = False) -> Callable[..., Any]:
+    def _shared(
+        self, one_batch: Callable[..., Any], rewritten: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+    ) -> Callable[..., Any]:
         shared = compiled(one_batch)
-        if gathers_late:
-            shared = compiled(with_late_gathers(shared))
+        if rewritten is not None:
+            shared = compiled(rewritten(shared))
         return compiled(with_fast_convolutions(shared)) if self._strategy.is_on_cpu else shared
 
     def _execution(self, rows: int, fused: bool, count: int | None) -> Any:
@@ -444,8 +449,8 @@ class CompiledPhase:
         placed_rows = steps.rows_of(batch)
         if rows != placed_rows:
             batch = jax.tree.map(lambda leaf: leaf[:rows], batch)
-        if self._eager:
-            returned = self._eager_step(state, batch)
+        if self._eager:  # operation by operation, XLA would divide those that it must not divide, too
+            returned = self._eager_step(*jax.device_put((state, batch), self._strategy.logs_sharding))
         elif self._why(batch) is None:
             return self._on_replicas(state, batch)
         else:
