@@ -24,7 +24,8 @@ from trainer.core.rng import stream_key
 from trainer.distribute import OneDeviceStrategy
 from trainer.distribute.replica import collectives
 from trainer.distribute.replica.partitioned import PartitionedContext
-from trainer.step import steps
+from trainer.model import loop_model
+from trainer.step import lowering, steps
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.testing import assert_strategies_equal
 
@@ -78,6 +79,27 @@ def test_many_generated_programs_give_one_devices_numbers(seed):
     check(seed)
 
 
+def draws(program):
+    return any(block in ("dropout", "dropped_rows", "noise") for block in program.blocks)
+
+
+def is_ordinary(program):
+    return program.seed % 4 == 0 and program.sizes[0] % 2 == 0 and not draws(program)
+
+
+@pytest.mark.parametrize("seed", [seed if seed in QUICK else pytest.param(seed, marks=pytest.mark.slow)
+                                  for seed in ALL if is_ordinary(generate(seed))])
+def test_a_replicated_program_that_is_partitioned_gives_one_devices_numbers(seed, monkeypatch):
+    reasons = []
+    monkeypatch.setattr(loop_model, "why_partitioned", lambda *args: reasons.append(
+        lowering.why_partitioned(*args)) or "both are tried")
+    for name in ("mirrored_2", "fully_sharded_2"):
+        program = generate(seed)
+        found = difference(program, [STRATEGIES[name]])
+        assert found is None or is_chaotic(program), f"{program}\n{found}"
+    assert None in reasons, reasons
+
+
 def test_a_seed_always_gives_the_same_program():
     assert [generate(seed) for seed in QUICK] == [generate(seed) for seed in QUICK]
 
@@ -125,10 +147,6 @@ def is_plain(program):
 
 def is_uneven(program):
     return program.sizes[-1] % 8 != 0 and program.form == "arrays"
-
-
-def draws(program):
-    return any(block in ("dropout", "dropped_rows", "noise") for block in program.blocks)
 
 
 @pytest.mark.slow

@@ -27,27 +27,17 @@ _JAX: dict[str, Any] = {"with_sharding_constraint": jax.lax.with_sharding_constr
                         "auto_axes": jax.sharding.auto_axes}
 
 
-def over_axes(axes: Collection[str], rows_axis: str, received: str) -> Constrain:
+def over_axes(axes: Collection[str]) -> Constrain:
     """Returns a function for programs of one replica, which knows its own rows alone.
 
     Args:
       axes: the axes of the mesh that arrays of a replica may be split over. Others are left out of shardings.
-      rows_axis: the axis over which the rows are split already.
-      received: the strategy, for the message.
     """
     def constrain(arrays: Any, shardings: Any) -> Any:
-        specs = jax.tree.map(_spec, shardings, is_leaf=_is_sharding)
-        named = {axis for spec in jax.tree.leaves(specs, is_leaf=_is_sharding) for axis in _axes(spec)} - {rows_axis}
-        if named and not axes:
-            raise ValueError(
-                f"The module splits arrays over {' and '.join(map(repr, sorted(named)))} of a mesh "
-                f"(`with_sharding_constraint` or the like). Under {received} each replica is one device. Use "
-                f"`ModelParallelStrategy({{{rows_axis!r}: 2, {sorted(named)[-1]!r}: 2}})`, whose mesh has such axes, "
-                "or one device, or take the constraint out. Annotations of parameters may stay, and are ignored.")
         if not axes:
             return arrays
-        here = jax.tree.map(functools.partial(_restricted, axes), specs, is_leaf=_is_sharding)
-        return _JAX["with_sharding_constraint"](arrays, here)
+        here = jax.tree.map(lambda sharding: _restricted(axes, _spec(sharding)), shardings, is_leaf=_is_sharding)
+        return constrained(arrays, here)
 
     return constrain
 

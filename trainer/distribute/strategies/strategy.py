@@ -229,8 +229,7 @@ class Strategy(CustomLoops):
         axes = [axis for axis in self.mesh.axis_names if axis != REPLICA_AXIS]
         manual = [REPLICA_AXIS] if divides_replicas else self.mesh.axis_names
         mapped = on_each_device(function, self.mesh, manual, in_specs, out_specs)
-        is_ignored = self.mesh.size == 1 or not divides_replicas
-        constrain = ignore if is_ignored else over_axes(axes, REPLICA_AXIS, repr(self))
+        constrain = ignore if self.mesh.size == 1 or not divides_replicas else over_axes(axes)
 
         def call(*args: Any) -> Any:
             with ambient.replaced(strategy=self), constraints_by(constrain):  # for `get_strategy` on replicas
