@@ -49,7 +49,9 @@ def probe(tiny: bool) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Returns the commit's short name; "" where there is no git or no repository."""
+    """Returns the commit's short name, of BENCH_COMMIT if it is set; "" where there is no git or no repository."""
+    if given := os.environ.get("BENCH_COMMIT"):
+        return given
     try:
         return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, capture_output=True,
                               text=True).stdout.strip()

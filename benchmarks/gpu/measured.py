@@ -31,7 +31,7 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
     """
     name = f"gpu.cases:{context.prefix}{name}"
     case, outcome = find(name), Outcome({}, {})
-    large = name.endswith(("mobilenet_v2", "resnet50", "gpt2"))
+    large = name.endswith(("mobilenet_v2", "resnet50", "gpt2", "gpt2_keras"))
     case = context.over_all_devices(case) if large else case
     context.results.note(f"{case.title}: {case.text}")
     try:

@@ -60,8 +60,8 @@ STAGES = {
         _cases("resnet50", "mobilenet_v2", traced=["resnet50", "mobilenet_v2"]), 460,
         "ResNet-50 and MobileNetV2 in mixed bfloat16: images/s, memory, first step, gaps"),
     "transformer": Stage(
-        _cases("gpt2", traced=["gpt2"]), 300,
-        "GPT-2 small's size: tokens/s, model FLOP utilisation, memory, gaps"),
+        _cases("gpt2", "gpt2_keras", rounds=3, traced=["gpt2"]), 460,
+        "GPT-2 small's size, beside PyTorch: tokens/s, model FLOP utilisation, memory, gaps"),
     "small": Stage(
         _cases("8-8-3", "784-128-10", "cnn", traced=["784-128-10"]), 300,
         "8-8-3, 784-128-10 and a CNN for MNIST: steps that take less than their dispatch"),
