@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import cases_input
@@ -52,33 +51,32 @@ def _large(title: str, workload: Workload, epochs: int) -> Case:
                  Comparison("fit", "Keras on JAX")), unit="ms")
 
 
-def _transformer(workload: Workload, epochs: int) -> Case:
-    def contestant(loop: str, environment: Mapping[str, str] = {}, **options: Any) -> Contestant:
-        return Contestant(f"gpu.{loop}", options, epochs, environment)
+def _transformers(workload: Workload, epochs: int) -> dict[str, Case]:
+    """Returns the cases of the transformer: as the zoo has it, with cuDNN's attention, and with a loss in chunks."""
+    title, attention = "A transformer of GPT-2 small's size", "xla" if workload.tiny else "cudnn"
+    pytorch_text = "PyTorch is compiled, has bfloat16 by autocast and attention that stores no scores, and one GPU."
 
-    return Case(
-        "A transformer of GPT-2 small's size", _large_text(workload) + " cuDNN's attention stores no scores, and "
-        "neither does PyTorch's; PyTorch is compiled, has bfloat16 by autocast, and one GPU. A loss in chunks computes "
-        "the logits of a quarter of the rows at a time, twice.", workload, {
-            "fit": contestant("loops:fit"),
-            "by hand": contestant("loops:by_hand"),
-            # Beside PyTorch, JAX counts the rows of a batch, and no more.
-            "PyTorch, compiled": contestant("loops_torch:compiled", {"JAX_PLATFORMS": "cpu"}),
-            "fit, cuDNN": contestant("loops:fit", attention="cudnn"),
-            "by hand, cuDNN": contestant("loops:by_hand", attention="cudnn"),
-            "by hand, cuDNN, loss in chunks": contestant("loops:by_hand", attention="cudnn", loss_chunks=4)},
-        (Comparison("fit", "by hand", HAND_BAR), Comparison("fit, cuDNN", "by hand, cuDNN", HAND_BAR),
-         Comparison("fit, cuDNN", "fit"), Comparison("fit", "PyTorch, compiled"),
-         Comparison("fit, cuDNN", "PyTorch, compiled"),
-         Comparison("by hand, cuDNN, loss in chunks", "by hand, cuDNN")), unit="ms")
+    def contestants(**options: Any) -> dict[str, Contestant]:
+        return {"fit": Contestant("gpu.loops:fit", options, epochs),
+                "by hand": Contestant("gpu.loops:by_hand", options, epochs),
+                # Beside PyTorch, JAX counts the rows of a batch, and no more.
+                "PyTorch, compiled": Contestant("gpu.loops_torch:compiled", {}, epochs, {"JAX_PLATFORMS": "cpu"})}
 
-
-def _with_keras(case: Case) -> Case:
-    """Returns a case of its own for Keras, whose compilation takes long: what a limit cuts off is this alone."""
-    contestants = {"fit": case.contestants["fit"],
-                   "Keras on JAX": Contestant("gpu.loops_keras:fit", epochs=case.contestants["fit"].epochs)}
-    return dataclasses.replace(case, title=f"{case.title}, and Keras", text=_large_text(case.workload),
-                               contestants=contestants, comparisons=(Comparison("fit", "Keras on JAX"),))
+    comparisons = Comparison("fit", "by hand", HAND_BAR), Comparison("fit", "PyTorch, compiled")
+    by_hand = contestants(attention=attention)["by hand"]
+    in_chunks = dataclasses.replace(by_hand, options=by_hand.options | {"loss_chunks": 2 if workload.tiny else 4})
+    return {
+        "gpt2": Case(
+            title, f"{_large_text(workload)} {pytorch_text}", workload,
+            contestants() | {"Keras on JAX": Contestant("gpu.loops_keras:fit", epochs=epochs)},
+            (*comparisons, Comparison("fit", "Keras on JAX")), unit="ms"),
+        "gpt2_attention": Case(
+            f"{title}, cuDNN's attention", f"The same with attention that stores no scores. {pytorch_text}", workload,
+            contestants(attention=attention), comparisons, unit="ms"),
+        "gpt2_chunks": Case(
+            f"{title}, a loss in chunks", "Loops by hand with cuDNN's attention. One computes the logits of a quarter "
+            "of the rows at a time, twice.", workload, {"by hand": by_hand, "by hand, loss in chunks": in_chunks},
+            (Comparison("by hand, loss in chunks", "by hand"),), unit="ms")}
 
 
 def _graphs(workload: SmallWorkload, epochs: int) -> Case:
@@ -122,15 +120,13 @@ def _cases(tiny: bool) -> dict[str, Case]:
     def large(model: str, rows: int, steps: int) -> Workload:
         return Workload(model, 2, 2, tiny=True) if tiny else Workload(model, rows, steps)
 
-    gpt2 = _transformer(large("gpt2", 8, 16), epochs(6))
     return {
         "8-8-3": _small("Steps of 8-8-3", small("small_mlp", 1000), epochs(10), SMALL_BARS),
         "784-128-10": _small("Steps of 784-128-10", small("mlp", 1000), epochs(10), {}),
         "cnn": _small("Steps of a CNN for MNIST", small("small_cnn" if tiny else "cnn", 400, 64), epochs(5), {}),
         "mobilenet_v2": _large("MobileNetV2 at 224x224", large("mobilenet_v2", 128, 8), epochs(8)),
         "resnet50": _large("ResNet-50 at 224x224", large("resnet50", 128, 8), epochs(8)),
-        "gpt2": gpt2,
-        "gpt2_keras": _with_keras(gpt2),
+        **_transformers(large("gpt2", 8, 16), epochs(6)),
         "grain": _input("input_slow_grain", tiny),
         "decoding": _input("input_decoding_grain", tiny),
         "callbacks": _callbacks(small("mlp", 1000), epochs(10)),
@@ -141,7 +137,7 @@ def _cases(tiny: bool) -> dict[str, Case]:
 
 def _dry(name: str, case: Case) -> Case:
     """Returns a case for a dry run: without bars, and with Keras, which takes long to start, once for each loop."""
-    has_keras = name in ("8-8-3", "resnet50", "gpt2_keras")
+    has_keras = name in ("8-8-3", "resnet50", "gpt2")
     return dataclasses.replace(
         case, title=f"{case.title} (tiny)", processes=1,
         contestants={who: contestant for who, contestant in case.contestants.items()

@@ -39,12 +39,21 @@ def round_of(workload: Workload, epochs: int) -> dict[str, float]:
 
 
 def use_attention(implementation: str | None) -> None:
-    """Makes all modules of this process attend by one of JAX's implementations; None leaves it to JAX."""
+    """Makes all modules of this process attend by one of JAX's implementations; None leaves it to JAX.
+
+    They attend in bfloat16, in their initialization too, which is in float32: cuDNN has nothing for that.
+    """
     if implementation is None:
         return
-    if jax.default_backend() != "gpu":
-        raise Unavailable(f"{implementation}'s attention is for GPUs")
-    jax.nn.dot_product_attention = functools.partial(jax.nn.dot_product_attention, implementation=implementation)
+    if implementation == "cudnn" and jax.default_backend() != "gpu":
+        raise Unavailable("cuDNN's attention is for GPUs")
+    attend = functools.partial(jax.nn.dot_product_attention, implementation=implementation)
+
+    def in_bfloat16(query, key, value, **options):
+        arrays = (array.astype(jnp.bfloat16) for array in (query, key, value))
+        return attend(*arrays, **options).astype(query.dtype)
+
+    jax.nn.dot_product_attention = in_bfloat16
 
 
 def by_hand(workload: Workload, attention: str | None = None, loss_chunks: int = 1) -> Run:
