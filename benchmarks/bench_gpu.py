@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gpu.page import render
@@ -49,7 +50,9 @@ def probe(tiny: bool) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Returns the commit's short name; "" where there is no git or no repository."""
+    """Returns the commit's short name, of BENCH_COMMIT if it is set; "" where there is no git or no repository."""
+    if given := os.environ.get("BENCH_COMMIT"):
+        return given
     try:
         return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=FOLDER, capture_output=True,
                               text=True).stdout.strip()
@@ -57,7 +60,9 @@ def _commit() -> str:
         return ""
 
 
-def run_stage(name: str, machine: dict[str, Any], tiny: bool, rounds: int, limit_secs: float) -> dict[str, Any]:
+def run_stage(
+    name: str, machine: dict[str, Any], tiny: bool, rounds: int, limit_secs: float, without: Sequence[str],
+) -> dict[str, Any]:
     """Runs a stage in a process of its own; returns its entry for the JSON file."""
     changed = environment(tiny)
     if name == "correct" and machine["platform"] == "cpu":  # strategies need more than one
@@ -65,7 +70,7 @@ def run_stage(name: str, machine: dict[str, Any], tiny: bool, rounds: int, limit
     with tempfile.TemporaryDirectory() as folder:
         path, start, error = pathlib.Path(folder, "results.json"), time.monotonic(), None
         command = [sys.executable, "-m", "gpu.stage", name, str(path), json.dumps(machine), str(rounds),
-                   *(["--tiny"] if tiny else [])]
+                   json.dumps(without), *(["--tiny"] if tiny else [])]
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(command, cwd=FOLDER, env=changed, stderr=errors)
             try:
@@ -101,6 +106,7 @@ def main() -> int:
                         "of a dry run a new folder")
     parser.add_argument("--rounds", type=int, default=0, help="of each case; by default a case's own number")
     parser.add_argument("--limit", type=float, default=TOTAL_SECS, help="seconds of a stage at most")
+    parser.add_argument("--without", action="append", default=[], metavar="CONTESTANT", help="is left out")
     options = parser.parse_args()
     if unknown := sorted(set(options.stages) - set(STAGES)):
         parser.error(f"unknown stages: {', '.join(unknown)}; known are {', '.join(STAGES)}")
@@ -115,7 +121,8 @@ def main() -> int:
     for name in options.stages or STAGES:
         print(f"== {name}", flush=True)
         limit_secs = min(STAGES[name].limit_secs, options.limit, TOTAL_SECS - (time.monotonic() - begin))
-        stored[name] = run_stage(name, machine, options.tiny, options.rounds, max(1.0, limit_secs))
+        stored[name] = run_stage(name, machine, options.tiny, options.rounds, max(1.0, limit_secs),
+                                 options.without)
         (out / "gpu.json").write_text(json.dumps(stored, indent=1) + "\n")
         (out / "GPU.md").write_text(render(stored))
         error = stored[name]["error"]

@@ -58,7 +58,8 @@ class Machine:
     def environment(self, replicas: int) -> dict[str, str]:
         """Returns the environment of a worker that sees so many devices."""
         # Without huge pages, two processes of one program differ by the pages that they happened to get.
-        changed = {"BENCHMARK_PLATFORM": self.platform, "JAX_ENABLE_COMPILATION_CACHE": "false",
+        is_cached = "JAX_COMPILATION_CACHE_DIR" in os.environ
+        changed = {"BENCHMARK_PLATFORM": self.platform, "JAX_ENABLE_COMPILATION_CACHE": str(is_cached).lower(),
                    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
                    "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                    "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -190,6 +191,7 @@ def _measure_in_new_processes(
         def await_start(who: str) -> None:
             if ready := answer(who):
                 outcome.starts[who] = ready["seconds"]
+                print(f"{who}: ready after {ready['seconds']:.0f} s", flush=True)
 
         waiting: list[str] = []
         for who, contestant in list(left.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 import cases_input
 import cases_mlp
@@ -35,16 +36,47 @@ def _small(title: str, workload: SmallWorkload, epochs: int, bars: dict[str, flo
                 tuple(Comparison("fit", name, bars.get(name)) for name in _PEERS))
 
 
-def _large(title: str, workload: Workload, epochs: int) -> Case:
-    text = (f"Mixed bfloat16, {workload.rows_per_device} rows a GPU (a quarter of that on GPUs with little memory), "
+def _large_text(workload: Workload) -> str:
+    return (f"Mixed bfloat16, {workload.rows_per_device} rows a GPU (a quarter of that on GPUs with little memory), "
             "all GPUs, synthetic data that stay on them. The loop by hand is a jitted step that donates its state; "
             "Keras's batches are on the GPU, too.")
-    return Case(title, text, workload,
+
+
+def _large(title: str, workload: Workload, epochs: int) -> Case:
+    return Case(title, _large_text(workload), workload,
                 {"fit": Contestant("gpu.loops:fit", epochs=epochs),
                  "by hand": Contestant("gpu.loops:by_hand", epochs=epochs),
                  "Keras on JAX": Contestant("gpu.loops_keras:fit", epochs=epochs)},
                 (Comparison("fit", "by hand", None if workload.model == "mobilenet_v2" else HAND_BAR),
                  Comparison("fit", "Keras on JAX")), unit="ms")
+
+
+def _transformers(workload: Workload, epochs: int) -> dict[str, Case]:
+    """Returns the cases of the transformer: as the zoo has it, with cuDNN's attention, and with a loss in chunks."""
+    title, attention = "A transformer of GPT-2 small's size", "xla" if workload.tiny else "cudnn"
+    pytorch_text = "PyTorch is compiled, has bfloat16 by autocast and attention that stores no scores, and one GPU."
+
+    def contestants(**options: Any) -> dict[str, Contestant]:
+        return {"fit": Contestant("gpu.loops:fit", options, epochs),
+                "by hand": Contestant("gpu.loops:by_hand", options, epochs),
+                # Beside PyTorch, JAX counts the rows of a batch, and no more.
+                "PyTorch, compiled": Contestant("gpu.loops_torch:compiled", {}, epochs, {"JAX_PLATFORMS": "cpu"})}
+
+    comparisons = Comparison("fit", "by hand", HAND_BAR), Comparison("fit", "PyTorch, compiled")
+    by_hand = contestants(attention=attention)["by hand"]
+    in_chunks = dataclasses.replace(by_hand, options=by_hand.options | {"loss_chunks": 2 if workload.tiny else 4})
+    return {
+        "gpt2": Case(
+            title, f"{_large_text(workload)} {pytorch_text}", workload,
+            contestants() | {"Keras on JAX": Contestant("gpu.loops_keras:fit", epochs=epochs)},
+            (*comparisons, Comparison("fit", "Keras on JAX")), unit="ms"),
+        "gpt2_attention": Case(
+            f"{title}, cuDNN's attention", f"The same with attention that stores no scores. {pytorch_text}", workload,
+            contestants(attention=attention), comparisons, unit="ms"),
+        "gpt2_chunks": Case(
+            f"{title}, a loss in chunks", "Loops by hand with cuDNN's attention. One computes the logits of a quarter "
+            "of the rows at a time, twice.", workload, {"by hand": by_hand, "by hand, loss in chunks": in_chunks},
+            (Comparison("by hand, loss in chunks", "by hand"),), unit="ms")}
 
 
 def _graphs(workload: SmallWorkload, epochs: int) -> Case:
@@ -94,7 +126,7 @@ def _cases(tiny: bool) -> dict[str, Case]:
         "cnn": _small("Steps of a CNN for MNIST", small("small_cnn" if tiny else "cnn", 400, 64), epochs(5), {}),
         "mobilenet_v2": _large("MobileNetV2 at 224x224", large("mobilenet_v2", 128, 8), epochs(8)),
         "resnet50": _large("ResNet-50 at 224x224", large("resnet50", 128, 8), epochs(8)),
-        "gpt2": _large("A transformer of GPT-2 small's size", large("gpt2", 8, 16), epochs(6)),
+        **_transformers(large("gpt2", 8, 16), epochs(6)),
         "grain": _input("input_slow_grain", tiny),
         "decoding": _input("input_decoding_grain", tiny),
         "callbacks": _callbacks(small("mlp", 1000), epochs(10)),

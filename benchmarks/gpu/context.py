@@ -20,6 +20,7 @@ class Context:
       tiny: whether this is a dry run.
       results: what the stage adds to.
       rounds: how many each case has; None for its own number.
+      without: the contestants that are left out.
     """
 
     machine: Machine
@@ -27,6 +28,7 @@ class Context:
     tiny: bool
     results: Results
     rounds: int | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def prefix(self) -> str:

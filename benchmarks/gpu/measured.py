@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import statistics
 from collections.abc import Collection, Sequence
 
@@ -31,9 +33,13 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
     """
     name = f"gpu.cases:{context.prefix}{name}"
     case, outcome = find(name), Outcome({}, {})
-    large = name.endswith(("mobilenet_v2", "resnet50", "gpt2"))
+    large = any(model in name for model in ("mobilenet_v2", "resnet50", "gpt2"))
     case = context.over_all_devices(case) if large else case
+    case = dataclasses.replace(case, contestants={
+        who: contestant for who, contestant in case.contestants.items() if who not in context.without})
     context.results.note(f"{case.title}: {case.text}")
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        context.results.note(f"{case.title}: programs may come from a cache, which shortens first steps.")
     try:
         measure(name, case, context.machine, 2 if context.tiny else context.rounds or rounds, None, outcome, traced)
     finally:

@@ -57,11 +57,17 @@ STAGES = {
         _correct, 420,
         "the guides' blocks, fused and single steps, resume, precision, strategies"),
     "images": Stage(
-        _cases("resnet50", "mobilenet_v2", traced=["resnet50", "mobilenet_v2"]), 460,
-        "ResNet-50 and MobileNetV2 in mixed bfloat16: images/s, memory, first step, gaps"),
+        _cases("resnet50", traced=["resnet50"]), 300,
+        "ResNet-50 in mixed bfloat16: images/s, memory, first step, gaps"),
+    "mobilenet": Stage(
+        _cases("mobilenet_v2", traced=["mobilenet_v2"]), 300,
+        "the same for MobileNetV2"),
     "transformer": Stage(
-        _cases("gpt2", traced=["gpt2"]), 300,
-        "GPT-2 small's size: tokens/s, model FLOP utilisation, memory, gaps"),
+        _cases("gpt2", rounds=3, traced=["gpt2"]), 460,
+        "GPT-2 small's size, beside PyTorch: tokens/s, model FLOP utilisation, memory, gaps"),
+    "attention": Stage(
+        _cases("gpt2_attention", "gpt2_chunks", rounds=3, traced=["gpt2_attention"]), 460,
+        "the same with cuDNN's attention, and with a loss in chunks"),
     "small": Stage(
         _cases("8-8-3", "784-128-10", "cnn", traced=["784-128-10"]), 300,
         "8-8-3, 784-128-10 and a CNN for MNIST: steps that take less than their dispatch"),
