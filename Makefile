@@ -46,6 +46,7 @@ pre-commit: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	@$(bin)/python benchmarks/run.py
+	@$(bin)/python benchmarks/sessions.py
 
 bench-strategies: $(VENV)/.bench
 	@$(bin)/python benchmarks/strategies.py --rounds 5

@@ -1,6 +1,8 @@
-"""The models of the benchmarks in Flax: Linen's, and the MLPs in NNX."""
+"""The models of the benchmarks in Flax: Linen's, and in NNX the MLPs and the CNN of Flax's guide."""
 
 from __future__ import annotations
+
+import functools
 
 import jax.numpy as jnp
 from cases import Workload
@@ -73,6 +75,26 @@ class NNXMLP(nnx.Module):
 
     def __call__(self, x):
         return self.second(nnx.relu(self.first(x)))
+
+
+class GuideCNN(nnx.Module):
+    """The model of "MNIST tutorial", the first guide of Flax's NNX."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.conv1 = nnx.Conv(1, 32, kernel_size=(3, 3), rngs=rngs)
+        self.batch_norm1 = nnx.BatchNorm(32, rngs=rngs)
+        self.dropout1 = nnx.Dropout(rate=0.025)
+        self.conv2 = nnx.Conv(32, 64, kernel_size=(3, 3), rngs=rngs)
+        self.batch_norm2 = nnx.BatchNorm(64, rngs=rngs)
+        self.avg_pool = functools.partial(nnx.avg_pool, window_shape=(2, 2), strides=(2, 2))
+        self.linear1 = nnx.Linear(3136, 256, rngs=rngs)
+        self.dropout2 = nnx.Dropout(rate=0.025)
+        self.linear2 = nnx.Linear(256, 10, rngs=rngs)
+
+    def __call__(self, x, rngs=None):
+        x = self.avg_pool(nnx.relu(self.batch_norm1(self.dropout1(self.conv1(x), rngs=rngs))))
+        x = self.avg_pool(nnx.relu(self.batch_norm2(self.conv2(x))))
+        return self.linear2(nnx.relu(self.dropout2(self.linear1(x.reshape(len(x), -1)), rngs=rngs)))
 
 
 def linen(workload: Workload) -> nn.Module:

@@ -107,6 +107,18 @@ def test_the_reason_names_what_was_found(name, reason):
     assert reason in why_rows_mix(MIXES[name], X)
 
 
+@pytest.mark.parametrize(("function", "traces"), [(lambda x: x - x.mean(0), 1), (jnp.tanh, 2)], ids=["mixes", "keeps"])
+def test_rows_that_were_seen_to_mix_are_not_traced_again(function, traces):
+    seen = []
+
+    def traced(x):
+        seen.append(len(x))
+        return function(x)
+
+    why_rows_mix(traced, X)
+    assert len(set(seen)) == len(seen) == traces
+
+
 def test_what_takes_certain_numbers_of_rows_only_is_not_proved():
     def pairs(x):
         assert len(x) % 2 == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import jax
@@ -55,6 +56,45 @@ def test_one_epoch_several_and_an_evaluation_share_two_programs_of_each_phase(ke
         model.evaluate(*validation, batch_size=8, verbose=0)
     assert not evaluated
     assert {kind: phase.num_programs for kind, phase in model._configuration.phases.items()} == {"train": 2, "test": 2}
+
+
+class CountedLinen(nn.Module):
+    """An MLP that counts its calls: each is a trace, or a part of one."""
+
+    calls = 0
+
+    @nn.compact
+    def __call__(self, x):
+        CountedLinen.calls += 1
+        return nn.Dense(3)(nn.relu(nn.Dense(8)(x)))
+
+
+class CountedNNX(NNXMLP):
+    """The same in NNX."""
+
+    calls = 0
+
+    def __call__(self, x):
+        CountedNNX.calls += 1
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 4)])
+@pytest.mark.parametrize("module", [CountedLinen, CountedNNX])
+def test_a_session_traces_the_module_once_for_each_program(module, replicas, proofs):
+    """Besides twice to make the weights, and twice each to prove that rows stay apart in training and in inference."""
+    x, y, _ = classification(20)
+    model, before = make_model(module(), replicas), module.calls
+    with count_compilations() as compiled:
+        model.fit(x, y, batch_size=8, verbose=0)
+        model.fit(x, y, batch_size=8, epochs=3, validation_data=(x.copy(), y.copy()), verbose=0)
+        model.evaluate(x, y, batch_size=8, verbose=0)
+        model.predict(x, batch_size=8, verbose=0)
+    steps = 2 + 2 + 2  # of whole batches, and of a last one of four rows: to train, test and predict
+    assert module.calls - before == 2 + proofs + steps
+    names = collections.Counter(details["fun_name"] for details in compiled)
+    assert names["jit(_execute)"] == steps
+    assert set(names) == {"jit(_make)", "jit(results)", "jit(_execute)"}, "nothing is computed eagerly"
 
 
 def test_evaluate_sees_what_was_written_to_the_arrays_of_fit(keeps_arrays):

@@ -52,6 +52,16 @@ def test_a_worker_runs_epochs_on_demand():
     assert figures["steps"] == 2000 and figures["seconds"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "programs"), [("fit", 8), ("by hand", 7)])
+def test_the_programs_of_a_session_are_counted(who, programs):
+    command = [sys.executable, "sessions.py", "--count", "784-128-10, last batches of other sizes", who]
+    done = subprocess.run(command, cwd=FOLDER, text=True, capture_output=True, check=True, timeout=100)
+    counts = json.loads(done.stdout)
+    assert (counts["programs"], counts["calls"]) == (programs, programs)
+    assert counts["traces"] >= programs and counts["cpu_seconds"] > 0
+
+
 def test_a_contestant_that_is_not_installed_says_so():
     code = ("import sys; sys.modules['tf_keras'] = sys.modules['tensorflow'] = None; "
             "sys.argv = ['worker.py', 'small_mlp', 'TF-Keras', '1']; import worker; worker.main()")

@@ -62,14 +62,15 @@ def why_rows_mix(function: Callable[..., Any], batch: PyTree, *others: PyTree) -
       >>> why_rows_mix(lambda x: x - x.mean(0), x)
       'rows are combined (`reduce_sum`)'
     """
-    try:
-        program, other = (jax.make_jaxpr(function)(_with_rows(batch, rows), *others) for rows in (_ROWS, _OTHER_ROWS))
-    except Exception as error:  # it takes other numbers of rows only: a multiple of a group's, for example
-        return f"it cannot be traced on any number of rows ({type(error).__name__})"
-    seen: set[int] = set()
-    if (reason := _why_mixed(program.jaxpr, seen)) is not None:
-        return reason
-    return None if _same(program, other) else "it computes with the number of rows"
+    programs: list[Any] = []
+    for rows in (_ROWS, _OTHER_ROWS):
+        try:
+            programs.append(jax.make_jaxpr(function)(_with_rows(batch, rows), *others))
+        except Exception as error:  # it takes other numbers of rows only: a multiple of a group's, for example
+            return f"it cannot be traced on any number of rows ({type(error).__name__})"
+        if len(programs) == 1 and (reason := _why_mixed(programs[0].jaxpr, set())) is not None:
+            return reason
+    return None if _same(*programs) else "it computes with the number of rows"
 
 
 def _with_rows(batch: PyTree, rows: int) -> PyTree:

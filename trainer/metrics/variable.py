@@ -84,7 +84,8 @@ class Variable:
         self.name = name
         # A metric may make its variables while it is traced; what it stores must outlive the trace.
         with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-            self._value = jnp.asarray(initializer(tuple(shape), dtype=jnp.dtype(dtype)))
+            value = initializer(tuple(shape), dtype=jnp.dtype(dtype))
+            self._value = jnp.asarray(jax.device_put(value) if isinstance(value, np.ndarray) else value)
 
     @property
     def value(self) -> jax.Array:

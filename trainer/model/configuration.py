@@ -7,7 +7,7 @@ traced with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ class Configuration:
       trainable: whether the default train step trains.
       penalties_are_used: whether a step that was traced has called `compute_penalties`; may be assigned.
       phases: the compiled steps, by "train", "test" and "predict".
+      proofs: what is known of the rows of steps; see `step/lowering.py`.
       forwards: the compiled calls of the model, by whether they are part of training; None where a call cannot be.
       given: the arguments of the last `compile`, by name.
       noted_loss: what the metric of the loss is to be given when it is asked for; None for nothing. May be assigned.
@@ -59,6 +60,7 @@ class Configuration:
         """Lets go of all compiled steps: the next run traces them again."""
         self.changes += 1
         self.phases: dict[str, CompiledPhase] = {}
+        self.proofs: dict[Hashable, str | None] = {}
         self.forwards: dict[bool, Callable[..., Any] | None] = {}
         self.outputs_are_checked = False
 

@@ -107,6 +107,7 @@ class LoopModel:
                           "changed, and are constants in it. If they change often, make both models one: "
                           "`Model({\"student\": ..., \"teacher\": ...})`, with a `train_step`.", stacklevel=2)
             del phases[kind]
+            configuration.proofs.clear()
         is_new, is_trained = kind not in phases, "train" in phases
         if is_new and self._is_asynchronous(kind):
             configuration.options.check_asynchronous()
@@ -267,7 +268,8 @@ class LoopModel:
             kind, self._overridden(kind), functools.partial(self._outputs_and_state, is_train),
             self._module.sows_losses, self._configuration.loss, self._configuration.metrics,
             options.microbatches if is_train else 1)
-        return why_partitioned(parts, shapes, self.strategy.num_replicas_in_sync, batch)
+        return why_partitioned(
+            parts, shapes, self.strategy.num_replicas_in_sync, batch, self._configuration.proofs)
 
     def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
         return self._outputs_and_state(training, state, batch)[0]

@@ -105,6 +105,11 @@ class CompiledLoss:
         """Whether the loss of some output is the user's own, as far as a first batch has shown."""
         return any(entry.loss is not None and not isinstance(entry.loss, BuiltinLoss) for entry in self.per_output)
 
+    @property
+    def may_be_custom(self) -> bool:
+        """Whether a loss of the user's own is among those that were given."""
+        return not all(map(_is_builtin, jax.tree.leaves(self._choices)))
+
     def why_of_batch(self) -> str | None:
         """Returns why the loss is of the batch as a whole and no mean over its rows, as a clause; None if it may be."""
         for loss in jax.tree.leaves(self._choices):

@@ -7,7 +7,7 @@ Whatever is not known is partitioned, which suits any code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,7 +66,9 @@ class StepParts(NamedTuple):
     microbatches: int
 
 
-def why_partitioned(parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree) -> str | None:
+def why_partitioned(
+    parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree, proofs: dict[Hashable, str | None]
+) -> str | None:
     """Returns why a step on a batch cannot be replicated, as a clause; None if it can.
 
     Args:
@@ -74,6 +76,7 @@ def why_partitioned(parts: StepParts, shapes: TrainState, replicas: int, batch: 
       shapes: the shapes of the state.
       replicas: how many replicas there are; they divide the rows.
       batch: the shapes of the batch.
+      proofs: what was proved of such steps of the same model before, to which the result is added.
     """
     if parts.overridden:
         return f"`{'`, `'.join(parts.overridden)}` may do anything with the batch"
@@ -89,8 +92,14 @@ def why_partitioned(parts: StepParts, shapes: TrainState, replicas: int, batch: 
     def of_rows(batch: PyTree, state: TrainState) -> Any:
         with replica_context.enter(_ProofContext(jax.tree.leaves(batch)[0].shape[0])):
             outputs, model_state = parts.outputs(state, batch)
-            y = unpack_x_y_sample_weight(batch)[1]
-            values = [] if parts.kind == "predict" or y is None else parts.loss.custom_values(y, outputs)
+            values = parts.loss.custom_values(batch[1], outputs) if len(batch) > 1 else []
         return outputs, model_state, values
 
-    return why_rows_mix(of_rows, batch, shapes)
+    x, y, _ = unpack_x_y_sample_weight(batch)
+    needed = (x, y) if parts.kind != "predict" and y is not None and parts.loss.may_be_custom else (x,)
+    leaves, structure = jax.tree.flatten(needed)
+    # Not the number of rows: a proof is of any.
+    key = parts.kind == "train", structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    if key not in proofs:
+        proofs[key] = why_rows_mix(of_rows, needed, shapes)
+    return proofs[key]

@@ -49,7 +49,10 @@ class PlacedArrays:
         return PlacedArrays()  # of a strategy of its own, which has placed nothing
 
     def __contains__(self, arrays: HostArrays) -> bool:
-        """Returns whether something was placed for this object."""
+        """Returns whether something was placed for this object.
+
+        Its memory is not looked for: the checksums take as long as to send the rows once, to the same program.
+        """
         return arrays in self._by_identity
 
     def get_or_place(
