@@ -6,13 +6,13 @@ computes them element by element, up to nine times as slowly, and a group of fus
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
+from trainer.compile.equations import rewritten
 from trainer.compile.jit import compiled
 
 
@@ -37,50 +37,19 @@ def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         program, outputs = jax.make_jaxpr(function, return_shape=True)(*args)
-        rewritten = _rewritten(program, {})
-        if rewritten is program:
+        fast = rewritten(program, _with_fast_layout, {})
+        if fast is program:
             return function(*args)
-        return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(rewritten)(*jax.tree.leaves(args)))
+        return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(fast)(*jax.tree.leaves(args)))
 
     return call
 
 
-def _rewritten(program: Any, known: dict[int, Any]) -> Any:
-    """Returns a `ClosedJaxpr` or `Jaxpr` with fast convolutions; the very program if it has no others.
-
-    Args:
-      program: which others may contain as well.
-      known: the results so far, by the identity of the program.
-    """
-    if id(program) not in known:
-        inner = getattr(program, "jaxpr", program)  # later versions of JAX have one class for both
-        if inner is program:
-            old, new = program.eqns, [_rewritten_equation(equation, known) for equation in program.eqns]
-            is_same = all(map(operator.is_, old, new))
-            known[id(program)] = program if is_same else program.replace(eqns=new)
-        else:
-            rewritten = _rewritten(inner, known)
-            known[id(program)] = program if rewritten is inner else program.replace(jaxpr=rewritten)
-    return known[id(program)]
-
-
-def _rewritten_equation(equation: Any, known: dict[int, Any]) -> Any:
-    if equation.primitive.name == "conv_general_dilated":
-        is_fast = equation.params["dimension_numbers"] == _fast_layout(equation.outvars[0].aval.ndim)
-        return equation if is_fast else _transposed(equation)
-    params = {name: _rewritten_param(value, known) for name, value in equation.params.items()}
-    is_same = all(map(operator.is_, params.values(), equation.params.values()))
-    return equation if is_same else equation.replace(params=params)
-
-
-def _rewritten_param(value: Any, known: dict[int, Any]) -> Any:
-    if isinstance(value, (ClosedJaxpr, Jaxpr)):
-        return _rewritten(value, known)
-    if isinstance(value, (tuple, list)):
-        parts = [_rewritten_param(part, known) for part in value]
-        if not all(map(operator.is_, parts, value)):
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+def _with_fast_layout(equation: Any) -> Any:
+    if equation.primitive.name != "conv_general_dilated":
+        return equation
+    is_fast = equation.params["dimension_numbers"] == _fast_layout(equation.outvars[0].aval.ndim)
+    return equation if is_fast else _transposed(equation)
 
 
 def _fast_layout(rank: int) -> jax.lax.ConvDimensionNumbers:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 CALLS = ("jit", "pjit", "closed_call")
 REMATERIALISED = ("checkpoint", "remat2", "remat")
@@ -44,3 +45,42 @@ def run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
     with equation.ctx.manager:
         found = equation.primitive.bind(*functions, *values, **params)
     return list(found) if equation.primitive.multiple_results else [found]
+
+
+def rewritten(program: Any, change: Callable[[Any], Any], known: dict[int, Any] | None = None) -> Any:
+    """Returns a program with `change(equation)` in place of each equation; the very program if none is another.
+
+    Args:
+      program: a `ClosedJaxpr` or `Jaxpr`. Those inside of its equations are rewritten as well.
+      change: returns an equation of the same variables. It is called in the order of the program.
+      known: the results so far, by the identity of the program, for a `change` that does not depend on the place: what
+        several equations call stays one program. None rewrites it for each of them.
+    """
+    if known is not None and id(program) in known:
+        return known[id(program)]
+    if (inner := jaxpr_of(program)) is not program:
+        new = rewritten(inner, change, known)
+        result = program if new is inner else program.replace(jaxpr=new)
+    else:
+        equations = [change(_with_inner(equation, change, known)) for equation in program.eqns]
+        is_same = all(map(operator.is_, equations, program.eqns))
+        result = program if is_same else program.replace(eqns=equations)
+    if known is not None:
+        known[id(program)] = result
+    return result
+
+
+def _with_inner(equation: Any, change: Callable[[Any], Any], known: dict[int, Any] | None) -> Any:
+    params = {name: _rewritten_param(value, change, known) for name, value in equation.params.items()}
+    is_same = all(map(operator.is_, params.values(), equation.params.values()))
+    return equation if is_same else equation.replace(params=params)
+
+
+def _rewritten_param(value: Any, change: Callable[[Any], Any], known: dict[int, Any] | None) -> Any:
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        return rewritten(value, change, known)
+    if isinstance(value, (tuple, list)):
+        parts = [_rewritten_param(part, change, known) for part in value]
+        if not all(map(operator.is_, parts, value)):
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
