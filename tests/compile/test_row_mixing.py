@@ -54,8 +54,13 @@ MIXES = {
         x.T[None], jnp.ones((1, 6, 3)), (1,), "SAME")[0].T * x[:, :1],
     "a window over rows": lambda x: lax.reduce_window(x, 0.0, lax.add, (3, 1), (1, 1), "SAME"),
     "a transposed reshape": lambda x: x.T.reshape(len(x), 6),
-    "noise": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
-    "noise for parameters": lambda x: x * jax.random.normal(jax.random.key(0), (6,)),
+    "noise of another generator": lambda x: x + jax.random.normal(jax.random.key(0, impl="rbg"), x.shape),
+    "noise for rows that are not the first axis": lambda x: x + jax.random.normal(jax.random.key(0), x.T.shape).T,
+    "noise by a key for each row": jax.vmap(lambda row: row + jax.random.normal(
+        jax.random.fold_in(jax.random.key(0), row[0].astype(int)), row.shape)),
+    "an order drawn at random": lambda x: jax.random.permutation(jax.random.key(0), x),
+    "a mean of noise": lambda x: x + jax.random.normal(jax.random.key(0), x.shape).mean(0),
+    "numbers of 64 bits": lambda x: x + jax.random.bits(jax.random.key(0), x.shape, "uint64"),
     "a derivative of the user's own": lambda x: normalized_gradient(x),
     "a callback": lambda x: jax.pure_callback(lambda x: x, x, x),
     "a print": printed,
@@ -84,6 +89,10 @@ KEEPS = {
     "attention within a row": lambda x: nn.dot_product_attention(*[x.reshape(-1, 3, 1, 2)] * 3).reshape(len(x), 6),
     "class indices": lambda x: jax.nn.one_hot(x[:, 0].astype(int), 5),
     "a position within the row": lambda x: x + jnp.arange(6),
+    "noise": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
+    "noise for parameters": lambda x: x * jax.random.normal(jax.random.key(0), (6,)),
+    "noise for rows in one axis with others": lambda x: x + jax.random.normal(
+        jax.random.PRNGKey(0), (len(x) * 3, 2)).reshape(x.shape),
     "a state that counts calls": lambda x: (x, jnp.ones(()) + 1),
 }
 
@@ -99,7 +108,7 @@ def test_rows_are_proved_to_be_apart(name):
 
 
 @pytest.mark.parametrize(("name", "reason"), [
-    ("a mean", "rows are combined (`reduce_sum`)"), ("noise", "numbers are drawn at random"),
+    ("a mean", "rows are combined (`reduce_sum`)"), ("noise of another generator", "numbers are drawn at random"),
     ("the number of rows", "it computes with the number of rows"), ("a number for each row", "there is a constant"),
     ("a derivative of the user's own", "a derivative is the user's own"), ("a print", "there is a side effect"),
     ("a scan with a carry", "there is a loop over the rows")])

@@ -59,6 +59,12 @@ class Asks(nn.Module):
         return x * (1.0 + number)
 
 
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) + jax.random.normal(jax.random.key(0, impl="rbg"), (len(x), 3))
+
+
 class OwnLoss(trainer.Model):
     def compute_loss(self, x, y, y_pred, sample_weight):
         return super().compute_loss(x, y, y_pred, sample_weight)
@@ -94,12 +100,13 @@ REPLICATED = {
     "a loss with a value for each row": {"loss": per_row},
     "metrics by name": {"metrics": ["accuracy", metrics.SparseTopKCategoricalAccuracy(2)]},
     "microbatches that divide": {"microbatches": 2},
+    "dropout": {"module": Plain(drops=True)},
 }
 PARTITIONED = {
     "an overridden method": ({"make": OwnLoss}, "`compute_loss` may do anything with the batch"),
     "an overridden application": ({"make": OwnApply}, "`apply` may do anything with the batch"),
     "rows that mix": ({"module": Plain(mixes=True)}, r"rows are combined \(`reduce_sum`\)"),
-    "dropout": ({"module": Plain(drops=True)}, "numbers are drawn at random"),
+    "numbers of another generator": ({"module": Noisy()}, "numbers are drawn at random"),
     "a state of its own": ({"module": Plain(counts=True)}, r"rows are combined \(`reduce_sum`\)"),
     "a sown loss": ({"module": Plain(sows=True)}, "the module adds to the loss"),
     "a scalar loss": ({"loss": of_batch}, r"rows are combined \(`reduce_sum`\)"),

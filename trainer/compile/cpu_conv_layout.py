@@ -36,7 +36,7 @@ def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:
     return rewritten(function, _fast)
 
 
-def _fast(equation: Any, program: Sequence[Any]) -> Any:
+def _fast(equation: Any, _: Sequence[Any]) -> Any:
     is_slow = equation.primitive.name == "conv_general_dilated" and (
         equation.params["dimension_numbers"] != _fast_layout(equation.outvars[0].aval.ndim))
     return _transposed(equation) if is_slow else equation

@@ -50,23 +50,21 @@ def run(equation: Any, values: Sequence[Any], **changes: Any) -> list[Any]:
     return list(found) if equation.primitive.multiple_results else [found]
 
 
-# Returns the equation that takes an equation's place, or the very equation; the second argument is all of its program.
-Replace = Callable[[Any, Sequence[Any]], Any]
+Change = Callable[[Any, Sequence[Any]], Any]
+"""Returns the equation that takes an equation's place, or that very equation; the second are all of its program's."""
 
 
-def rewritten(function: Callable[..., Any], replace: Replace, skipped: Collection[str] = ()) -> Callable[..., Any]:
-    """Returns a function with other equations in its trace, also in loops, branches and functions.
+def rewritten(function: Callable[..., Any], change: Change, skipped: Collection[str] = ()) -> Callable[..., Any]:
+    """Returns a function with other equations in its trace, which is made when the function is called.
 
     Args:
-      function: compiled; a pure function of trees of arrays. It is traced when the returned function is called, which
-        calls it as it is where nothing is replaced.
-      replace: see `Replace`.
-      skipped: the names of primitives whose programs stay as they are.
+      function: compiled; a pure function of trees of arrays. Where nothing is changed, it is called as it is.
+      change, skipped: as of `with_equations`.
     """
 
     def call(*args: Any) -> Any:
         program, outputs = jax.make_jaxpr(function, return_shape=True)(*args)
-        changed = _Rewriting(replace, skipped).program(program)
+        changed = with_equations(program, change, {}, skipped)
         if changed is program:
             return function(*args)
         return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(changed)(*jax.tree.leaves(args)))
@@ -74,44 +72,50 @@ def rewritten(function: Callable[..., Any], replace: Replace, skipped: Collectio
     return call
 
 
+def with_equations(
+    program: Any, change: Change, known: dict[int, Any] | None = None, skipped: Collection[str] = ()
+) -> Any:
+    """Returns a program with other equations, also in its loops, branches and calls; the very program if none is.
+
+    Args:
+      program: a `ClosedJaxpr` or `Jaxpr`.
+      change: called in the order of the program, after what is inside of an equation.
+      known: the results so far, by the identity of the program, for a `change` that does not depend on the place: what
+        several equations call stays one program. None rewrites it for each of them.
+      skipped: the names of primitives whose programs stay as they are.
+    """
+    if known is not None and id(program) in known:
+        return known[id(program)]
+    if (inner := jaxpr_of(program)) is not program:
+        new = with_equations(inner, change, known, skipped)
+        result = program if new is inner else program.replace(jaxpr=new)
+    else:
+        def param(value: Any) -> Any:
+            if isinstance(value, (ClosedJaxpr, Jaxpr)):
+                return with_equations(value, change, known, skipped)
+            if isinstance(value, (tuple, list)):
+                parts = [param(part) for part in value]
+                if not all(map(operator.is_, parts, value)):
+                    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+            return value
+
+        equations = [change(_with_params(equation, param) if equation.primitive.name not in skipped else equation,
+                            program.eqns) for equation in program.eqns]
+        is_same = all(map(operator.is_, equations, program.eqns))
+        result = program if is_same else program.replace(eqns=equations)
+    if known is not None:
+        known[id(program)] = result
+    return result
+
+
+def _with_params(equation: Any, param: Callable[[Any], Any]) -> Any:
+    params = {name: param(value) for name, value in equation.params.items()}
+    is_same = all(map(operator.is_, params.values(), equation.params.values()))
+    return equation if is_same else equation.replace(params=params)
+
+
 def called(function: Callable[..., Any], equation: Any) -> Any:
     """Returns an equation that calls a function of an equation's operands in its place."""
     shapes = (jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype) for operand in equation.invars)
     call, = jax.make_jaxpr(compiled(function))(*shapes).eqns
     return call.replace(invars=equation.invars, outvars=equation.outvars, source_info=equation.source_info)
-
-
-class _Rewriting:
-    def __init__(self, replace: Replace, skipped: Collection[str]):
-        self._replace, self._skipped = replace, skipped
-        self._known: dict[int, Any] = {}  # the results so far, by the identity of the program
-
-    def program(self, program: Any) -> Any:
-        """Returns a `ClosedJaxpr` or `Jaxpr`; the very program if nothing in it is replaced."""
-        if id(program) not in self._known:
-            inner = jaxpr_of(program)
-            if inner is program:
-                old, new = program.eqns, [self._equation(equation, program.eqns) for equation in program.eqns]
-                is_same = all(map(operator.is_, old, new))
-                self._known[id(program)] = program if is_same else program.replace(eqns=new)
-            else:
-                changed = self.program(inner)
-                self._known[id(program)] = program if changed is inner else program.replace(jaxpr=changed)
-        return self._known[id(program)]
-
-    def _equation(self, equation: Any, program: Sequence[Any]) -> Any:
-        replaced = self._replace(equation, program)
-        if replaced is not equation or equation.primitive.name in self._skipped:
-            return replaced
-        params = {name: self._param(value) for name, value in equation.params.items()}
-        is_same = all(map(operator.is_, params.values(), equation.params.values()))
-        return equation if is_same else equation.replace(params=params)
-
-    def _param(self, value: Any) -> Any:
-        if isinstance(value, (ClosedJaxpr, Jaxpr)):
-            return self.program(value)
-        if isinstance(value, (tuple, list)):
-            parts = [self._param(part) for part in value]
-            if not all(map(operator.is_, parts, value)):
-                return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        return value

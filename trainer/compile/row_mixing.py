@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jax.extend.core import Literal
 
+from trainer.compile.row_bits import can_draw_rows
 from trainer.core.types import PyTree
 
 # Primes that sizes other than the rows' hardly have as a factor, so that they tell the axis of the rows.
@@ -88,6 +89,8 @@ def _why_mixed(jaxpr: Any, seen: set[int]) -> str | None:
 
 def _why_equation_mixes(equation: Any, seen: set[int]) -> str | None:
     name = equation.primitive.name
+    if name == "random_bits" and can_draw_rows(equation) and _row_axes(equation.outvars[0]) in ([], [0]):
+        return None
     if name in _DRAWS:
         return "numbers are drawn at random"
     has_rows = any(map(_row_axes, (*equation.invars, *equation.outvars)))

@@ -69,6 +69,7 @@ class ReplicaContext:
       batch_norm_groups: how many replicas' rows the batch has, each of which BatchNorm normalizes by itself with
         `batch_norm="per_replica"`.
       has_whole_batch: whether it is the only replica to code of a step that several devices divide.
+      keys_differ: whether each replica has random keys of its own.
       mask_reads: how often code has asked which rows are padding, so that code which did not can be told.
       is_told_reduction: whether the last call of `apply_gradients` said how gradients are combined over the replicas.
       untold_reductions: how many calls did not.
@@ -78,6 +79,7 @@ class ReplicaContext:
     is_part = False
     batch_norm_groups: int = 1
     has_whole_batch: bool = False
+    keys_differ: bool = True
 
     def __init__(self, rows: int | None = None, row_mask: jax.Array | None = None):
         self.rows = rows
@@ -104,7 +106,7 @@ class ReplicaContext:
 
     def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
         """Returns this replica's key of a random stream; see `trainer.core.rng`."""
-        return stream_key(seed, stream, step, self.replica_id_in_sync_group)
+        return stream_key(seed, stream, step, self.replica_id_in_sync_group if self.keys_differ else 0)
 
     @property
     def row_mask(self) -> jax.Array:

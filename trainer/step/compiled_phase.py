@@ -27,16 +27,17 @@ from trainer.compile.jit import begin_compiling, compile_lowered, compiled, comp
 from trainer.compile.late_gathers import with_late_gathers
 from trainer.compile.passed_through import first_passed_through
 from trainer.compile.recompilation_guard import CompileGuard
+from trainer.compile.row_bits import UnlikeDraws, with_bits_of_rows
 from trainer.compile.undivided import with_undivided_axes
 from trainer.core import trace_purity
-from trainer.core.replica_context import single_context
+from trainer.core.replica_context import ReplicaContext, single_context
 from trainer.core.timing import Timing
 from trainer.core.train_state import shapes_of
 from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
 from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
-from trainer.distribute.placement.placement import PlacedGroup, to_devices
+from trainer.distribute.placement.placement import REPLICA_AXIS, PlacedGroup, to_devices
 from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
@@ -53,6 +54,11 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     """Returns what `CompiledPhase.begin_results` began, as floats, or numpy arrays where there are several values."""
     fetched = jax.device_get(values)
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
+
+
+def _shapes_key(batch: Any) -> Any:
+    leaves, structure = jax.tree.flatten(shapes_of(batch))
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 WhyPartitioned = Callable[[Any, Any], str | None]
@@ -109,10 +115,10 @@ class CompiledPhase:
         # Compiled on their own so that their traces, the costly part, are shared by all that is built on them.
         self._whole_batch = self._shared(
             functools.partial(one_batch, functools.partial(PartitionedContext, strategy)),
-            functools.partial(with_undivided_axes, mesh=strategy.mesh) if strategy.mesh.size > 1 else None)
+            *[functools.partial(with_undivided_axes, mesh=strategy.mesh)] * (strategy.mesh.size > 1))
         self._of_replica = self._shared(
-            functools.partial(one_batch, lambda rows: strategy.replica_context(rows, None)),
-            with_late_gathers if strategy.gathers_late else None)
+            functools.partial(one_batch, self._replica_context),
+            functools.partial(with_bits_of_rows, axis_name=REPLICA_AXIS), *[with_late_gathers] * strategy.gathers_late)
         self._compile_guard = compile_guard
         self._knows_counts = not (eager or strategy.is_on_cpu)  # a CPU's loop does not wait for the host
         self.compiles_beside = self._knows_counts and not self.is_asynchronous  # CPUs' cores compile, too
@@ -147,12 +153,11 @@ class CompiledPhase:
         follows from the size of the batch and the cost of the program, never from a clock, so a resumed run decides
         the same. An eager step runs instead, as its code need not be traceable.
         """
-        leaves, structure = jax.tree.flatten(batch)
-        rows = leaves[0].shape[0]
+        rows = steps.rows_of(batch)
         if self._first_batch is None:
             self._state_shapes, self._first_batch = shapes_of(state), shapes_of(batch)
             self._state_shardings = self._strategy.state_shardings(state)
-        spec = max(batch_rows, rows), structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        spec = max(batch_rows, rows), _shapes_key(batch)
         if spec not in self._affordable:
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
             group = self.place_group(Group(stack, count=1, rows=rows, first=0))
@@ -379,13 +384,18 @@ class CompiledPhase:
         with trace_purity.noting(self._constants):
             return one_batch(*arguments)
 
+    def _replica_context(self, rows: int) -> ReplicaContext:
+        context = self._strategy.replica_context(rows, None)
+        context.keys_differ = False
+        return context
+
     def _shared(
-        self, one_batch: Callable[..., Any], rewritten: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+        self, one_batch: Callable[..., Any], *rewrites: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> Callable[..., Any]:
         shared = compiled(one_batch)
-        if rewritten is not None:
-            shared = compiled(rewritten(shared))
-        return compiled(with_fast_convolutions(shared)) if self._strategy.is_on_cpu else shared
+        for rewrite in (*rewrites, *[with_fast_convolutions] * self._strategy.is_on_cpu):
+            shared = compiled(rewrite(shared))
+        return shared
 
     def _execution(self, rows: int, fused: bool, count: int | None) -> Any:
         """Returns the function that runs a group of batches of `rows` rows, to be compiled unless it is eager."""
@@ -422,10 +432,9 @@ class CompiledPhase:
 
     def _why(self, batch: Any) -> str | None:
         """Returns why a step on a batch of such shapes is partitioned; None if it is replicated."""
-        leaves, structure = jax.tree.flatten(shapes_of(batch))
-        key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        key = _shapes_key(batch)
         if key not in self._reasons:
-            rows, replicas = leaves[0].shape[0], self._strategy.num_replicas_in_sync
+            rows, replicas = steps.rows_of(batch), self._strategy.num_replicas_in_sync
             because: str | None = "nothing is known of it"
             if replicas == 1:
                 because = "there is one replica"
@@ -449,10 +458,14 @@ class CompiledPhase:
         placed_rows = steps.rows_of(batch)
         if rows != placed_rows:
             batch = jax.tree.map(lambda leaf: leaf[:rows], batch)
+        if not self._eager and self._why(batch) is None:
+            try:
+                return self._on_replicas(state, batch)
+            except UnlikeDraws as error:
+                self._say_lowering(str(error))
+                self._reasons[_shapes_key(batch)] = str(error)
         if self._eager:  # operation by operation, XLA would divide those that it must not divide, too
             returned = self._eager_step(*jax.device_put((state, batch), self._strategy.logs_sharding))
-        elif self._why(batch) is None:
-            return self._on_replicas(state, batch)
         else:
             batch = self._strategy.with_rows_in_place(batch)
             with self._strategy.tracing_whole_batch():

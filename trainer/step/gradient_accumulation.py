@@ -100,7 +100,8 @@ def accumulated(
 
     def context_of(part: Any, part_batch: Any, mask: jax.Array | None, divisors: list[Any] | None) -> _PartContext:
         size = jax.tree.leaves(part_batch)[0].shape[0]
-        return _PartContext(whole, whole.replica_id_in_sync_group * parts + part, size, mask, divisors)
+        number = whole.replica_id_in_sync_group * parts + part if whole.keys_differ else part
+        return _PartContext(whole, number, size, mask, divisors)
 
     def own_divisors(inputs: tuple[Any, Any]) -> list[Any]:
         part, (part_batch, mask) = inputs

@@ -15,7 +15,6 @@ import jax
 from trainer.compile.row_mixing import why_rows_mix
 from trainer.core import replica_context
 from trainer.core.replica_context import ReplicaContext
-from trainer.core.rng import stream_key
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
@@ -32,8 +31,7 @@ class AsksForReplicas(Exception):
 class _ProofContext(ReplicaContext):
     """The context of code that is to be replicated: it must not ask for the other replicas."""
 
-    def random_key(self, seed: int | jax.Array, stream: str, step: int | jax.Array) -> jax.Array:
-        return stream_key(seed, stream, step)
+    keys_differ = False
 
     def _asked(self, *args: Any, **kwargs: Any) -> Any:
         raise AsksForReplicas

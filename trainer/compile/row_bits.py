@@ -1,0 +1,116 @@
+"""Random bits for a replica's rows, equal to those that one device draws for the rows of all.
+
+Owns the rewriting of a traced program. With `jax_threefry_partitionable`, JAX's default, a number depends on the key
+and on its place in the array alone: a replica draws what stands in the places of its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from jax.extend.random import threefry2x32_p
+
+from trainer.compile.equations import called, with_equations
+
+
+class UnlikeDraws(Exception):
+    """What is drawn for some rows is not what is drawn for other numbers of them."""
+
+
+def can_draw_rows(equation: Any) -> bool:
+    """Returns whether a `random_bits` equation may draw the bits of some rows of a larger array: rows come first."""
+    key, params = equation.invars[0].aval, equation.params
+    return (str(key.dtype) == "key<fry>" and key.shape == () and params["bit_width"] <= 32
+            and math.prod(params["shape"][1:]) < 2**32 and bool(jax.config.jax_threefry_partitionable))
+
+
+def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
+    """Returns a function of a replica's rows that draws for them what one device draws for the rows of all.
+
+    Args:
+      function: compiled; a pure function of trees of arrays, the last of them the rows. Bits that it draws for them
+        have rows first. It is traced when the returned function is called; where it draws, also on twice the rows,
+        which tells what is drawn for rows from what is not.
+      axis_name: that of the replicas' axis, as of `jax.lax.axis_index`.
+
+    Raises:
+      UnlikeDraws: from the function, if it draws in another way for twice the rows, as code may that looks at their
+        number.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> noise = jax.jit(lambda key, x: x + jax.random.normal(key, x.shape))
+      >>> key, x = jax.random.key(0), jnp.ones((4, 2))
+      >>> parts = jax.vmap(with_bits_of_rows(noise, "replica"), (None, 0), axis_name="replica")(key, x.reshape(2, 2, 2))
+      >>> bool((parts.reshape(4, 2) == noise(key, x)).all())
+      True
+    """
+
+    def call(*args: Any) -> Any:
+        program, outputs = jax.make_jaxpr(function, return_shape=True)(*args)
+        drawn = _drawn(program)
+        if not drawn:
+            return function(*args)
+        twice = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((2 * leaf.shape[0], *leaf.shape[1:]), leaf.dtype), args[-1])
+        of_twice = _drawn(jax.make_jaxpr(function)(*args[:-1], twice))
+        if len(drawn) != len(of_twice) or any(
+                one != other and (2 * one[0], *one[1:]) != other for one, other in zip(drawn, of_twice, strict=True)):
+            raise UnlikeDraws("what is drawn at random depends on the number of rows")
+        are_of_rows = (one != other for one, other in zip(drawn, of_twice, strict=True))
+        bits = jaxpr_as_fun(_with_rows_drawn(program, are_of_rows, axis_name))(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(outputs), bits)
+
+    return call
+
+
+def _drawn(program: Any) -> list[tuple[int, ...]]:
+    """Returns the shapes that a program draws bits of, one after another."""
+    shapes = []
+
+    def note(equation: Any, _: Any) -> Any:
+        if equation.primitive.name == "random_bits":
+            shapes.append(equation.params["shape"])
+        return equation
+
+    with_equations(program, note)
+    return shapes
+
+
+def _with_rows_drawn(program: Any, are_of_rows: Iterator[bool], axis_name: str) -> Any:
+    def change(equation: Any, _: Any) -> Any:
+        is_draw = equation.primitive.name == "random_bits"
+        return _of_rows(equation, axis_name) if is_draw and next(are_of_rows) else equation
+
+    return with_equations(program, change)
+
+
+def _of_rows(draw: Any, axis_name: str) -> Any:
+    """Returns an equation that calls what draws a replica's rows."""
+    def bits(key: jax.Array) -> jax.Array:
+        one, other = jax.random.key_data(key)
+        halves = threefry2x32_p.bind(one, other, *_places(draw.params["shape"], lax.axis_index(axis_name)))
+        return (halves[0] ^ halves[1]).astype(f"uint{draw.params['bit_width']}")
+
+    return called(bits, draw)
+
+
+def _places(shape: tuple[int, ...], replica: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns where the numbers of a replica's rows stand among those of all, as 32 high and 32 low bits."""
+    size, half = math.prod(shape[1:]), 0xFFFF
+    row = replica.astype(jnp.uint32) * np.uint32(shape[0]) + jnp.arange(shape[0], dtype=jnp.uint32)
+    row = row.reshape(-1, *[1] * (len(shape) - 1))
+    # The product of two numbers of 32 bits, by halves.
+    low_by_high = (row & half) * (size >> 16) + ((row & half) * (size & half) >> 16)
+    high_by_low = (row >> 16) * (size & half) + (low_by_high & half)
+    high = (row >> 16) * (size >> 16) + (low_by_high >> 16) + (high_by_low >> 16)
+    first = row * np.uint32(size)
+    low = first + jnp.arange(size, dtype=jnp.uint32).reshape(shape[1:])
+    return high + (low < first), low
