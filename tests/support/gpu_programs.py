@@ -40,22 +40,34 @@ def language_model() -> nn.Module:
     return models.TransformerLM(vocab_size=512, num_layers=2, d_model=256, num_heads=4, max_len=64)
 
 
-def deep() -> nn.Module:
-    """Returns 24 layers of 12.6 million parameters each."""
-    return nn.Sequential([nn.Dense(1024), *(Layer() for _ in range(24)), nn.Dense(10), lambda x: x.mean(1)])
-
-
 class Layer(nn.Module):
-    """A layer of a transformer."""
+    """A layer of a transformer, of 12.6 million parameters."""
+
+    dropout_rate: float = 0.0
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
         x = x + nn.MultiHeadDotProductAttention(4)(nn.LayerNorm()(x))
-        return x + nn.Dense(1024)(nn.gelu(nn.Dense(4096)(nn.LayerNorm()(x))))
+        added = nn.Dense(1024)(nn.gelu(nn.Dense(4096)(nn.LayerNorm()(x))))
+        return x + nn.Dropout(self.dropout_rate, deterministic=not training)(added)
+
+
+class Deep(nn.Module):
+    """Many such layers."""
+
+    num_layers: int = 24
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
+        x = nn.Dense(1024)(x)
+        for _ in range(self.num_layers):
+            x = Layer(self.dropout_rate)(x, training)
+        return nn.Dense(10)(x).mean(1)
 
 
 _MODULES: dict[str, Any] = {
-    "mlp": lambda: models.MLP(num_classes=10), "cnn": ConvNet, "lm": language_model, "deep": deep}
+    "mlp": lambda: models.MLP(num_classes=10), "cnn": ConvNet, "lm": language_model, "deep": Deep}
 _BATCHES = {
     "mlp": (np.zeros((ROWS, 784), np.float32), np.zeros(ROWS, np.int32)),
     "cnn": (np.zeros((ROWS, 16, 16, 3), np.float32), np.zeros(ROWS, np.int32)),

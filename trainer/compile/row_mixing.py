@@ -1,4 +1,4 @@
-"""Whether a function of a batch computes each row's results from that row alone, and draws nothing at random.
+"""Whether a function of a batch computes each row's results from that row, and what is drawn for it, alone.
 
 Owns how that is proved from the function's trace. The proof knows what each primitive does along the axis of the rows;
 what it does not know counts as mixing rows. The function is traced on two numbers of rows, so that what it computes

@@ -1,7 +1,8 @@
 """Why a step on a batch cannot be computed by replicas, each with its own rows: which of the two lowerings it gets.
 
-A step is replicated if it is the default one and its trace proves that rows do not mix and nothing is drawn at random:
-the mean of the replicas' gradients is then that of the batch. BatchNorm is known to take its statistics over all rows.
+A step is replicated if it is the default one and its trace proves that rows do not mix: the mean of the replicas'
+gradients is then that of the batch. BatchNorm is known to take its statistics over all rows, and what is drawn for rows
+is known to be what one device draws for them.
 Whatever is not known is partitioned, which suits any code.
 """
 
