@@ -194,7 +194,7 @@ def _measure_in_new_processes(
         def await_start(who: str) -> None:
             if ready := answer(who):
                 outcome.starts[who] = ready["seconds"]
-                print(f"{who}: ready after {ready['seconds']:.0f} s", flush=True)
+                print(f"{who}: ready after {ready['seconds']:.0f} s", file=sys.stderr, flush=True)
 
         waiting: list[str] = []
         for who, contestant in list(left.items()):
