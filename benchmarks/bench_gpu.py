@@ -88,8 +88,9 @@ def run_stage(
                 raise
             errors.seek(0)
             written = errors.read()
-        if process.returncode and not error:
+        if process.returncode:
             print(written[-4000:], file=sys.stderr)
+        if process.returncode and not error:
             error = written.strip().splitlines()[-1] if written.strip() else f"exit status {process.returncode}"
         empty: dict[str, Any] = {"figures": [], "ratios": [], "checks": [], "notes": []}
         found = json.loads(path.read_text()) if path.exists() else empty

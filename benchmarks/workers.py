@@ -23,6 +23,7 @@ from typing import Any
 from cases import Case, Contestant
 
 TIMEOUT_SECS = 300
+CACHE_VARIABLE = "BENCH_CACHE_DIR"  # of a folder with compiled programs, for a run after one that was cut short
 _MAX_STARTING = 4
 
 
@@ -58,11 +59,13 @@ class Machine:
     def environment(self, replicas: int) -> dict[str, str]:
         """Returns the environment of a worker that sees so many devices."""
         # Without huge pages, two processes of one program differ by the pages that they happened to get.
-        is_cached = "JAX_COMPILATION_CACHE_DIR" in os.environ
-        changed = {"BENCHMARK_PLATFORM": self.platform, "JAX_ENABLE_COMPILATION_CACHE": str(is_cached).lower(),
+        changed = {"BENCHMARK_PLATFORM": self.platform, "JAX_ENABLE_COMPILATION_CACHE": "false",
                    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
                    "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                    "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+        if folder := os.environ.get(CACHE_VARIABLE):
+            changed |= {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_COMPILATION_CACHE_DIR": folder,
+                        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         if self.platform == "cpu":
             flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={replicas}"
             changed |= {"XLA_FLAGS": flags.strip()} if replicas > 1 else {}
@@ -191,7 +194,7 @@ def _measure_in_new_processes(
         def await_start(who: str) -> None:
             if ready := answer(who):
                 outcome.starts[who] = ready["seconds"]
-                print(f"{who}: ready after {ready['seconds']:.0f} s", flush=True)
+                print(f"{who}: ready after {ready['seconds']:.0f} s", file=sys.stderr, flush=True)
 
         waiting: list[str] = []
         for who, contestant in list(left.items()):

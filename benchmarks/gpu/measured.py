@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from cases import Case, find
 from gpu.context import Context
 from report import compared, figures
-from workers import Outcome, measure
+from workers import CACHE_VARIABLE, Outcome, measure
 
 _TRACED = (("busy_percent", "device busy", "%"), ("idle_us_per_step", "idle for each step", "us"),
            ("longest_us", "longest gap", "us"), ("long_gaps_per_step", "gaps of 100 us and more", "1/step"))
@@ -38,8 +38,8 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
     case = dataclasses.replace(case, contestants={
         who: contestant for who, contestant in case.contestants.items() if who not in context.without})
     context.results.note(f"{case.title}: {case.text}")
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        context.results.note(f"{case.title}: programs may come from a cache, which shortens first steps.")
+    if _may_be_cached():
+        context.results.note(f"{case.title}: programs came from a cache, so that there are no first steps.")
     try:
         measure(name, case, context.machine, 2 if context.tiny else context.rounds or rounds, None, outcome, traced)
     finally:
@@ -49,6 +49,10 @@ def measure_case(context: Context, name: str, rounds: int, traced: Sequence[str]
         raise RuntimeError("; ".join(failed))
 
 
+def _may_be_cached() -> bool:
+    return CACHE_VARIABLE in os.environ
+
+
 def _record(context: Context, case: Case, outcome: Outcome) -> None:
     results = context.results
     for who, rounds in ((who, outcome.rounds[who]) for who in case.contestants if who in outcome.rounds):
@@ -56,10 +60,10 @@ def _record(context: Context, case: Case, outcome: Outcome) -> None:
         results.figure(case.title, who, what, figures(rounds, case.unit), case.unit)
         if "rows" in rounds[0]:
             _record_rate(context, case, who, [entry["rows"] / entry["seconds"] for entry in rounds])
-            # The start has two epochs in it.
-            secs = [entry["seconds"] / entry["steps"] for entry in rounds]
-            results.figure(case.title, who, "first step", [
-                outcome.starts[who] - (2 * case.workload.steps - 1) * statistics.median(secs)], "s")
+            if not _may_be_cached():  # the start has two epochs in it
+                secs = [entry["seconds"] / entry["steps"] for entry in rounds]
+                results.figure(case.title, who, "first step", [
+                    outcome.starts[who] - (2 * case.workload.steps - 1) * statistics.median(secs)], "s")
         if "peak_megabytes" in rounds[0]:
             results.figure(case.title, who, "peak memory of a GPU", [rounds[-1]["peak_megabytes"]], "MB")
     for who, found in outcome.traces.items():
