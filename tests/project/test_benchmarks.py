@@ -56,7 +56,8 @@ def test_a_worker_runs_epochs_on_demand():
 @pytest.mark.parametrize(("who", "programs"), [("fit", 8), ("by hand", 7)])
 def test_the_programs_of_a_session_are_counted(who, programs):
     command = [sys.executable, "sessions.py", "--count", "784-128-10, last batches of other sizes", who]
-    done = subprocess.run(command, cwd=FOLDER, text=True, capture_output=True, check=True, timeout=100)
+    done = subprocess.run(command, cwd=FOLDER, text=True, capture_output=True, check=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": str(project_files.ROOT)})
     counts = json.loads(done.stdout)
     assert (counts["programs"], counts["calls"]) == (programs, programs)
     assert counts["traces"] >= programs and counts["cpu_seconds"] > 0
