@@ -154,9 +154,8 @@ class CompiledPhase:
         the same. An eager step runs instead, as its code need not be traceable.
         """
         rows = steps.rows_of(batch)
-        if self._first_batch is None:
-            self._state_shapes, self._first_batch = shapes_of(state), shapes_of(batch)
-            self._state_shardings = self._strategy.state_shardings(state)
+        if self._state_shardings is None:
+            self._state_shapes, self._state_shardings = shapes_of(state), self._strategy.state_shardings(state)
         spec = max(batch_rows, rows), _shapes_key(batch)
         if spec not in self._affordable:
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
@@ -171,7 +170,8 @@ class CompiledPhase:
                 if self._strategy.rests_on_host and self._kind == "train" and self._kept is None:
                     self._kept = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
                 self._program = self._program or (lambda: traced.lower().as_text())
-            self._cost = self._cost or cost
+            if self._first_batch is None:
+                self._first_batch, self._cost = shapes_of(batch), cost
             if self.empty_logs is None and self._kind != "predict":
                 self._learn_logs(shapes[1] if self._kind == "train" else shapes[0])
             placed = (group.data, shapes) if self._kind == "predict" else group.data
