@@ -151,6 +151,7 @@ class CompiledPhase:
         rows = steps.rows_of(batch)
         if self._first_batch is None:
             self._state_shapes, self._first_batch = shapes_of(state), shapes_of(batch)
+            self._state_shardings = self._strategy.state_shardings(state)
         spec = max(batch_rows, rows), _shapes_key(batch)
         if spec not in self._affordable:
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
@@ -159,14 +160,14 @@ class CompiledPhase:
             if self._eager:
                 shapes, cost = one_step(state, group.data), None
             else:
-                traced = compiled(one_step).trace(state, group.data)
+                traced = compiled(one_step).trace(self._placed_shapes(state), group.data)  # as executions have it
                 shapes, cost = traced.out_info, functools.cache(lambda: self._cost_of_replica(traced.jaxpr, batch))
                 if self._strategy.rests_on_host and self._kind == "train" and self._kept is None:
                     self._kept = first_passed_through(traced.jaxpr, len(jax.tree.leaves(state)))
                 self._program = self._program or (lambda: traced.lower().as_text())
             self._cost = self._cost or cost
-            if self._state_shardings is None:
-                self._learn(shapes, state)
+            if self.empty_logs is None and self._kind != "predict":
+                self._learn(shapes)
             placed = (group.data, shapes) if self._kind == "predict" else group.data
             self._affordable[spec] = (
                 self._affordable_steps(cost, placed) if self._requested == "auto" else int(self._requested))
@@ -207,14 +208,12 @@ class CompiledPhase:
         """
         return None if self._program is None else self._program()
 
-    def _learn(self, shapes: Any, state: Any) -> None:
-        self._state_shardings = self._strategy.state_shardings(state)
-        if self._kind != "predict":
-            empty = running_logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
-            self.empty_logs = to_devices(empty, self._strategy.logs_sharding)
-            self.log_names = tuple(jax.eval_shape(running_logs.results, empty))
-            if not self._strategy.is_described:
-                self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
+    def _learn(self, shapes: Any) -> None:
+        empty = running_logs.empty_running_logs(shapes[1] if self._kind == "train" else shapes[0])
+        self.empty_logs = to_devices(empty, self._strategy.logs_sharding)
+        self.log_names = tuple(jax.eval_shape(running_logs.results, empty))
+        if not self._strategy.is_described:
+            self._results = compiling(running_logs.results, _of_one_device(self.empty_logs))
 
     def _affordable_steps(self, cost: Callable[[], Cost] | None, stacked: Any) -> int:
         assert cost is not None, "an eager step is not fused"

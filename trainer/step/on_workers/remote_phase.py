@@ -83,9 +83,9 @@ class RemotePhase(CompiledPhase):
         tables = self._served.partition_of(shapes.params).tables
         return RemoteStep(step, shapes, tables, self._spec, self._check_labels)
 
-    def _learn(self, shapes: Any, state: Any) -> None:
+    def _learn(self, shapes: Any) -> None:
         logs = {**self._logs, "staleness": jax.ShapeDtypeStruct((), np.float32)}
-        super()._learn((shapes[0], logs), state)
+        super()._learn((shapes[0], logs))
         self._add = compiled(running_logs.add_step)
 
     def _affordable_steps(self, cost: Any, stacked: Any) -> int:
