@@ -1,13 +1,16 @@
 """Time to compile a train step under MirroredStrategy, from 2 to 32 replicas on simulated devices.
 
-Run by `make bench-strategies`. Writes its section of `benchmarks/RESULTS.md`.
+Run by `make bench-strategies`. Writes its section of `benchmarks/RESULTS.md`. With `--gpus`, which needs the extra
+"gpu-programs" and some ten minutes, another: large models compiled for H100s, beside a step written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import time
+from typing import Any
 
 # Simulated devices, whatever the machine has. Must stand before anything imports jax.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -16,15 +19,24 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=32"
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gpu.workloads import Workload
 from hand_written import MLP, Blocks
-from measuring import Ratio, table, write_section
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from loops_hand import train_step
+from measuring import Ratio, alternate, table, write_section
 from trainer_models import FEATURES, lowered_train_step, new_model, noise
 
 import trainer
 from trainer import distribute
+from trainer.compile.hlo_text import Program
+from trainer.compile.program_contents import kernels
+from trainer.model.loop_model import LoopModel
+from trainer.model.planned_step import COMPILER_OPTIONS
+from trainer.step.compiled_phase import CompiledPhase
 
 REPLICAS = (2, 8, 32)
-BAR = 1.2
+BAR, HAND_BAR = 1.2, 1.05
+TOPOLOGIES = ("1xh100", "8xh100")
 
 
 class LargestOutput(trainer.metrics.Metric):
@@ -67,11 +79,99 @@ def compile_seconds(replicas: int, module, features: int, make_metrics) -> tuple
     return middle - start, time.perf_counter() - middle, time.process_time() - cpu_start
 
 
+def shapes_of_batch(workload: Workload, replicas: int) -> tuple[Any, Any]:
+    """Returns the inputs and labels of a batch, as shapes."""
+    rows = workload.rows_per_device * replicas
+    if (sizes := workload.transformer) is not None:
+        return (jax.ShapeDtypeStruct((rows, sizes.tokens), np.int32),) * 2
+    side = workload.side
+    return jax.ShapeDtypeStruct((rows, side, side, 3), np.float32), jax.ShapeDtypeStruct((rows,), np.int32)
+
+
+def compiled_by_hand(workload: Workload, devices: list[Any]) -> Any:
+    """Returns a jitted step that donates its state, compiled; over several devices XLA divides it."""
+    module, tx = workload.module(jnp.bfloat16), workload.optimizer()
+    mesh = Mesh(np.asarray(devices), ("replica",))
+
+    def placed(tree: Any, *axes: str) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+    x, y = placed(shapes_of_batch(workload, len(devices)), "replica")
+
+    def initial(x: Any) -> Any:
+        variables = dict(module.init(jax.random.key(0), x))
+        params = variables.pop("params")
+        return params, variables, tx.init(params)
+
+    state = placed(jax.eval_shape(initial, jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)))
+    step = jax.jit(train_step(module, tx, workload.has_accuracy), donate_argnums=0)
+    return step.lower(state, x, y).compile(COMPILER_OPTIONS)
+
+
+def compiled_for_fit(workload: Workload, devices: list[Any]) -> Any:
+    """Returns the step that `fit` would run, compiled."""
+    strategy = distribute.MirroredStrategy(devices)
+    with strategy.scope():
+        model = trainer.Model(workload.module())
+        model.compile(workload.optimizer(), trainer.losses.SparseCategoricalCrossentropy(from_logits=True),
+                      metrics=["accuracy"] if workload.has_accuracy else None, precision="mixed_bfloat16")
+    batch = tuple(np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+                  for leaf in shapes_of_batch(workload, len(devices)))
+    shapes = model.state_shapes(batch[0][:1])
+    phase = CompiledPhase("train", model.train_step, strategy, 1, False, why_partitioned=functools.partial(
+        LoopModel(model).why_partitioned, "train"))
+    phase.prepare(shapes, batch)
+    return phase.lowered(shapes, batch).compile({**strategy.compiler_options(), **COMPILER_OPTIONS})
+
+
+def operations(program: Program) -> int:
+    """Returns how many operations a program has, fused ones one by one."""
+    return sum(len(computation) for computation in program.computations.values())
+
+
+def beside_a_step_by_hand(rounds: int, models: list[str]) -> None:
+    """Measures, prints and writes how programs for H100s compare with those of steps by hand."""
+    rows = []
+    for name in models:
+        workload = Workload(name, 128 if name == "resnet50" else 8, steps=1)
+        for topology in TOPOLOGIES:
+            devices = distribute.described_devices(topology)
+            found: dict[str, Program] = {}
+
+            def compile_with(make: Any, key: str) -> None:
+                jax.clear_caches()
+                found[key] = make(workload, devices)
+
+            timings = alternate({key: lambda number, make=make, key=key: compile_with(make, key) for key, make in (
+                ("fit", compiled_for_fit), ("hand", compiled_by_hand))}, rounds)
+            ours, theirs = (Program(found[key].as_text()) for key in ("fit", "hand"))
+            rows.append([
+                name, topology, operations(ours), f"{operations(ours) / operations(theirs):.3f}", kernels(ours),
+                f"{kernels(ours) / kernels(theirs):.3f}", f"{np.median(timings['fit'].seconds):.1f}",
+                Ratio.of(timings["fit"].seconds, timings["hand"].seconds),
+                Ratio.of(timings["fit"].cpu_seconds, timings["hand"].cpu_seconds)])
+            print(rows[-1][:-2], *map(str, rows[-1][-2:]), flush=True)
+    write_section("Programs for H100s, beside a step by hand", f"""
+A train step in mixed bfloat16 as XLA compiles it for H100s that are only described, and `fit`'s in the ratio to a jitted
+step by hand that donates its state (Flax, optax; XLA divides it over the devices): the operations of the optimized
+program, fused ones one by one, its kernels, and the seconds to trace, lower and compile, caches cleared each time.
+ResNet-50 has 128 rows of 224x224 on each device, and the accuracy; GPT-2 small 8 rows of 1024 tokens. {rounds} rounds in
+turn after one that warms up: `python benchmarks/compile_time.py --gpus`. The bar is {HAND_BAR}.
+
+{table(["model", "devices", "operations", "ratio", "kernels", "ratio", "seconds", "ratio", "in CPU time"], rows)}""")
+
+
 def main() -> None:
     """Measures, prints the results and writes them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--gpus", nargs="*", metavar="MODEL", help="'resnet50', 'gpt2'; both by default")
+    arguments = parser.parse_args()
+    if arguments.gpus is not None:
+        beside_a_step_by_hand(arguments.rounds, arguments.gpus or ["resnet50", "gpt2"])
+        return
+    rounds = arguments.rounds
     rows = []
     for name, case in CASES.items():
         found: dict[int, list[tuple[float, float, float]]] = {count: [] for count in REPLICAS}

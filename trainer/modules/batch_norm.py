@@ -55,23 +55,25 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
     x = x.astype(dtype)
     counted = _counted(x, features, mask, policy)
 
-    def masked_sum(values: jax.Array) -> jax.Array:
-        return jnp.sum(values, axis=reduced, where=counted)
+    context = get_replica_context()
 
     def over_replicas(*sums: jax.Array) -> jax.Array:
         packed = jnp.stack(sums)
-        return checkpoint_name(get_replica_context().sum(packed) if policy == "global" else packed, STATISTICS_NAME)
+        return checkpoint_name(context.sum(packed) if policy == "global" else packed, STATISTICS_NAME)
 
-    count = masked_sum(jnp.ones_like(x))
+    def means(*values: jax.Array) -> list[jax.Array]:
+        if counted is None:  # of as many values on each replica; divided before, as a kernel of its own would be
+            replicas = context.num_replicas_in_sync if policy == "global" else 1
+            return list(over_replicas(*(each.mean(reduced) / replicas for each in values)))
+        count, *sums = over_replicas(*(jnp.sum(each, reduced, where=counted) for each in (jnp.ones_like(x), *values)))
+        return [each / count for each in sums]
+
     if use_fast_variance:
-        count, total, squares = over_replicas(count, masked_sum(x), masked_sum(jnp.square(x)))
-        mean = total / count
-        # Rounding can make the difference negative.
-        return mean, jnp.maximum(squares / count - jnp.square(mean), 0)
-    count, total = over_replicas(count, masked_sum(x))
-    mean = total / count
-    deviations, = over_replicas(masked_sum(jnp.square(x - jnp.expand_dims(mean, reduced))))
-    return mean, deviations / count
+        mean, square = means(x, jnp.square(x))
+        return mean, jnp.maximum(square - jnp.square(mean), 0)  # rounding can make the difference negative
+    mean, = means(x)
+    variance, = means(jnp.square(x - jnp.expand_dims(mean, reduced)))
+    return mean, variance
 
 
 def feature_axes(axis: int | Sequence[int], ndim: int) -> set[int]:
