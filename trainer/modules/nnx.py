@@ -24,7 +24,7 @@ from flax.core import DenyList
 from flax.traverse_util import unflatten_dict
 
 from trainer.compile.constraints import on_mesh_of_strategy
-from trainer.compile.passed_through import is_passed_through
+from trainer.compile.traces.passed_through import is_passed_through
 from trainer.core import errors
 from trainer.core.tree_paths import SEPARATOR
 from trainer.core.types import Layout, PyTree

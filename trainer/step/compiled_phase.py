@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +21,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from trainer.compile.cost_analysis import Cost, cost_of
-from trainer.compile.cpu_conv_layout import with_fast_convolutions
 from trainer.compile.jit import begin_compiling, compile_lowered, compiled, compiling
-from trainer.compile.late_gathers import with_late_gathers
-from trainer.compile.passed_through import first_passed_through
 from trainer.compile.recompilation_guard import CompileGuard
-from trainer.compile.row_bits import UnlikeDraws, with_bits_of_rows
-from trainer.compile.undivided import with_undivided_axes
+from trainer.compile.traces.cpu_conv_layout import with_fast_convolutions
+from trainer.compile.traces.late_gathers import with_late_gathers
+from trainer.compile.traces.passed_through import first_passed_through
+from trainer.compile.traces.row_bits import UnlikeDraws, with_bits_of_rows
+from trainer.compile.traces.undivided import with_undivided_axes
 from trainer.core import trace_purity
 from trainer.core.replica_context import ReplicaContext, single_context
 from trainer.core.timing import Timing
@@ -42,7 +41,8 @@ from trainer.distribute.replica.partitioned import PartitionedContext
 from trainer.distribute.replica.replicated_state import finalize_skipped_updates, run_on_replicas
 from trainer.step import running_logs, steps
 from trainer.step.fusing import affordable_steps
-from trainer.step.gathered_rows import LOGGER, gathered_bytes, log_gathered
+from trainer.step.gathered_rows import gathered_bytes, log_gathered
+from trainer.step.lowering import Lowerings, WhyPartitioned, shapes_key
 
 
 def _of_one_device(running: running_logs.RunningLogs) -> running_logs.RunningLogs:
@@ -54,14 +54,6 @@ def on_host(values: dict[str, jax.Array]) -> dict[str, Any]:
     """Returns what `CompiledPhase.begin_results` began, as floats, or numpy arrays where there are several values."""
     fetched = jax.device_get(values)
     return {name: float(value) if np.ndim(value) == 0 else value for name, value in fetched.items()}
-
-
-def _shapes_key(batch: Any) -> Any:
-    leaves, structure = jax.tree.flatten(shapes_of(batch))
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-WhyPartitioned = Callable[[Any, Any], str | None]
 
 
 KNOWN_COUNTS = 2  # of steps, which programs of one shape know: those of a whole execution, and of the last of an epoch
@@ -106,7 +98,7 @@ class CompiledPhase:
         self._strategy = strategy
         self._eager = eager
         self._requested = 1 if eager else steps_per_execution
-        self._why_partitioned = why_partitioned
+        self._lowerings = Lowerings(kind, strategy, why_partitioned)
         self._state_shapes: Any = None
         self._first_batch: Any = None  # its shapes
         self._constants = trace_purity.Constants()
@@ -131,7 +123,6 @@ class CompiledPhase:
         self._results: Any = None  # a compiled function, once `prepare` has seen a batch
         self._state_shardings: Any = None
         self._kept: list[bool] | None = None  # of a state that rests on the host, which leaves no step changes
-        self._reasons: dict[Any, str | None] = {}  # why a step is partitioned, by the shapes of a batch
         self._logs_gathered = True
         self.steps_per_execution = 1
         self.empty_logs: Any = None
@@ -156,7 +147,7 @@ class CompiledPhase:
         rows = steps.rows_of(batch)
         if self._state_shardings is None:
             self._state_shapes, self._state_shardings = shapes_of(state), self._strategy.state_shardings(state)
-        spec = max(batch_rows, rows), _shapes_key(batch)
+        spec = max(batch_rows, rows), shapes_key(batch)
         if spec not in self._affordable:
             stack = jax.tree.map(lambda leaf: np.array(leaf)[None], batch)
             group = self.place_group(Group(stack, count=1, rows=rows, first=0))
@@ -432,26 +423,7 @@ class CompiledPhase:
 
     def _why(self, batch: Any) -> str | None:
         """Returns why a step on a batch of such shapes is partitioned; None if it is replicated."""
-        key = _shapes_key(batch)
-        if key not in self._reasons:
-            rows, replicas = steps.rows_of(batch), self._strategy.num_replicas_in_sync
-            because: str | None = "nothing is known of it"
-            if replicas == 1:
-                because = "there is one replica"
-            elif rows % replicas:
-                because = f"the {rows} rows of the batch do not divide by {replicas} replicas"
-            elif self._why_partitioned is not None:
-                because = self._why_partitioned(self._state_shapes, shapes_of(batch))
-                self._say_lowering(because)
-            self._reasons[key] = because
-        return self._reasons[key]
-
-    def _say_lowering(self, because: str | None) -> None:
-        LOGGER.info("The %s step is %s.", self._kind, "replicated" if because is None else f"partitioned: {because}")
-        if because is not None and self._kind == "train" and not self._strategy.cross_device_ops_are_xla:
-            warnings.warn(f"The `cross_device_ops` of {self._strategy!r} reduce the gradients of replicas. This train "
-                          f"step is one program that XLA divides, as {because}: XLA reduces them. The numbers are the "
-                          "same.", stacklevel=2)
+        return self._lowerings.why_partitioned(self._state_shapes, batch)
 
     def _one_batch(self, rows: int, state: Any, batch: Any) -> Any:
         """Returns what one batch gives, of which the first `rows` rows are real; part of an execution."""
@@ -462,8 +434,7 @@ class CompiledPhase:
             try:
                 return self._on_replicas(state, batch)
             except UnlikeDraws as error:
-                self._say_lowering(str(error))
-                self._reasons[_shapes_key(batch)] = str(error)
+                self._lowerings.partition(batch, str(error))
         if self._eager:  # operation by operation, XLA would divide those that it must not divide, too
             returned = self._eager_step(*jax.device_put((state, batch), self._strategy.logs_sharding))
         else:

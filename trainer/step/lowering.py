@@ -8,21 +8,26 @@ Whatever is not known is partitioned, which suits any code.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from trainer.compile.row_mixing import why_rows_mix
+from trainer.compile.traces.row_mixing import why_rows_mix
 from trainer.core import replica_context
 from trainer.core.replica_context import ReplicaContext
-from trainer.core.train_state import TrainState
+from trainer.core.train_state import TrainState, shapes_of
 from trainer.core.types import PyTree
 from trainer.data import unpack_x_y_sample_weight
+from trainer.distribute import Strategy
 from trainer.step.compiled_loss import CompiledLoss
 from trainer.step.compiled_metrics import CompiledMetrics
+from trainer.step.gathered_rows import LOGGER
 
 Outputs = Callable[[TrainState, PyTree], tuple[PyTree, PyTree]]
+WhyPartitioned = Callable[[TrainState, PyTree], str | None]
+"""Returns why a step cannot be replicated, from the shapes of the state and of a batch; None if it can."""
 
 
 class AsksForReplicas(Exception):
@@ -102,3 +107,50 @@ def why_partitioned(
     if key not in proofs:
         proofs[key] = why_rows_mix(of_rows, needed, shapes)
     return proofs[key]
+
+
+class Lowerings:
+    """Which lowering the steps of a phase get, for each kind of batch.
+
+    Args:
+      kind: "train", "test" or "predict".
+      strategy: the strategy.
+      why_partitioned: see `WhyPartitioned`; None if nothing can be proved.
+    """
+
+    def __init__(self, kind: str, strategy: Strategy, why_partitioned: WhyPartitioned | None):
+        self._kind, self._strategy, self._proof = kind, strategy, why_partitioned
+        self._reasons: dict[Hashable, str | None] = {}
+
+    def why_partitioned(self, state_shapes: TrainState, batch: PyTree) -> str | None:
+        """Returns why a step on a batch of such shapes is partitioned; None if it is replicated."""
+        key = shapes_key(batch)
+        if key not in self._reasons:
+            rows, replicas = key[1][0][0][0], self._strategy.num_replicas_in_sync
+            if replicas == 1:
+                self._reasons[key] = "there is one replica"
+            elif rows % replicas:
+                self._reasons[key] = f"the {rows} rows of the batch do not divide by {replicas} replicas"
+            elif self._proof is None:
+                self._reasons[key] = "nothing is known of it"
+            elif (because := self._proof(state_shapes, shapes_of(batch))) is not None:
+                self.partition(batch, because)
+            else:
+                self._reasons[key] = None
+                LOGGER.info("The %s step is replicated.", self._kind)
+        return self._reasons[key]
+
+    def partition(self, batch: PyTree, because: str) -> None:
+        """Has steps on batches of such shapes partitioned, and says so."""
+        self._reasons[shapes_key(batch)] = because
+        LOGGER.info("The %s step is partitioned: %s.", self._kind, because)
+        if self._kind == "train" and not self._strategy.cross_device_ops_are_xla:
+            warnings.warn(f"The `cross_device_ops` of {self._strategy!r} reduce the gradients of replicas. This train "
+                          f"step is one program that XLA divides, as {because}: XLA reduces them. The numbers are the "
+                          "same.", stacklevel=2)
+
+
+def shapes_key(batch: PyTree) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
+    """Returns what batches of the same structure, shapes and dtypes have in common."""
+    leaves, structure = jax.tree.flatten(shapes_of(batch))
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from trainer.compile.equations import CALLS, REMATERIALISED, jaxpr_of, program_of
+from trainer.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of
 
 _CALLS = (*CALLS, *REMATERIALISED, "custom_jvp_call", "custom_vjp_call")
 _CASTS = ("convert_element_type", "stop_gradient", "copy", "reduce_precision", "optimization_barrier")

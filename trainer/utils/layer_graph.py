@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from trainer.compile.equations import jaxpr_of, program_of, scan_counts
+from trainer.compile.traces.equations import jaxpr_of, program_of, scan_counts
 from trainer.core.tree_paths import SEPARATOR, path_name
 from trainer.core.types import PyTree
 from trainer.modules import CallObserver, FunctionalModule, shapes_text

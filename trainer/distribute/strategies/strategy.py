@@ -118,7 +118,7 @@ class Strategy(CustomLoops):
 
     @property
     def gathers_late(self) -> bool:
-        """Whether a step gathers parameters again for each use; see `compile/late_gathers.py`."""
+        """Whether a step gathers parameters again for each use; see `compile/traces/late_gathers.py`."""
         return False
 
     def compiler_options(self, deterministic: bool = False) -> CompilerOptions:

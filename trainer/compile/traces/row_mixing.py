@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax.extend.core import Literal
 
-from trainer.compile.row_bits import can_draw_rows
+from trainer.compile.traces.row_bits import can_draw_rows
 from trainer.core.types import PyTree
 
 # Primes that sizes other than the rows' hardly have as a factor, so that they tell the axis of the rows.

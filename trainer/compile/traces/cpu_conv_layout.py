@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from trainer.compile.equations import called, rewritten
+from trainer.compile.traces.equations import called, rewritten
 
 
 def with_fast_convolutions(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.extend.random import threefry2x32_p
 
-from trainer.compile.equations import called, with_equations
+from trainer.compile.traces.equations import called, with_equations
 
 
 class UnlikeDraws(Exception):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
 
-from trainer.compile.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
+from trainer.compile.traces.equations import CALLS, REMATERIALISED, jaxpr_of, program_of, run, scan_counts
 
 # Smaller arrays are gathered at the beginning, many in one collective, and stay: all together they are few bytes.
 LEAST_BYTES = 2**20

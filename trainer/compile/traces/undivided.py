@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.compile.constraints import constrained
-from trainer.compile.equations import called, rewritten, run
+from trainer.compile.traces.equations import called, rewritten, run
 
 _EXTREMA = ("reduce_max", "reduce_min", "scatter-max", "scatter-min")
 _WINDOWS = ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_and_pool",
@@ -35,7 +35,7 @@ def with_undivided_axes(function: Callable[..., Any], mesh: Mesh) -> Callable[..
       mesh: the devices.
 
     Example:
-      >>> mesh = jax.sharding.Mesh(jax.devices(), ("replica",))
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("replica",))
       >>> rows = jax.device_put(jnp.array([1.0, jnp.nan]), NamedSharding(mesh, PartitionSpec("replica")))
       >>> jax.jit(with_undivided_axes(jax.jit(jnp.max), mesh))(rows)
       Array(nan, dtype=float32)
