@@ -28,8 +28,9 @@ class UnlikeDraws(Exception):
 def can_draw_rows(equation: Any) -> bool:
     """Returns whether a `random_bits` equation may draw the bits of some rows of a larger array: rows come first."""
     key, params = equation.invars[0].aval, equation.params
-    return (str(key.dtype) == "key<fry>" and key.shape == () and params["bit_width"] <= 32
-            and math.prod(params["shape"][1:]) < 2**32 and bool(getattr(jax.config, "jax_threefry_partitionable", False)))
+    is_partitionable = str(key.dtype) == "key<fry>" and getattr(jax.config, "jax_threefry_partitionable", False)
+    return bool(is_partitionable and key.shape == () and params["bit_width"] <= 32
+                and math.prod(params["shape"][1:]) < 2**32)
 
 
 def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
