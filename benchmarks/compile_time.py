@@ -130,34 +130,41 @@ def operations(program: Program) -> int:
     return sum(len(computation) for computation in program.computations.values())
 
 
-def beside_a_step_by_hand(rounds: int, models: list[str]) -> None:
+def beside_a_step_by_hand(name: str, topology: str, rounds: int) -> list[Any]:
+    """Returns a row of the table: a model on some GPUs."""
+    workload = Workload(name, 128 if name == "resnet50" else 8, steps=1)
+    devices = distribute.described_devices(topology)
+    found: dict[str, Any] = {}
+
+    def contestant(make: Any) -> Any:
+        def compile_once(number: int) -> None:
+            jax.clear_caches()
+            found[make.__name__] = make(workload, devices)
+
+        return compile_once
+
+    makers = compiled_for_fit, compiled_by_hand
+    ours, theirs = alternate({make.__name__: contestant(make) for make in makers}, rounds).values()
+    programs = [Program(found[make.__name__].as_text()) for make in makers]
+    counts = [(count(programs[0]), count(programs[0]) / count(programs[1])) for count in (operations, kernels)]
+    return [name, topology, *(cell for count, ratio in counts for cell in (count, f"{ratio:.3f}")),
+            f"{np.median(ours.seconds):.1f}", Ratio.of(ours.seconds, theirs.seconds),
+            Ratio.of(ours.cpu_seconds, theirs.cpu_seconds)]
+
+
+def write_programs_for_gpus(rounds: int, models: list[str]) -> None:
     """Measures, prints and writes how programs for H100s compare with those of steps by hand."""
     rows = []
     for name in models:
-        workload = Workload(name, 128 if name == "resnet50" else 8, steps=1)
         for topology in TOPOLOGIES:
-            devices = distribute.described_devices(topology)
-            found: dict[str, Program] = {}
-
-            def compile_with(make: Any, key: str) -> None:
-                jax.clear_caches()
-                found[key] = make(workload, devices)
-
-            timings = alternate({key: lambda number, make=make, key=key: compile_with(make, key) for key, make in (
-                ("fit", compiled_for_fit), ("hand", compiled_by_hand))}, rounds)
-            ours, theirs = (Program(found[key].as_text()) for key in ("fit", "hand"))
-            rows.append([
-                name, topology, operations(ours), f"{operations(ours) / operations(theirs):.3f}", kernels(ours),
-                f"{kernels(ours) / kernels(theirs):.3f}", f"{np.median(timings['fit'].seconds):.1f}",
-                Ratio.of(timings["fit"].seconds, timings["hand"].seconds),
-                Ratio.of(timings["fit"].cpu_seconds, timings["hand"].cpu_seconds)])
-            print(rows[-1][:-2], *map(str, rows[-1][-2:]), flush=True)
+            rows.append(beside_a_step_by_hand(name, topology, rounds))
+            print(*rows[-1], flush=True)
     write_section("Programs for H100s, beside a step by hand", f"""
-A train step in mixed bfloat16 as XLA compiles it for H100s that are only described, and `fit`'s in the ratio to a jitted
+A train step in mixed bfloat16 as XLA compiles it for H100s that are only described, `fit`'s in the ratio to a jitted
 step by hand that donates its state (Flax, optax; XLA divides it over the devices): the operations of the optimized
 program, fused ones one by one, its kernels, and the seconds to trace, lower and compile, caches cleared each time.
-ResNet-50 has 128 rows of 224x224 on each device, and the accuracy; GPT-2 small 8 rows of 1024 tokens. {rounds} rounds in
-turn after one that warms up: `python benchmarks/compile_time.py --gpus`. The bar is {HAND_BAR}.
+ResNet-50 has 128 rows of 224x224 on each device, and the accuracy; GPT-2 small 8 rows of 1024 tokens. {rounds} rounds
+in turn after one that warms up: `python benchmarks/compile_time.py --gpus`. The bar is {HAND_BAR}.
 
 {table(["model", "devices", "operations", "ratio", "kernels", "ratio", "seconds", "ratio", "in CPU time"], rows)}""")
 
@@ -169,7 +176,7 @@ def main() -> None:
     parser.add_argument("--gpus", nargs="*", metavar="MODEL", help="'resnet50', 'gpt2'; both by default")
     arguments = parser.parse_args()
     if arguments.gpus is not None:
-        beside_a_step_by_hand(arguments.rounds, arguments.gpus or ["resnet50", "gpt2"])
+        write_programs_for_gpus(arguments.rounds, arguments.gpus or ["resnet50", "gpt2"])
         return
     rounds = arguments.rounds
     rows = []

@@ -13,8 +13,8 @@ from flax import nnx
 import trainer
 from tests.support.hlo import collectives
 from trainer import distribute
-from trainer.compile import late_gathers
 from trainer.compile.cost_analysis import peak_bytes
+from trainer.compile.traces import late_gathers
 from trainer.model.loop_model import LoopModel
 
 rng = np.random.default_rng(0)

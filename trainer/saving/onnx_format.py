@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.compile import equations
+from trainer.compile.traces import equations
 from trainer.saving.checkpoint import disk
 from trainer.saving.prediction import Prediction, check_names, named, with_rows
 
