@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -57,15 +58,18 @@ def batch_statistics(x: jax.Array, axis: int | Sequence[int], *, dtype: Any, use
 
     context = get_replica_context()
 
-    def over_replicas(*sums: jax.Array) -> jax.Array:
+    def over_replicas(*sums: jax.Array) -> list[jax.Array]:
         packed = jnp.stack(sums)
-        return checkpoint_name(context.sum(packed) if policy == "global" else packed, STATISTICS_NAME)
+        return list(checkpoint_name(context.sum(packed) if policy == "global" else packed, STATISTICS_NAME))
 
     def means(*values: jax.Array) -> list[jax.Array]:
-        if counted is None:  # of as many values on each replica; divided before, as a kernel of its own would be
-            replicas = context.num_replicas_in_sync if policy == "global" else 1
-            return list(over_replicas(*(each.mean(reduced) / replicas for each in values)))
-        count, *sums = over_replicas(*(jnp.sum(each, reduced, where=counted) for each in (jnp.ones_like(x), *values)))
+        if counted is None:  # as many values on each replica
+            count: Any = math.prod(x.shape[index] for index in reduced)
+            count *= context.num_replicas_in_sync if policy == "global" else 1
+            sums = over_replicas(*(each.sum(reduced) for each in values))
+        else:
+            count, *sums = over_replicas(*(
+                jnp.sum(each, reduced, where=counted) for each in (jnp.ones_like(x), *values)))
         return [each / count for each in sums]
 
     if use_fast_variance:
