@@ -166,6 +166,10 @@ program, fused ones one by one, its kernels, and the seconds to trace, lower and
 ResNet-50 has 128 rows of 224x224 on each device, and the accuracy; GPT-2 small 8 rows of 1024 tokens. {rounds} rounds
 in turn after one that warms up: `python benchmarks/compile_time.py --gpus`. The bar is {HAND_BAR}.
 
+On one GPU, seconds of CPU time were 3.8 to trace and lower against 2.1, and 12.1 to compile against 11.0. Over eight,
+`fit`'s step is replicated, and the step by hand is one program that XLA divides. In a small ResNet, Flax's own
+BatchNorm in the place of the trainer's left a replicated step as many operations.
+
 {table(["model", "devices", "operations", "ratio", "kernels", "ratio", "seconds", "ratio", "in CPU time"], rows)}""")
 
 

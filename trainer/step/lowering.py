@@ -84,9 +84,9 @@ def why_partitioned(
     """
     if parts.overridden:
         return f"`{'`, `'.join(parts.overridden)}` may do anything with the batch"
-    rows = jax.tree.leaves(batch)[0].shape[0] // replicas
-    if parts.microbatches > 1 and rows % parts.microbatches:
-        return f"{rows} rows of a replica do not divide by {parts.microbatches} microbatches"
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    if rows // replicas % parts.microbatches:
+        return f"{rows // replicas} rows of a replica do not divide by {parts.microbatches} microbatches"
     if parts.kind != "predict":
         if parts.sows_losses:
             return "the module adds to the loss"
@@ -102,10 +102,10 @@ def why_partitioned(
     x, y, _ = unpack_x_y_sample_weight(batch)
     needed = (x, y) if parts.kind != "predict" and y is not None and parts.loss.may_be_custom else (x,)
     leaves, structure = jax.tree.flatten(needed)
-    # Not the number of rows: a proof is of any.
-    key = parts.kind == "train", structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    counts = rows // parts.microbatches, rows // replicas // parts.microbatches  # of one device, and of a replica
+    key = parts.kind == "train", counts, structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
     if key not in proofs:
-        proofs[key] = why_rows_mix(of_rows, needed, shapes)
+        proofs[key] = why_rows_mix(of_rows, needed, shapes, rows=counts)
     return proofs[key]
 
 

@@ -1,14 +1,14 @@
 """Whether a function of a batch computes each row's results from that row, and what is drawn for it, alone.
 
 Owns how that is proved from the function's trace. The proof knows what each primitive does along the axis of the rows;
-what it does not know counts as mixing rows. The function is traced on two numbers of rows, so that what it computes
-from their number is seen too.
+what it does not know counts as mixing rows. The function is traced on other numbers of rows too, so that what it
+computes from their number is seen.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import flax
@@ -21,8 +21,9 @@ from jax.extend.core import Literal
 from trainer.compile.traces.row_bits import can_draw_rows
 from trainer.core.types import PyTree
 
-# Primes that sizes other than the rows' hardly have as a factor, so that they tell the axis of the rows.
-_ROWS, _OTHER_ROWS = 1009, 1013
+# A prime that sizes other than the rows' hardly have as a factor, so that it tells the axis of the rows.
+_ROWS = 1009
+_OTHER_ROWS = 1013
 
 _ELEMENTWISE = frozenset((
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
@@ -42,11 +43,14 @@ _SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-ma
 _DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform", "random_gamma")
 _PROGRAMS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call",
              "custom_vjp_call", "custom_vjp_call_jaxpr", "scan", "while", "cond")
+_OF_SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
 # Whose derivatives of their own, of functions of rows, treat rows apart too.
 _KNOWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (jax, flax, optax))
 
 
-def why_rows_mix(function: Callable[..., Any], batch: PyTree, *others: PyTree) -> str | None:
+def why_rows_mix(
+    function: Callable[..., Any], batch: PyTree, *others: PyTree, rows: Collection[int] = (_OTHER_ROWS,)
+) -> str | None:
     """Returns what in a function may compute a row's results from other rows, as a clause; None if it is proved not to.
 
     All results that depend on the batch have to have its rows. Nothing is computed.
@@ -55,6 +59,7 @@ def why_rows_mix(function: Callable[..., Any], batch: PyTree, *others: PyTree) -
       function: a function of a batch, and of other arguments, that can be traced.
       batch: a tree of arrays or shapes, rows first; how many there are does not matter.
       *others: other arguments, such as weights: trees of arrays or shapes.
+      rows: numbers of rows that it is to do the same with, as where it is called with some of a batch's rows.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,16 +67,19 @@ def why_rows_mix(function: Callable[..., Any], batch: PyTree, *others: PyTree) -
       >>> why_rows_mix(lambda x: x - x.mean(1, keepdims=True), x)
       >>> why_rows_mix(lambda x: x - x.mean(0), x)
       'rows are combined (`reduce_sum`)'
+      >>> why_rows_mix(lambda x: x if len(x) > 2 else -x, x, rows=(2, 4))
+      'it computes with the number of rows'
     """
-    programs: list[Any] = []
-    for rows in (_ROWS, _OTHER_ROWS):
-        try:
-            programs.append(jax.make_jaxpr(function)(_with_rows(batch, rows), *others))
-        except Exception as error:  # it takes other numbers of rows only: a multiple of a group's, for example
-            return f"it cannot be traced on any number of rows ({type(error).__name__})"
-        if len(programs) == 1 and (reason := _why_mixed(programs[0].jaxpr, set())) is not None:
+    try:
+        program = jax.make_jaxpr(function)(_with_rows(batch, _ROWS), *others)
+        if (reason := _why_mixed(program.jaxpr, set())) is not None:
             return reason
-    return None if _same(*programs) else "it computes with the number of rows"
+        for count in rows:
+            if not _same(program, jax.make_jaxpr(function)(_with_rows(batch, count), *others), count):
+                return "it computes with the number of rows"
+    except Exception as error:  # it takes other numbers of rows only: a multiple of a group's, for example
+        return f"it cannot be traced on any number of rows ({type(error).__name__})"
+    return None
 
 
 def _with_rows(batch: PyTree, rows: int) -> PyTree:
@@ -188,36 +196,39 @@ def _programs(values: Any) -> Iterator[Any]:
             yield getattr(value, "jaxpr", value)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Returns whether two traces are equal but for the number of rows in shapes."""
+def _same(one: Any, other: Any, rows: int) -> bool:
+    """Returns whether two traces are equal but for the number of rows in shapes, which is `rows` in the other."""
     if one is other:
         return True
     if len(getattr(one, "consts", ())) != len(getattr(other, "consts", ())) or not all(
             map(_same_values, getattr(one, "consts", ()), getattr(other, "consts", ()))):
         return False
-    one, other = getattr(one, "jaxpr", one), getattr(other, "jaxpr", other)
-    if one is other:
-        return True
-    return len(one.eqns) == len(other.eqns) and all(map(_same_equations, one.eqns, other.eqns))
+    one, other = (_computing(getattr(program, "jaxpr", program), rows) for program in (one, other))
+    return len(one) == len(other) and all(_same_equations(*pair, rows) for pair in zip(one, other, strict=True))
 
 
-def _same_equations(one: Any, other: Any) -> bool:
+def _computing(program: Any, rows: int) -> list[Any]:
+    """Returns equations to compare; a single row is broadcast and reshaped in other ways than several are."""
+    return [equation for equation in program.eqns if rows > 1 or equation.primitive.name not in _OF_SHAPES]
+
+
+def _same_equations(one: Any, other: Any, rows: int) -> bool:
     if one.primitive is not other.primitive or len(one.invars) != len(other.invars):
         return False
     literals = zip(one.invars, other.invars, strict=True)
     if not all(isinstance(b, Literal) and _same_values(a.val, b.val) for a, b in literals if isinstance(a, Literal)):
         return False
-    return all(_same_params(value, other.params.get(name)) for name, value in one.params.items())
+    return all(_same_params(value, other.params.get(name), rows) for name, value in one.params.items())
 
 
-def _same_params(one: Any, other: Any, in_shape: bool = False) -> bool:
+def _same_params(one: Any, other: Any, rows: int, in_shape: bool = False) -> bool:
     if isinstance(one, (list, tuple)):
         return isinstance(other, (list, tuple)) and len(one) == len(other) and all(
-            _same_params(a, b, True) for a, b in zip(one, other, strict=True))
+            _same_params(a, b, rows, True) for a, b in zip(one, other, strict=True))
     if hasattr(getattr(one, "jaxpr", one), "eqns"):
-        return _same(one, other)
+        return _same(one, other, rows)
     if in_shape and isinstance(one, int) and one and one % _ROWS == 0:
-        return isinstance(other, int) and one // _ROWS * _OTHER_ROWS == other
+        return isinstance(other, int) and one // _ROWS * rows == other
     if isinstance(one, float):
         return isinstance(other, float) and _same_values(one, other)
     return not isinstance(one, (bool, int, str)) or one == other
