@@ -79,10 +79,13 @@ class CountedNNX(NNXMLP):
         return super().__call__(x)
 
 
-@pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 4)])
+@pytest.mark.parametrize(("replicas", "proofs"), [(1, 0), (2, 8)])
 @pytest.mark.parametrize("module", [CountedLinen, CountedNNX])
 def test_a_session_traces_the_module_once_for_each_program(module, replicas, proofs):
-    """Besides twice to make the weights, and twice each to prove that rows stay apart in training and in inference."""
+    """Besides twice to make the weights, and, to prove that rows stay apart in training and in inference, on any rows.
+
+    Such a proof needs a trace for the rows of each whole batch and of a replica's part, here eight, four and two, too.
+    """
     x, y, _ = classification(20)
     model, before = make_model(module(), replicas), module.calls
     with count_compilations() as compiled:

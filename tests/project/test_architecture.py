@@ -21,7 +21,8 @@ from tests.support import project_files
 # Lowest first: a module imports only from its own room and from rooms before it. The table in docs/design.md is
 # compared with this list.
 ROOMS = ("core/ambient", "core", "compile", "compile/traces", "modules/calling", "modules/summary", "modules", "losses",
-         "regularizers", "metrics", "optimizers/transforms", "optimizers", "data/sources", "data/sharding", "data/files", "data",
+         "regularizers", "metrics", "optimizers/transforms", "optimizers",
+         "data/sources", "data/sharding", "data/files", "data",
          "cluster/description", "cluster/liveness", "cluster/rendezvous", "cluster",
          "distribute/placement", "distribute/replica", "distribute/strategies",
          "distribute/parameter_server/processes", "distribute/parameter_server/rows", "distribute/parameter_server",

@@ -65,6 +65,16 @@ class Noisy(nn.Module):
         return nn.Dense(3)(x) + jax.random.normal(jax.random.key(0, impl="rbg"), (len(x), 3))
 
 
+class DependsOnRows(nn.Module):
+    """Does another thing for some numbers of rows, be they a replica's or all."""
+
+    numbers: tuple
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x * 2 if len(x) in self.numbers else x)
+
+
 class OwnLoss(trainer.Model):
     def compute_loss(self, x, y, y_pred, sample_weight):
         return super().compute_loss(x, y, y_pred, sample_weight)
@@ -107,6 +117,9 @@ PARTITIONED = {
     "an overridden application": ({"make": OwnApply}, "`apply` may do anything with the batch"),
     "rows that mix": ({"module": Plain(mixes=True)}, r"rows are combined \(`reduce_sum`\)"),
     "numbers of another generator": ({"module": Noisy()}, "numbers are drawn at random"),
+    "the rows of a replica": ({"module": DependsOnRows((8,))}, "it computes with the number of rows"),
+    "the rows of the batch": ({"module": DependsOnRows((32,))}, "it computes with the number of rows"),
+    "the rows of a part": ({"module": DependsOnRows((4,)), "microbatches": 2}, "it computes with the number of rows"),
     "a state of its own": ({"module": Plain(counts=True)}, r"rows are combined \(`reduce_sum`\)"),
     "a sown loss": ({"module": Plain(sows=True)}, "the module adds to the loss"),
     "a scalar loss": ({"loss": of_batch}, r"rows are combined \(`reduce_sum`\)"),
@@ -123,6 +136,12 @@ def test_what_treats_rows_apart_is_replicated(case, caplog):
     assert report.partitioned_because is None
     assert "The step is replicated: each replica computes its rows." in str(report)
     assert "The train step is replicated." in caplog.messages
+
+
+@pytest.mark.parametrize("case", ["a plain module", "BatchNorm", "metrics by name", "dropout"])
+def test_one_row_for_each_replica_is_enough(case):
+    model = model_of(mirrored(1), **REPLICATED[case])
+    assert mirrored(4).explain(model, batch=(X[:4], Y[:4])).partitioned_because is None
 
 
 @pytest.mark.parametrize("case", PARTITIONED)

@@ -60,7 +60,7 @@ class Configuration:
         """Lets go of all compiled steps: the next run traces them again."""
         self.changes += 1
         self.phases: dict[str, CompiledPhase] = {}
-        self.proofs: dict[Hashable, str | None] = {}
+        self.proofs: dict[Hashable, dict[int, Any]] = {}
         self.forwards: dict[bool, Callable[..., Any] | None] = {}
         self.outputs_are_checked = False
 

@@ -71,7 +71,7 @@ class StepParts(NamedTuple):
 
 
 def why_partitioned(
-    parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree, proofs: dict[Hashable, str | None]
+    parts: StepParts, shapes: TrainState, replicas: int, batch: PyTree, proofs: dict[Hashable, dict[int, Any]]
 ) -> str | None:
     """Returns why a step on a batch cannot be replicated, as a clause; None if it can.
 
@@ -103,10 +103,8 @@ def why_partitioned(
     needed = (x, y) if parts.kind != "predict" and y is not None and parts.loss.may_be_custom else (x,)
     leaves, structure = jax.tree.flatten(needed)
     counts = rows // parts.microbatches, rows // replicas // parts.microbatches  # of one device, and of a replica
-    key = parts.kind == "train", counts, structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
-    if key not in proofs:
-        proofs[key] = why_rows_mix(of_rows, needed, shapes, rows=counts)
-    return proofs[key]
+    key = parts.kind == "train", structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    return why_rows_mix(of_rows, needed, shapes, rows=counts, known=proofs.setdefault(key, {}))
 
 
 class Lowerings:

@@ -49,7 +49,8 @@ _KNOWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (j
 
 
 def why_rows_mix(
-    function: Callable[..., Any], batch: PyTree, *others: PyTree, rows: Collection[int] = (_OTHER_ROWS,)
+    function: Callable[..., Any], batch: PyTree, *others: PyTree, rows: Collection[int] = (_OTHER_ROWS,),
+    known: dict[int, Any] | None = None,
 ) -> str | None:
     """Returns what in a function may compute a row's results from other rows, as a clause; None if it is proved not to.
 
@@ -60,6 +61,7 @@ def why_rows_mix(
       batch: a tree of arrays or shapes, rows first; how many there are does not matter.
       *others: other arguments, such as weights: trees of arrays or shapes.
       rows: numbers of rows that it is to do the same with, as where it is called with some of a batch's rows.
+      known: what is known of the same function, to which is added.
 
     Example:
       >>> import jax.numpy as jnp
@@ -70,16 +72,20 @@ def why_rows_mix(
       >>> why_rows_mix(lambda x: x if len(x) > 2 else -x, x, rows=(2, 4))
       'it computes with the number of rows'
     """
+    known = {} if known is None else known
     try:
-        program = jax.make_jaxpr(function)(_with_rows(batch, _ROWS), *others)
-        if (reason := _why_mixed(program.jaxpr, set())) is not None:
+        if _ROWS not in known:
+            program = jax.make_jaxpr(function)(_with_rows(batch, _ROWS), *others)
+            known[_ROWS] = program, _why_mixed(program.jaxpr, set())
+        program, reason = known[_ROWS]
+        if reason is not None:
             return reason
         for count in rows:
-            if not _same(program, jax.make_jaxpr(function)(_with_rows(batch, count), *others), count):
-                return "it computes with the number of rows"
+            if count not in known:
+                known[count] = _same(program, jax.make_jaxpr(function)(_with_rows(batch, count), *others), count)
     except Exception as error:  # it takes other numbers of rows only: a multiple of a group's, for example
         return f"it cannot be traced on any number of rows ({type(error).__name__})"
-    return None
+    return None if all(known[count] for count in rows) else "it computes with the number of rows"
 
 
 def _with_rows(batch: PyTree, rows: int) -> PyTree:
