@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import hand_written
 import numpy as np
 
 import trainer
 from trainer import distribute
+from trainer.model.loop_model import LoopModel
 from trainer.step.compiled_phase import CompiledPhase
 
 FEATURES = 784
@@ -29,7 +32,8 @@ def new_model(strategy: distribute.Strategy, module, optimizer: str, **options) 
 
 def lowered_train_step(strategy: distribute.Strategy, model: trainer.Model, x, y):
     """Returns the execution of a train step of `fit`, traced and lowered from shapes: no state is allocated."""
-    phase = CompiledPhase("train", model.train_step, strategy, "auto", False)
+    phase = CompiledPhase("train", model.train_step, strategy, "auto", False,
+                          why_partitioned=functools.partial(LoopModel(model).why_partitioned, "train"))
     shapes = model.state_shapes(x)
     phase.prepare(shapes, (x, y))
     return phase.lowered(shapes, (x, y))
