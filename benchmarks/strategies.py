@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 # Simulated devices, whatever the machine has. Must stand before anything imports jax.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -21,11 +21,12 @@ import numpy as np
 import optax
 from hand_written import MLP, Blocks, ReplicatedStep
 from measuring import Ratio, Timings, alternate, contenders, fastest, table, write_section
-from trainer_models import FEATURES, lowered_train_step, new_model, noise
+from trainer_models import FEATURES, OwnStep, lowered_train_step, new_model, noise
 
 import trainer
 from trainer import distribute
 from trainer.compile.cost_analysis import peak_bytes
+from trainer.models.vision.resnet import ResNet
 
 DEVICES = jax.device_count()
 BATCH_SIZE = 256
@@ -193,14 +194,52 @@ MirroredStrategy's, its peak below.
 {table(["strategy", "state, MB", "ratio", "peak of a step, MB", "ratio", "live, MB", "ratio to expected"], rows)}""")
 
 
-PARTS = {"run": measure_run, "memory": measure_memory}
+# --- lowerings -----------------------------------------------------------------------------------------------------
+
+
+def measure_lowerings(rounds: int) -> None:
+    """Measures `fit` where replicas compute their rows, and where XLA divides the step, of the same models."""
+    strategy, steps = distribute.MirroredStrategy(), 10
+    images = np.random.default_rng(0).normal(size=(32 * steps, 32, 32, 3)).astype(np.float32)
+    cnn = ResNet(blocks=(1,), num_classes=hand_written.CLASSES, classifier_activation=None)
+    rows = [*_lowerings(layers((128,)), strategy, MLP((128,)), noise(BATCH_SIZE * steps), steps, rounds),
+            *_lowerings("a ResNet of one block", strategy, cnn, (images, noise(len(images))[1]), steps, rounds)]
+    write_section("Replicated and partitioned steps", f"""
+`fit` under MirroredStrategy on {DEVICES} simulated devices, with Adam: of `trainer.Model`, whose replicas compute their
+rows, and of a subclass whose `train_step` calls the default one, which XLA divides. The MLP has batches of {BATCH_SIZE}
+rows, the ResNet of 32 images, 32 x 32. Compiling is to trace, lower and compile a step. {rounds} rounds in turn after
+one that compiles, and half as many of compiling: `python benchmarks/strategies.py lowerings`.
+
+{table(["model", "of", "replicated, ms", "partitioned, ms", "ratio", "ratio of CPU time"], rows)}""")
+
+
+def _lowerings(name: str, strategy: distribute.Strategy, module, data, steps: int, rounds: int) -> Iterator[list]:
+    """Yields rows of the table: what a step and compiling it take in both lowerings."""
+    (x, y), batch_size = data, len(data[0]) // steps
+    models = {"replicated": new_model(strategy, module, "adam"),
+              "partitioned": new_model(strategy, module, "adam", make=OwnStep)}
+
+    def fit(number: int, model: trainer.Model) -> None:
+        model.fit(x, y, batch_size=batch_size, verbose=0)
+
+    def compile_step(number: int, model: trainer.Model) -> None:
+        jax.clear_caches()
+        lowered_train_step(strategy, model, x[:batch_size], y[:batch_size]).compile()
+
+    for what, function, count, turns in (("a step", fit, steps, rounds), ("compiling", compile_step, 1, rounds // 2)):
+        timings = alternate({key: functools.partial(function, model=model) for key, model in models.items()}, turns)
+        yield [name, what, *(millis(timings[key], count) for key in models),
+               *ratios(timings, "partitioned", "replicated")]
+
+
+PARTS = {"run": measure_run, "memory": measure_memory, "lowerings": measure_lowerings}
 
 
 def main() -> None:
     """Measures the parts that are named, all by default."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"one of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--rounds", type=int, default=11, help="of `run`")
+    parser.add_argument("--rounds", type=int, default=11, help="of `run` and `lowerings`")
     options = parser.parse_args()
     names = options.parts or list(PARTS)
     unknown = sorted(set(names) - set(PARTS))
