@@ -214,6 +214,10 @@ def generate(seed):
     if weights == "class_weight" and (task != "labels" or form != "arrays"):
         weights = "sample_weight"
     strategies = dealt(MIRRORED, seed, 12), dealt(SHARDED if rng.random() < 0.7 else MIRRORED, seed, 13)
+    if any(block in ("sorted", "median", "sorted_features") for block in blocks):
+        # XLA ends the process for the gradient of a sort of which it splits an axis that does not divide.
+        strategies = tuple("mirrored_3" if name in ("sharded_optimizer_3", "model_parallel_3") else name
+                           for name in strategies)
     return Program(
         seed=seed, library=dealt(NETS, seed, 8), inputs=inputs, blocks=tuple(map(str, rng.permutation(blocks))),
         task=task, loss=loss, step=step, optimizer=dealt(OPTIMIZERS, seed, 9), options=options, metrics=metrics,
