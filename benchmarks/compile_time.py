@@ -7,7 +7,6 @@ Run by `make bench-strategies`. Writes its section of `benchmarks/RESULTS.md`. W
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import time
 from typing import Any
@@ -30,9 +29,7 @@ import trainer
 from trainer import distribute
 from trainer.compile.hlo_text import Program
 from trainer.compile.program_contents import kernels
-from trainer.model.loop_model import LoopModel
 from trainer.model.planned_step import COMPILER_OPTIONS
-from trainer.step.compiled_phase import CompiledPhase
 
 REPLICAS = (2, 8, 32)
 BAR, HAND_BAR = 1.2, 1.05
@@ -118,11 +115,8 @@ def compiled_for_fit(workload: Workload, devices: list[Any]) -> Any:
                       metrics=["accuracy"] if workload.has_accuracy else None, precision="mixed_bfloat16")
     batch = tuple(np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
                   for leaf in shapes_of_batch(workload, len(devices)))
-    shapes = model.state_shapes(batch[0][:1])
-    phase = CompiledPhase("train", model.train_step, strategy, 1, False, why_partitioned=functools.partial(
-        LoopModel(model).why_partitioned, "train"))
-    phase.prepare(shapes, batch)
-    return phase.lowered(shapes, batch).compile({**strategy.compiler_options(), **COMPILER_OPTIONS})
+    lowered = lowered_train_step(strategy, model, *batch, steps_per_execution=1)
+    return lowered.compile({**strategy.compiler_options(), **COMPILER_OPTIONS})
 
 
 def operations(program: Program) -> int:
@@ -166,9 +160,7 @@ program, fused ones one by one, its kernels, and the seconds to trace, lower and
 ResNet-50 has 128 rows of 224x224 on each device, and the accuracy; GPT-2 small 8 rows of 1024 tokens. {rounds} rounds
 in turn after one that warms up: `python benchmarks/compile_time.py --gpus`. The bar is {HAND_BAR}.
 
-On one GPU, seconds of CPU time were 3.8 to trace and lower against 2.1, and 12.1 to compile against 11.0. Over eight,
-`fit`'s step is replicated, and the step by hand is one program that XLA divides. In a small ResNet, Flax's own
-BatchNorm in the place of the trainer's left a replicated step as many operations.
+Over eight GPUs `fit`'s step is replicated, and the step by hand is one program that XLA divides.
 
 {table(["model", "devices", "operations", "ratio", "kernels", "ratio", "seconds", "ratio", "in CPU time"], rows)}""")
 

@@ -37,9 +37,11 @@ def new_model(strategy: distribute.Strategy, module, optimizer: str, make=traine
     return model
 
 
-def lowered_train_step(strategy: distribute.Strategy, model: trainer.Model, x, y):
+def lowered_train_step(
+    strategy: distribute.Strategy, model: trainer.Model, x, y, steps_per_execution: int | str = "auto"
+):
     """Returns the execution of a train step of `fit`, traced and lowered from shapes: no state is allocated."""
-    phase = CompiledPhase("train", model.train_step, strategy, "auto", False,
+    phase = CompiledPhase("train", model.train_step, strategy, steps_per_execution, False,
                           why_partitioned=functools.partial(LoopModel(model).why_partitioned, "train"))
     shapes = model.state_shapes(x)
     phase.prepare(shapes, (x, y))

@@ -67,9 +67,14 @@ def rewritten(function: Callable[..., Any], change: Change, skipped: Collection[
         changed = with_equations(program, change, {}, skipped)
         if changed is program:
             return function(*args)
-        return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(changed)(*jax.tree.leaves(args)))
+        return evaluated(changed, args, outputs)
 
     return call
+
+
+def evaluated(program: ClosedJaxpr, args: Any, outputs: Any) -> Any:
+    """Returns the results of a program for a tree of arguments, as a tree of the structure of `outputs`."""
+    return jax.tree.unflatten(jax.tree.structure(outputs), jaxpr_as_fun(program)(*jax.tree.leaves(args)))
 
 
 def with_equations(

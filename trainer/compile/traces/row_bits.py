@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
 from jax.extend.random import threefry2x32_p
 
-from trainer.compile.traces.equations import called, with_equations
+from trainer.compile.traces.equations import called, evaluated, with_equations
 
 
 class UnlikeDraws(Exception):
@@ -66,8 +65,7 @@ def with_bits_of_rows(function: Callable[..., Any], axis_name: str) -> Callable[
                 one != other and (2 * one[0], *one[1:]) != other for one, other in zip(drawn, of_twice, strict=True)):
             raise UnlikeDraws("what is drawn at random depends on the number of rows")
         are_of_rows = (one != other for one, other in zip(drawn, of_twice, strict=True))
-        bits = jaxpr_as_fun(_with_rows_drawn(program, are_of_rows, axis_name))(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(outputs), bits)
+        return evaluated(_with_rows_drawn(program, are_of_rows, axis_name), args, outputs)
 
     return call
 

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 from jax.extend.core import Literal
 
+from trainer.compile.traces.equations import jaxpr_of
 from trainer.compile.traces.row_bits import can_draw_rows
 from trainer.core.types import PyTree
 
@@ -198,8 +199,8 @@ def _programs(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _programs(value)
-        elif hasattr(getattr(value, "jaxpr", value), "eqns"):
-            yield getattr(value, "jaxpr", value)
+        elif hasattr(jaxpr_of(value), "eqns"):
+            yield jaxpr_of(value)
 
 
 def _same(one: Any, other: Any, rows: int) -> bool:
@@ -209,7 +210,7 @@ def _same(one: Any, other: Any, rows: int) -> bool:
     if len(getattr(one, "consts", ())) != len(getattr(other, "consts", ())) or not all(
             map(_same_values, getattr(one, "consts", ()), getattr(other, "consts", ()))):
         return False
-    one, other = (_computing(getattr(program, "jaxpr", program), rows) for program in (one, other))
+    one, other = (_computing(jaxpr_of(program), rows) for program in (one, other))
     return len(one) == len(other) and all(_same_equations(*pair, rows) for pair in zip(one, other, strict=True))
 
 
@@ -231,7 +232,7 @@ def _same_params(one: Any, other: Any, rows: int, in_shape: bool = False) -> boo
     if isinstance(one, (list, tuple)):
         return isinstance(other, (list, tuple)) and len(one) == len(other) and all(
             _same_params(a, b, rows, True) for a, b in zip(one, other, strict=True))
-    if hasattr(getattr(one, "jaxpr", one), "eqns"):
+    if hasattr(jaxpr_of(one), "eqns"):
         return _same(one, other, rows)
     if in_shape and isinstance(one, int) and one and one % _ROWS == 0:
         return isinstance(other, int) and one // _ROWS * rows == other
