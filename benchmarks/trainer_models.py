@@ -9,7 +9,7 @@ import numpy as np
 
 import trainer
 from trainer import distribute
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 from trainer.step.compiled_phase import CompiledPhase
 
 FEATURES = 784
@@ -42,7 +42,7 @@ def lowered_train_step(
 ):
     """Returns the execution of a train step of `fit`, traced and lowered from shapes: no state is allocated."""
     phase = CompiledPhase("train", model.train_step, strategy, steps_per_execution, False,
-                          why_partitioned=functools.partial(LoopModel(model).why_partitioned, "train"))
+                          why_partitioned=functools.partial(core_of(model).why_partitioned, "train"))
     shapes = model.state_shapes(x)
     phase.prepare(shapes, (x, y))
     return phase.lowered(shapes, (x, y))

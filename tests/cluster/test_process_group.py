@@ -23,7 +23,7 @@ from trainer.callbacks import Callback, CallbackList
 from trainer.cluster import ClusterError, ProcessGroup, process_group
 from trainer.core.train_state import TrainState
 from trainer.data.sharding.processes import Channel
-from trainer.loop.run_fingerprint import describe_model
+from trainer.model.core.run_fingerprint import describe_model
 from trainer.saving.checkpoint.manifest import CheckpointError
 from trainer.saving.checkpoint.processes import from_first
 from trainer.testing import LocalCluster

@@ -10,6 +10,7 @@ import pytest
 
 import trainer
 from trainer.compile import cost_analysis
+from trainer.model.core.model_core import core_of
 
 
 class Repeated(nn.Module):
@@ -58,7 +59,7 @@ def test_a_step_with_a_long_loop_is_a_large_one(turns, steps):
     model.compile("sgd", "mse")
     x = np.ones((8, 16), np.float32)
     model.evaluate(x, x, batch_size=8, verbose=0)
-    phase = model._configuration.phases["test"]
+    phase = core_of(model).configuration.phases["test"]
     assert phase.steps_per_execution >= steps if steps > 1 else phase.steps_per_execution == 1
     # Two products of 8 x 16 by 16 x 16, or 100,000.
     assert phase.step_flops == pytest.approx(turns * 2 * 8 * 16 * 16, rel=0.5 if turns < 9 else 0.01)

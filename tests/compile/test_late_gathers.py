@@ -15,7 +15,7 @@ from tests.support.hlo import collectives
 from trainer import distribute
 from trainer.compile.cost_analysis import peak_bytes
 from trainer.compile.traces import late_gathers
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 
 rng = np.random.default_rng(0)
 
@@ -186,7 +186,7 @@ def test_a_step_of_24_layers_never_has_more_than_three_of_them_whole(monkeypatch
     x = rng.normal(size=(8, 16, 32)).astype(np.float32)
     expected = strategy.explain(model, batch=(x, x[..., :4])).peak_bytes
     model.build(x[:1])
-    phase = LoopModel(model).prepared_phase("train", (x, x[..., :4]), 8)
+    phase = core_of(model).prepared_phase("train", (x, x[..., :4]), 8)
     compiled = phase.lowered(model.state, (x, x[..., :4])).compile()
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state.params))
     gradients, layer = params / 8, params / 24

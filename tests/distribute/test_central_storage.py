@@ -13,7 +13,7 @@ import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Group
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 
 FOUR = [f"cpu:{index}" for index in range(4)]
 WIDTH = 128  # a kernel of 64 KiB
@@ -47,7 +47,7 @@ def model_of(strategy, model_class=trainer.Model, **options):
 def program(model, steps):
     """Returns an execution of some train steps as GPUs get it, before XLA compiles it."""
     model.build(X)
-    phase = LoopModel(model).prepared_phase("train", (X, X))
+    phase = core_of(model).prepared_phase("train", (X, X))
     stack = jax.tree.map(lambda leaf: np.stack([leaf] * steps), (X, X))
     group = phase.place_group(Group(stack, steps, len(X), first=0))
     bounds = [model.strategy.place_number(number) for number in (0, steps)]

@@ -17,6 +17,7 @@ from trainer.data.sources.arrays import aligned_empty, is_aligned
 from trainer.distribute.placement import device_cache, placement
 from trainer.distribute.strategies import strategy
 from trainer.loop import phase_input
+from trainer.model.core.model_core import core_of
 
 ROWS, BATCH = 53, 8  # an uneven last batch of five rows
 
@@ -335,7 +336,7 @@ def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
     model = compiled_mlp(2)
     with pytest.raises(ValueError, match="label 7"):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    assert not model._configuration.phases["train"]._executables
+    assert not core_of(model).configuration.phases["train"]._executables
 
 
 @pytest.mark.parametrize("data_on_device", [True, False])

@@ -14,6 +14,7 @@ from flax import linen as nn
 import trainer
 from trainer import callbacks, distribute
 from trainer.distribute.experimental import partitioners
+from trainer.model.core.model_core import core_of
 
 pytestmark = pytest.mark.processes
 rng = np.random.default_rng(0)
@@ -93,7 +94,7 @@ def test_tables_by_rows_get_the_rows_of_batches_that_workers_read():
             num_workers=1, num_ps=2, variable_partitioner=partitioners.FixedShardsPartitioner(2)) as strategy:
         model = compiled(strategy)
         history = model.fit(strategy.distribute_datasets_from_function(batches), steps_per_epoch=6, epochs=2, verbose=0)
-        assert strategy._models[model._state_holder]._partition.tables == {"Embed_0/embedding"}
+        assert strategy._models[core_of(model).state]._partition.tables == {"Embed_0/embedding"}
     expected = compiled(distribute.OneDeviceStrategy())
     reference = expected.fit(batches(), steps_per_epoch=6, epochs=2, verbose=0)
     assert history.history["loss"] == pytest.approx(reference.history["loss"], rel=1e-4)

@@ -22,6 +22,7 @@ from trainer.distribute.experimental import partitioners
 from trainer.distribute.parameter_server.processes.wire import pack
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
+from trainer.model.core.model_core import core_of
 from trainer.step.on_workers.remote_step import RemoteStep
 
 pytestmark = pytest.mark.slow
@@ -77,7 +78,7 @@ def served(model, x=ids, servers=2, partitioner=SPLIT):
     model.build(x[:2])
     handles = [Direct() for _ in range(servers)]
     on_servers = ServedModel("m", handles, partitioner)
-    on_servers.embeddings = model._functional.embeddings
+    on_servers.embeddings = core_of(model).module.embeddings
     on_servers.load(model.state)
     shapes = shapes_of(model.state)
     client = on_servers.client(shapes)

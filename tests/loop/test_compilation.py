@@ -14,7 +14,7 @@ import pytest
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer.model import state_holder
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 from trainer.step.compiled_phase import CompiledPhase
 
 
@@ -107,7 +107,7 @@ def steps_fused_for(module, shape):
     with mirrored(1).scope():
         model = trainer.Model(module)
         model.compile("sgd", logits_loss())
-    phase = LoopModel(model).prepared_phase("train", (np.zeros(shape, np.float32), np.zeros(shape[0], np.int32)))
+    phase = core_of(model).prepared_phase("train", (np.zeros(shape, np.float32), np.zeros(shape[0], np.int32)))
     return phase.steps_per_execution
 
 

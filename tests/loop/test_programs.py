@@ -16,6 +16,7 @@ import trainer
 from tests.loop.test_compilation import count_compilations, make_model
 from tests.support.networks import NNXMLP, classification, mirrored
 from trainer.distribute.placement import placement
+from trainer.model.core.model_core import core_of
 
 GATHERS = "gather_stack"  # copies rows on the devices to where a step takes them
 
@@ -55,7 +56,8 @@ def test_one_epoch_several_and_an_evaluation_share_two_programs_of_each_phase(ke
     with count_compilations() as evaluated:
         model.evaluate(*validation, batch_size=8, verbose=0)
     assert not evaluated
-    assert {kind: phase.num_programs for kind, phase in model._configuration.phases.items()} == {"train": 2, "test": 2}
+    phases = core_of(model).configuration.phases
+    assert {kind: phase.num_programs for kind, phase in phases.items()} == {"train": 2, "test": 2}
 
 
 class CountedLinen(nn.Module):

@@ -13,7 +13,8 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import classification, logits_loss
 from trainer.loop.interrupts import Interrupts
-from trainer.model.state_holder import StateHolder
+from trainer.model.core.model_core import core_of
+from trainer.model.core.state_holder import StateHolder
 
 
 def compiled(kind=trainer.Model, **options):
@@ -36,14 +37,14 @@ def test_an_interrupt_takes_effect_once_the_trained_state_is_stored(method, monk
     x, y, _ = classification(16)
     model = compiled()
     model.train_on_batch(x, y)
-    keep = StateHolder.keep
+    set_state = StateHolder.set
 
     def interrupted(holder, state):
         """Gets Ctrl-C when a step has donated the old state, and the new one is not stored yet."""
         os.kill(os.getpid(), signal.SIGINT)
-        keep(holder, state)
+        set_state(holder, state)
 
-    monkeypatch.setattr(StateHolder, "keep", interrupted)
+    monkeypatch.setattr(StateHolder, "set", interrupted)
     with pytest.raises(KeyboardInterrupt):
         getattr(model, method)(x, y)
     monkeypatch.undo()
@@ -120,7 +121,7 @@ def test_steps_without_logs_are_not_queued_without_end():
     x, y, _ = classification(16)
     model = compiled(Silent)
     assert model.fit(x, y, epochs=2, verbose=0).history == {}
-    assert model._configuration.phases["train"].empty_logs, "there is something to wait for"
+    assert core_of(model).configuration.phases["train"].empty_logs, "there is something to wait for"
 
 
 @pytest.mark.usefixtures("default_interrupts")

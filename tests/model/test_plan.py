@@ -10,6 +10,7 @@ from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.placement.described import Topology
 from trainer.model import planned_step
+from trainer.model.core.model_core import core_of
 from trainer.tools.command_line import commands
 from trainer.tools.command_line import plan as command
 
@@ -50,9 +51,9 @@ def test_a_copy_is_under_the_other_strategy_and_leaves_the_model_alone(devices):
     model.build(np.ones((1, 4)))
     strategy = distribute.FullyShardedStrategy(devices[:2])
     made = planned_step._copy(model, strategy, {"microbatches": 2})
-    assert (made.strategy, made._configuration.options.microbatches) == (strategy, 2)
-    assert made._configuration.options.ema_decay == 0.9 and not made.built and made._state_holder.seed == 3
-    assert model.built and model._configuration.options.microbatches == 1 and model.strategy is not strategy
+    assert (made.strategy, core_of(made).configuration.options.microbatches) == (strategy, 2)
+    assert core_of(made).configuration.options.ema_decay == 0.9 and not made.built and core_of(made).state.seed == 3
+    assert model.built and core_of(model).configuration.options.microbatches == 1 and model.strategy is not strategy
     shapes, own = made.state_shapes(np.ones((1, 4))), model.state
     assert {path: leaf.shape for path, leaf in named_leaves(shapes).items()} == {
         path: leaf.shape for path, leaf in named_leaves(own).items()}
@@ -107,8 +108,8 @@ def test_a_model_is_copied_in_the_scope_of_its_own_strategy(devices):
     with distribute.MirroredStrategy(devices[:2]).scope():
         model = new_model(run_eagerly=True)
         made = planned_step._copy(model, distribute.MirroredStrategy(devices[:4]), {"precision": "mixed_bfloat16"})
-    options = made._configuration.options
-    assert options.policy.name == "mixed_bfloat16" and not options.eager and made._configuration.is_compiled
+    options = core_of(made).configuration.options
+    assert options.policy.name == "mixed_bfloat16" and not options.eager and core_of(made).configuration.is_compiled
 
 
 def test_without_an_assembler_the_error_says_what_to_install():

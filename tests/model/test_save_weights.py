@@ -17,6 +17,7 @@ from tests.support.networks import NNXMLP, LinenMLP, classification, compiled_ml
 from tests.support.strategy_cases import LAYOUT, STRATEGIES, LinenNet
 from trainer import distribute
 from trainer.model import weights_io
+from trainer.model.core.model_core import core_of
 from trainer.saving.arrays.safetensors_file import read_arrays, save_arrays
 
 X, Y, _ = classification(24)
@@ -114,7 +115,7 @@ def test_a_parameter_and_a_state_array_of_one_path_are_refused(path):
     model = trainer.Model(Clashing())
     model.build(X)
     state = model.state
-    model._state_holder.keep(state.replace(params={"cache": {"x": state.params["Cache"]}}))
+    core_of(model).state.set(state.replace(params={"cache": {"x": state.params["Cache"]}}))
     for use in (model.save_weights, model.load_weights):
         with pytest.raises(ValueError, match=r"both have the path 'cache/x'.*Rename"):
             use(path)
@@ -380,11 +381,11 @@ def test_arrays_given_to_set_weights_may_be_written_to_afterwards():
 def test_training_goes_on_from_loaded_weights_without_compiling_anew(path):
     model = compiled_mlp()
     model.fit(X, Y, verbose=0)
-    executables = dict(model._configuration.phases["train"]._executables)
+    executables = dict(core_of(model).configuration.phases["train"]._executables)
     model.save_weights(path)
     model.load_weights(path)
     model.fit(X, Y, verbose=0)
-    assert len(executables) == 1 and model._configuration.phases["train"]._executables == executables
+    assert len(executables) == 1 and core_of(model).configuration.phases["train"]._executables == executables
 
 
 def test_a_model_that_is_not_compiled_has_weights_files_too(path):

@@ -31,7 +31,7 @@ ROOMS = ("core/ambient", "core", "compile", "compile/traces", "modules/calling",
          "callbacks/base", "callbacks/progress", "callbacks/tensorboard", "callbacks/record", "callbacks/loggers",
          "callbacks/checkpoints", "callbacks",
          "models/layers", "models/vision", "models/text", "models/generative", "models/weights", "models",
-         "loop", "model/views", "model", "utils/files", "utils", "datasets",
+         "model/core", "loop", "model/views", "model", "utils/files", "utils", "datasets",
          "estimator/feature_columns/values", "estimator/feature_columns", "estimator/training",
          "estimator/heads", "estimator/canned", "estimator", "launch", "tools/report", "tools/command_line", "tools",
          "testing")

@@ -17,7 +17,7 @@ from tests.support.hlo import collectives, total_bytes
 from trainer import distribute
 from trainer.compile.jit import compiled
 from trainer.distribute.replica import custom_loops
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 
 PAGE = (project_files.ROOT / "docs" / "strategies.md").read_text()
 FENCES = re.findall(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", PAGE, re.MULTILINE | re.DOTALL)
@@ -150,7 +150,7 @@ def built(name, **options):
 
 def compiled_train_step(model):
     batch = np.zeros((8, 64), np.float32), np.zeros((8, 16), np.float32)
-    return LoopModel(model).prepared_phase("train", batch).lowered(model.current_run.state, batch).compile()
+    return core_of(model).prepared_phase("train", batch).lowered(model.current_run.state, batch).compile()
 
 
 def test_every_synchronous_strategy_is_in_the_table():

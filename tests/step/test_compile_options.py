@@ -12,7 +12,7 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer.core.tree_paths import named_leaves
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 
 
 class Wide(nn.Module):
@@ -58,7 +58,7 @@ def test_mixed_precision_is_near_float32_with_float32_weights(module, precision,
 
 def products_of(model):
     batch = classification(8)[:2]
-    texts = [LoopModel(model).prepared_phase(kind, batch).program() for kind in ("train", "test", "predict")]
+    texts = [core_of(model).prepared_phase(kind, batch).program() for kind in ("train", "test", "predict")]
     return [line for text in texts for line in text.splitlines() if "dot_general" in line]
 
 
@@ -349,7 +349,7 @@ def test_rematerialisation_is_in_the_compiled_step():
     barriers = []
     for remat in (False, True):
         model = model_of(remat=remat)
-        lowered = LoopModel(model).prepared_phase("train", batch).lowered(model.current_run.state, batch)
+        lowered = core_of(model).prepared_phase("train", batch).lowered(model.current_run.state, batch)
         barriers.append(lowered.as_text().count("optimization_barrier"))
     assert barriers[0] == 1, "the one around the batch"
     assert barriers[1] > 1

@@ -12,7 +12,7 @@ from flax import linen as nn
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer.distribute import get_replica_context
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 
 
 def trained(make_model, replicas=1, rows=21, batch_size=8, loss=None, seed=3, **options):
@@ -164,7 +164,7 @@ def test_less_memory_is_needed_for_activations():
         x, y, _ = classification(512)
         model = trainer.Model(Wide(), seed=0)
         model.compile("sgd", logits_loss(), microbatches=microbatches, steps_per_execution=1)
-        phase = LoopModel(model).prepared_phase("train", (x, y))
+        phase = core_of(model).prepared_phase("train", (x, y))
         return phase.lowered(model.current_run.state, (x, y)).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary_bytes(8) < 0.5 * temporary_bytes(1)

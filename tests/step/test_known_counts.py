@@ -10,6 +10,7 @@ import pytest
 from flax import linen as nn
 
 import trainer
+from trainer.model.core.model_core import core_of
 from trainer.step import compiled_phase
 
 
@@ -65,7 +66,7 @@ def data(rows, shape):
 
 
 def counts_of(model, kind="train"):
-    return sorted(count or 0 for _, count in model._configuration.phases[kind]._executables)
+    return sorted(count or 0 for _, count in core_of(model).configuration.phases[kind]._executables)
 
 
 @pytest.mark.slow
@@ -85,7 +86,7 @@ def test_a_loop_says_how_often_it_turns(known):
     model, *_ = fitted("dense")
     for kind, counts in (("train", {"4", "2"}), ("test", {"4", "2"}), ("predict", {"4", "2"})):
         found = set()
-        for executable in model._configuration.phases[kind]._executables.values():
+        for executable in core_of(model).configuration.phases[kind]._executables.values():
             loops = [line for line in executable.as_text().splitlines() if re.search(r" while\(", line)]
             found |= {re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)[1] for line in loops}
         assert found == counts, kind

@@ -20,7 +20,7 @@ from flax import linen as nn
 import trainer
 from tests.support.hlo import collectives
 from trainer import distribute
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import core_of
 
 FEATURES, HIDDEN, CLASSES = 32, 64, 3
 SHAPES = {"up/kernel": (FEATURES, HIDDEN), "up/bias": (HIDDEN,), "down/kernel": (HIDDEN, CLASSES),
@@ -56,7 +56,7 @@ def step_collectives(name, number, steps_per_execution=1):
         model.compile(optimizer, trainer.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"],
                       steps_per_execution=steps_per_execution)
     batch = np.zeros((2 * number, FEATURES), np.float32), np.zeros(2 * number, np.int32)
-    lowered = LoopModel(model).prepared_phase("train", batch).lowered(model.current_run.state, batch)
+    lowered = core_of(model).prepared_phase("train", batch).lowered(model.current_run.state, batch)
     return collectives(lowered.compile().as_text())
 
 

@@ -13,6 +13,7 @@ from flax import nnx
 import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer import tools
+from trainer.model.core.model_core import core_of
 from trainer.tools import finders
 
 X, Y, _ = classification(64)
@@ -75,10 +76,10 @@ def test_a_model_that_is_trained_at_the_suggestion_learns():
 def test_nothing_of_a_trained_model_is_changed(options):
     model = compiled(**options)
     history = model.fit(X, Y, epochs=1, batch_size=16, verbose=0)
-    before, seed, rate = model.state, model._state_holder.seed, float(model.optimizer.learning_rate)
+    before, seed, rate = model.state, core_of(model).state.seed, float(model.optimizer.learning_rate)
     search(model)
     assert_same_state(model.state, before)
-    assert (model._state_holder.seed, float(model.optimizer.learning_rate)) == (seed, rate)
+    assert (core_of(model).state.seed, float(model.optimizer.learning_rate)) == (seed, rate)
     assert model.history is history and model.stop_training is False
 
 

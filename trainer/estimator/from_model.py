@@ -13,6 +13,7 @@ from trainer.estimator.training.estimator import Estimator
 from trainer.estimator.training.estimator_model import EstimatorModel
 from trainer.estimator.training.run_config import RunConfig
 from trainer.estimator.training.spec import EstimatorSpec, Mode
+from trainer.model.core.model_core import core_of
 from trainer.model.model import Model
 from trainer.model.overridable_steps import OverridableSteps
 
@@ -53,7 +54,7 @@ def model_to_estimator(
     """
     if not isinstance(model, Model):
         raise errors.wrong_type("model", model, "a compiled `trainer.Model`")
-    if not model._configuration.is_compiled:
+    if not core_of(model).configuration.is_compiled:
         raise ValueError("The given model has not been compiled. Call its `compile` first.")
     overridden = [name for name in _OVERRIDABLE if getattr(type(model), name) is not getattr(OverridableSteps, name)]
     if overridden:
@@ -71,7 +72,7 @@ class _ModelEstimator(Estimator):
 
     def __init__(self, model: Model, model_dir: str | os.PathLike[str] | None, config: RunConfig | None,
                  metric_names_map: Mapping[str, str] | None):
-        given = dict(model._configuration.given)
+        given = dict(core_of(model).configuration.given)
         of_spec = {name: given.pop(name) for name in _OF_SPEC}
         self._weights: list[np.ndarray] | None = model.get_weights() if model.built else None
         self._names = dict(metric_names_map or {})
@@ -81,7 +82,7 @@ class _ModelEstimator(Estimator):
 
         config = RunConfig() if config is None else config
         if isinstance(config, RunConfig) and config.tf_random_seed is None:
-            config = config.replace(tf_random_seed=model._state_holder.seed)
+            config = config.replace(tf_random_seed=core_of(model).state.seed)
         super().__init__(model_fn, model_dir, config)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

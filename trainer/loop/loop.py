@@ -25,9 +25,9 @@ from trainer.data.sources.batches import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.phase_input import PhaseInput, start_phase
 from trainer.loop.resumable_run import TrainingRun
-from trainer.loop.run_fingerprint import describe_data, describe_run, describe_sets
 from trainer.loop.run_limits import RunLimits
-from trainer.loop.trainable_model import TrainableModel
+from trainer.model.core.model_core import ModelCore
+from trainer.model.core.run_fingerprint import describe_data, describe_run, describe_sets
 
 # How many executions may not have ended when the next begins.
 MAX_IN_FLIGHT = 2
@@ -41,7 +41,7 @@ Reached = Callable[[int, Running, ResumeToken | None], None]  # called with how 
 
 
 def fit(
-    model: TrainableModel,
+    core: ModelCore,
     reader: Reader,
     callbacks: CallbackList,
     epochs: int,
@@ -54,7 +54,7 @@ def fit(
     """Trains for `epochs - initial_epoch` epochs.
 
     Args:
-      model: the model; its state is replaced after each execution.
+      core: the model; its state is replaced after each execution.
       reader: the training batches.
       callbacks: called as in Keras; whatever is recorded of the run, they record.
       epochs: the number after that of the last epoch.
@@ -73,23 +73,23 @@ def fit(
             raise ValueError(f"{argument} is a generator, which yields its batches once, but {validations} "
                              "validations are due. Pass data that can be iterated again, or `validation_steps`: each "
                              "validation then takes the next batches.")
-    model.set_stops("train", False)
-    with model.run.timed(timing) as timing:
+    core.set_stops("train", False)
+    with core.run.timed(timing) as timing:
         # All epochs count, not those that are left: a resumed run decides the same.
-        train = start_phase(model, "train", reader, passes=epochs, data_on_device=True)
+        train = start_phase(core, "train", reader, passes=epochs, data_on_device=True)
         tests = []
         for name, each in validation.items():
             with _naming_validation_data(name):
-                tests.append(start_phase(model, "test", each, passes=validations, name=name))
+                tests.append(start_phase(core, "test", each, passes=validations, name=name))
         validation_names = _distinct([f"val_{name}" for test in tests for name in test.log_names])
-        _assert_consistent(model, "training", lambda: describe_run(
+        _assert_consistent(core, "training", lambda: describe_run(
             reader, validation, callbacks, epochs=epochs, initial_epoch=initial_epoch,
             logs=", ".join(train.phase.log_names), validation_freq=validation_freq, **limits.describe()))
         callbacks.check_monitors([*train.log_names, *validation_names])
         run = TrainingRun(
-            model, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
+            core, reader, validation, callbacks, train.phase.empty_logs, (initial_epoch, epochs), timing, limits)
         validator = functools.partial(_evaluate, tests, callbacks) if tests else None
-        with run, model.run.validating(validator, list(validation)):
+        with run, core.run.validating(validator, list(validation)):
             with timing.measure("callbacks"):
                 callbacks.on_train_begin()
             run.started()  # a resumed run goes on at another epoch, and may be in its middle or have stopped
@@ -109,7 +109,7 @@ def fit(
                         reader.prepare(epoch + 1)
                     _run_epoch(train, callbacks, epoch, run.batch, run.running, run.trained, run.last_batch,
                                next(iter(tests), None))
-                    if epoch + 1 < epochs and not model.stops("train"):
+                    if epoch + 1 < epochs and not core.stops("train"):
                         train.look_ahead(epoch + 1)
                 logs = train.lazy_logs(run.running)
                 run.epoch_trained()
@@ -118,7 +118,7 @@ def fit(
                         logs[f"val_{name}"] = value
                 with timing.measure("callbacks"):
                     callbacks.on_epoch_end(epoch, logs)
-                _stops(model, "train", model.strategy.spans_processes)
+                _stops(core, "train", core.strategy.spans_processes)
                 trained = run.running
                 run.epoch_ended(logs)
             if not tests and trained is not None:
@@ -127,18 +127,18 @@ def fit(
                 callbacks.on_train_end(logs)
 
 
-def evaluate(model: TrainableModel, readers: Mapping[str, Reader], callbacks: CallbackList) -> dict[str, Any]:
+def evaluate(core: ModelCore, readers: Mapping[str, Reader], callbacks: CallbackList) -> dict[str, Any]:
     """Returns the logs over the first epoch of each reader; of a one-shot source, over its next batches.
 
     Args:
-      model: the model.
+      core: the model.
       readers: the batches; of several sets by the names that their logs begin with.
       callbacks: called as in Keras, for each set.
     """
-    with model.run.timed():
-        tests = [start_phase(model, "test", reader, passes=1, name=name) for name, reader in readers.items()]
+    with core.run.timed():
+        tests = [start_phase(core, "test", reader, passes=1, name=name) for name, reader in readers.items()]
         _distinct([name for test in tests for name in test.log_names])
-        _assert_consistent(model, "data for `evaluate`", lambda: describe_sets(readers))
+        _assert_consistent(core, "data for `evaluate`", lambda: describe_sets(readers))
         return _evaluate(tests, callbacks)
 
 
@@ -149,7 +149,7 @@ def _evaluate(
 
 
 def _evaluate_set(inputs: PhaseInput, callbacks: CallbackList, reached: Reached | None) -> dict[str, Any]:
-    inputs.model.set_stops("test", False)
+    inputs.core.set_stops("test", False)
     with inputs.timing.measure("callbacks"):
         callbacks.on_test_begin()
     with inputs.timing.measure("data"):
@@ -166,7 +166,7 @@ def _store_metrics(inputs: PhaseInput, running: Running, logs: Mapping[str, Any]
     """Gives metric objects what an epoch has accumulated, as Keras's have it after a run."""
     inputs.phase.store_metrics(running)
     if (loss := inputs.log_name("loss")) in logs:
-        inputs.model.note_loss(logs[loss])
+        inputs.core.note_loss(logs[loss])
 
 
 @contextlib.contextmanager
@@ -188,36 +188,36 @@ def _distinct(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
+def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterator[Any]:
     """Yields the outputs for each batch as host arrays, in input order and without padding.
 
     At most `MAX_IN_FLIGHT` executions are ahead of the outputs that were yielded.
     """
-    model.set_stops("predict", False)
-    with model.run.timed() as timing:
-        inputs = start_phase(model, "predict", reader, passes=1)
-        _assert_consistent(model, "data for `predict`", lambda: describe_data(reader))
+    core.set_stops("predict", False)
+    with core.run.timed() as timing:
+        inputs = start_phase(core, "predict", reader, passes=1)
+        _assert_consistent(core, "data for `predict`", lambda: describe_data(reader))
         with timing.measure("callbacks"):
             callbacks.on_predict_begin()
         ahead: collections.deque[tuple[PlacedGroup, Any, int]] = collections.deque()
-        agrees = model.strategy.spans_processes and callbacks.may_stop_differently("predict")
+        agrees = core.strategy.spans_processes and callbacks.may_stop_differently("predict")
         with inputs.groups(epoch=0) as groups:
             for group in _agreed_on(inputs, _awaited(inputs, groups)):
                 programs = inputs.phase.num_programs
                 executable = inputs.phase.executable(
-                    model.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
-                outputs = executable(model.state.current)
+                    core.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
+                outputs = executable(core.state.current)
                 if group.first == 0 and inputs.phase.num_programs > programs:
                     _compile_beside(inputs, inputs.reader.group_size)
                 timing.begin_steps(group.count)
                 with timing.measure("callbacks"):
-                    count = _call_after_prediction(model, callbacks, group, outputs)
+                    count = _call_after_prediction(core, callbacks, group, outputs)
                 ahead.append((group, outputs, count))
                 inputs.in_flight.append(jax.tree.leaves(outputs)[0])
                 if len(ahead) > MAX_IN_FLIGHT:
                     inputs.in_flight.popleft()
                     yield from _on_host(*ahead.popleft(), timing)
-                if _stops(model, "predict", agrees):
+                if _stops(core, "predict", agrees):
                     break
         while ahead:
             yield from _on_host(*ahead.popleft(), timing)
@@ -225,7 +225,7 @@ def predict(model: TrainableModel, reader: Reader, callbacks: CallbackList) -> I
             callbacks.on_predict_end()
 
 
-def _call_after_prediction(model: TrainableModel, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
+def _call_after_prediction(core: ModelCore, callbacks: CallbackList, group: PlacedGroup, outputs: Any) -> int:
     """Calls the hooks for a group; returns how many of its batches came before `stop_predicting`.
 
     Outputs are stacked, so batches are not run one by one even if a callback wants to see each.
@@ -238,37 +238,37 @@ def _call_after_prediction(model: TrainableModel, callbacks: CallbackList, group
         for index in range(group.count):
             callbacks.on_predict_batch_begin(group.first + index, {})
             callbacks.on_predict_batch_end(group.first + index, logs(index))
-            if model.stops("predict"):
+            if core.stops("predict"):
                 count = index + 1
                 break
     callbacks.on_execution_end("predict", group.first + count - 1, logs(count - 1))
     return count
 
 
-def run_on_batch(model: TrainableModel, kind: Phase, reader: Reader) -> dict[str, Any]:
+def run_on_batch(core: ModelCore, kind: Phase, reader: Reader) -> dict[str, Any]:
     """Runs the one batch of `reader` outside of any epoch; returns its logs, fetched."""
-    with model.run.timed():
-        inputs = start_phase(model, kind, reader, passes=1)
+    with core.run.timed():
+        inputs = start_phase(core, kind, reader, passes=1)
         group, = inputs.stacks([inputs.phase.place_group(next(reader.read(0)))])
         with inputs.interrupts:
             running = _execute(inputs, group, 0, 1, inputs.phase.empty_logs)
         return inputs.phase.fetch_results(running)
 
 
-def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: int, is_sample: bool) -> None:
+def compile_ahead(core: ModelCore, kind: Phase, reader: Reader, passes: int, is_sample: bool) -> None:
     """Compiles a phase for the batches of `reader` as a run that reads them `passes` times would, running nothing.
 
     That is for full batches and, of arrays, for a shorter last one.
 
     Args:
-      model: the model.
+      core: the model.
       kind: "train", "test" or "predict".
       reader: the batches.
       passes: how often they will be read.
       is_sample: whether there is one batch that stands for a stream of such batches.
     """
-    with model.run.timed() as timing:
-        inputs = start_phase(model, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
+    with core.run.timed() as timing:
+        inputs = start_phase(core, kind, reader, passes, data_on_device=kind == "train" and not is_sample)
         running = () if kind == "predict" else (inputs.phase.empty_logs,)
         if reader.arrays is not None and reader.num_batches is not None and not is_sample:
             programs = _programs_of_arrays(inputs, reader.group_size)
@@ -280,7 +280,7 @@ def compile_ahead(model: TrainableModel, kind: Phase, reader: Reader, passes: in
             programs = ((group, 1) for group in inputs.stacks([inputs.phase.place_group(buffer.take())]))
         for group, steps in programs:
             inputs.phase.executable(
-                model.state.state_or_shapes, *running, group=group, guard=inputs.guard, timing=timing, stop=steps)
+                core.state.state_or_shapes, *running, group=group, guard=inputs.guard, timing=timing, stop=steps)
         if running:
             inputs.phase.fetch_results(inputs.phase.empty_logs)
 
@@ -320,7 +320,7 @@ def _compile_beside(inputs: PhaseInput, steps: int) -> None:
     if phase.compiles_beside and reader.arrays is not None and reader.num_batches is not None:
         running = () if inputs.kind == "predict" else (phase.empty_logs,)
         for group, count in _programs_of_arrays(inputs, steps):
-            phase.compile_beside(inputs.model.state.state_or_shapes, *running, group=group, guard=inputs.guard,
+            phase.compile_beside(inputs.core.state.state_or_shapes, *running, group=group, guard=inputs.guard,
                                  timing=inputs.timing, steps=count)
 
 
@@ -333,12 +333,12 @@ def _run_epoch(
     `reached` is called after each execution, after all callbacks. No execution goes beyond the batch `last_of_run`. If
     the first execution had to be compiled, other programs of the epoch and of `next_phase` are compiled beside it.
     """
-    model, kind, timing = inputs.model, inputs.kind, inputs.timing
+    core, kind, timing = inputs.core, inputs.kind, inputs.timing
     running = inputs.phase.empty_logs if running is None else running
     per_batch = callbacks.wants_batch_hooks(kind)
-    agrees = model.strategy.spans_processes and callbacks.may_stop_differently(kind)
+    agrees = core.strategy.spans_processes and callbacks.may_stop_differently(kind)
     one_by_one, begun = per_batch and not inputs.phase.is_asynchronous, batch
-    one_by_one = _stops(model, kind, agrees) or one_by_one  # asked before the epoch, it ends after one batch
+    one_by_one = _stops(core, kind, agrees) or one_by_one  # asked before the epoch, it ends after one batch
     with inputs.interrupts, inputs.groups(epoch, batch) as groups:
         for group, start, stop in _executions(inputs, groups, callbacks, one_by_one, last_of_run):
             first, last = group.first + start, group.first + stop - 1
@@ -360,7 +360,7 @@ def _run_epoch(
             if reached is not None:
                 reached(last + 1, running, group.resume_token)
             batch = last + 1
-            if _stops(model, kind, agrees):
+            if _stops(core, kind, agrees):
                 break
     _agree_on_batches(inputs, {"batches of the epoch": str(batch)})
     return running
@@ -371,11 +371,11 @@ def _agree_on_batches(inputs: PhaseInput, description: Mapping[str, str]) -> Non
 
     Before anything else runs over the devices of all: a process with further batches waits there for those without.
     """
-    model, timing = inputs.model, inputs.timing
-    if model.strategy.spans_processes and inputs.reader.arrays is None:
+    core, timing = inputs.core, inputs.timing
+    if core.strategy.spans_processes and inputs.reader.arrays is None:
         with timing.measure("device"):
             timing.tell("agreement")
-            model.strategy.process_group.assert_consistent("data", lambda: description)
+            core.strategy.process_group.assert_consistent("data", lambda: description)
 
 
 def _agreed_on(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[PlacedGroup]:
@@ -421,7 +421,7 @@ def _awaited(inputs: PhaseInput, groups: Iterator[PlacedGroup]) -> Iterator[Plac
 
 
 def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, running: Running) -> Running:
-    held, timing = inputs.model.state, inputs.timing
+    held, timing = inputs.core.state, inputs.timing
     executable = inputs.phase.executable(
         held.state_or_shapes, running, group=group, guard=inputs.guard, timing=timing, start=start, stop=stop)
     present = held.current  # its weights may still have been made during the compilation
@@ -431,15 +431,15 @@ def _execute(inputs: PhaseInput, group: PlacedGroup, start: int, stop: int, runn
     # Between a step, which donates the old state, and the storing of the new one, Ctrl-C would leave the model without.
     # An asynchronous one donates nothing, and may take long.
     with contextlib.nullcontext() if inputs.phase.is_asynchronous else inputs.interrupts.deferred:
-        state, running = executable(held.take(), running)
-        held.keep(state)
+        state, running = executable(held.take_for_donation(), running)
+        held.set(state)
     timing.rows += group.rows * (stop - start)
     return running
 
 
 def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running) -> None:
     """Notes that an execution of some batches of `group` has begun, and waits until few enough are queued."""
-    most, strategy = MAX_IN_FLIGHT, inputs.model.strategy
+    most, strategy = MAX_IN_FLIGHT, inputs.core.strategy
     if 1 < steps == group.count:
         most = MAX_WHOLE_GROUPS_IN_FLIGHT
     elif steps == 1 < group.count and not (strategy.is_on_cpu and strategy.mesh.size > 1):  # which can lock each other
@@ -451,13 +451,13 @@ def _queue(inputs: PhaseInput, group: PlacedGroup, steps: int, running: Running)
             in_flight.popleft().block_until_ready()
 
 
-def _stops(model: TrainableModel, kind: Phase, agrees: bool) -> bool:
+def _stops(core: ModelCore, kind: Phase, agrees: bool) -> bool:
     """Returns whether a callback has asked to stop; with `agrees`, in any process, of which all get to know."""
     if agrees:
-        with model.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
-            if model.strategy.process_group.any(model.stops(kind)):
-                model.set_stops(kind, True)
-    return model.stops(kind)
+        with core.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            if core.strategy.process_group.any(core.stops(kind)):
+                core.set_stops(kind, True)
+    return core.stops(kind)
 
 
 def _on_host(group: PlacedGroup, outputs: Any, count: int, timing: Timing) -> Iterator[Any]:
@@ -471,25 +471,25 @@ def _batch_on_host(group: PlacedGroup, outputs: Any, index: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[index, : group.rows], outputs)
 
 
-def _assert_consistent(model: TrainableModel, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
-    if model.strategy.spans_processes:
-        with model.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
-            model.strategy.process_group.assert_consistent(what, describe)
+def _assert_consistent(core: ModelCore, what: str, describe: Callable[[], Mapping[str, str]]) -> None:
+    if core.strategy.spans_processes:
+        with core.run.timing.measure("device"):  # or for other processes, which is the same to a watchdog
+            core.strategy.process_group.assert_consistent(what, describe)
 
 
-def agree_on_data(model: TrainableModel, call: str, **data: Any) -> None:
+def agree_on_data(core: ModelCore, call: str, **data: Any) -> None:
     """Raises ClusterError in all processes unless all make this call, with data that they share in the same way.
 
     It goes before the data are looked at: processes that share them in different ways would wait for each other.
 
     Args:
-      model: whose method is called.
+      core: whose method is called.
       call: the method.
       **data: the user's, by the argument's name.
     """
-    if model.strategy.spans_processes:
-        with model.run.timed():
-            _assert_consistent(model, f"data for `{call}`", lambda: {
+    if core.strategy.spans_processes:
+        with core.run.timed():
+            _assert_consistent(core, f"data for `{call}`", lambda: {
                 f"auto_shard_policy of `{name}`": policy_of(value).value for name, value in data.items()})
 
 

@@ -24,7 +24,7 @@ from trainer.data.prefetch import is_abandoned
 from trainer.data.resident import stack_length
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.interrupts import Interrupts
-from trainer.loop.trainable_model import TrainableModel
+from trainer.model.core.model_core import ModelCore
 from trainer.step.compiled_phase import CompiledPhase, on_host
 
 _NUMBERS_AT_ONCE = 2**18
@@ -36,7 +36,7 @@ class PhaseInput:
     """What a phase runs on.
 
     Attributes:
-      model: what is trained, evaluated or used.
+      core: what is trained, evaluated or used.
       kind: "train", "test" or "predict".
       phase: the compiled step.
       reader: yields the batches.
@@ -51,7 +51,7 @@ class PhaseInput:
       begun: by epoch, its first group on the devices, and the others; see `look_ahead`.
     """
 
-    model: TrainableModel
+    core: ModelCore
     kind: Phase
     phase: CompiledPhase
     reader: Reader
@@ -91,7 +91,7 @@ class PhaseInput:
             else:
                 yield self.stacks(map(self._place, self.reader.read(epoch, batch, self.numbers_of)))
             return
-        demand, spans_processes = Demand(), self.model.strategy.spans_processes
+        demand, spans_processes = Demand(), self.core.strategy.spans_processes
 
         def is_urgent() -> bool:
             # Several processes must run the same executions, so none of them may end a group for having waited. A group
@@ -103,7 +103,7 @@ class PhaseInput:
 
     def stacks(self, groups: Iterable[PlacedGroup]) -> Iterator[PlacedGroup]:
         """Yields placed groups as stacks, which the compiled step takes; see `Strategy.stacks`."""
-        strategy = self.model.strategy
+        strategy = self.core.strategy
         for group in groups:
             batches = group.data
             if not isinstance(batches, ResidentBatches):
@@ -119,7 +119,7 @@ class PhaseInput:
     def _place(self, group: Group) -> PlacedGroup:
         if not self.labels_are_checked:
             rows = jax.tree.map(lambda leaf: leaf[:group.count], group.data)
-            self.model.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
+            self.core.check_labels(self.reader.rows(rows) if self.arrays is not None else rows)
         return self.phase.place_group(group, self.arrays)
 
     @property
@@ -131,7 +131,7 @@ class PhaseInput:
         # the same cores while the loop gathers the next rows: a thread would only compete for the interpreter.
         batches = self.reader.num_batches
         is_single = batches is not None and batches <= self.reader.group_size
-        return self.arrays is None and not is_single and not self.model.strategy.is_on_cpu
+        return self.arrays is None and not is_single and not self.core.strategy.is_on_cpu
 
     @property
     def log_names(self) -> list[str]:
@@ -170,32 +170,32 @@ class _Results:
 
 
 def start_phase(
-    model: TrainableModel, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False, name: str = ""
+    core: ModelCore, kind: Phase, reader: Reader, passes: int, data_on_device: bool = False, name: str = ""
 ) -> PhaseInput:
     """Returns what a phase runs on, after checking the first batch and tracing the step on it.
 
     Args:
-      model: see `PhaseInput`.
+      core: see `PhaseInput`.
       kind: "train", "test" or "predict".
       reader: yields the batches.
       passes: how often they will be read.
       data_on_device: whether `data_on_device=True` is meant for them.
       name: see `PhaseInput`.
     """
-    timing = model.run.timing
+    timing = core.run.timing
     with timing.measure("data"):
         batch = reader.peek()
     with timing.measure("compile"):
-        phase = model.prepared_phase(kind, batch, reader.batch_rows)
+        phase = core.prepared_phase(kind, batch, reader.batch_rows)
     reader.group_size = phase.steps_per_execution
     with timing.measure("data"):
-        arrays = model.place_arrays(kind, reader, passes, data_on_device)
-        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(model, reader))
+        arrays = core.place_arrays(kind, reader, passes, data_on_device)
+        is_checked = kind == "predict" or (arrays is not None and _has_good_labels(core, reader))
         # Bad labels are reported when their execution is due, and all rows of a group are looked at for them.
         at_once = reader.group_size if not is_checked else _batches_at_once(
             reader.group_size, jax.tree.leaves(batch))
     return PhaseInput(
-        model, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing,
+        core, kind, phase, reader, arrays, None if arrays is None else at_once, is_checked, phase.new_guard(), timing,
         name)
 
 
@@ -206,9 +206,9 @@ def _batches_at_once(steps_per_execution: int, batch: list[np.ndarray]) -> int:
     return max(executions, 1) * steps_per_execution
 
 
-def _has_good_labels(model: TrainableModel, reader: Reader) -> bool:
+def _has_good_labels(core: ModelCore, reader: Reader) -> bool:
     try:
-        model.check_labels(reader.arrays.tree if reader.arrays is not None else None)
+        core.check_labels(reader.arrays.tree if reader.arrays is not None else None)
     except ValueError:
         return False  # maybe in rows that are never read: each batch will be looked at
     return True

@@ -23,9 +23,9 @@ from trainer.core.train_state import TrainState
 from trainer.data import Reader
 from trainer.data.sources.batches import ResumeToken
 from trainer.loop import begun_run
-from trainer.loop.run_fingerprint import describe_platform
 from trainer.loop.run_limits import RunLimits
-from trainer.loop.trainable_model import TrainableModel
+from trainer.model.core.model_core import ModelCore
+from trainer.model.core.run_fingerprint import describe_platform
 from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, open_checkpoint
 
 _KIND = "run"
@@ -79,7 +79,7 @@ class TrainingRun:
     Use it as a context manager: its end waits for what is being written.
 
     Args:
-      model: what is trained.
+      core: what is trained.
       reader: the training batches.
       validation: the validation's batches, by the names of the sets; one that has no name is "".
       callbacks: all callbacks of the run.
@@ -100,7 +100,7 @@ class TrainingRun:
     changed as it was before.
     """
 
-    def __init__(self, model: TrainableModel, reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList,
+    def __init__(self, core: ModelCore, reader: Reader, validation: Mapping[str, Reader], callbacks: CallbackList,
                  empty_logs: Any, epochs: tuple[int, int], timing: Timing, limits: RunLimits):
         self.kind = "start"
         self.epoch = epochs[0]
@@ -111,7 +111,7 @@ class TrainingRun:
         self._limits = limits
         self._epochs = epochs
         self._is_restored = False
-        self._model = model
+        self._core = core
         self._reader, self._validation = reader, validation
         self._callbacks = callbacks
         self._timing = timing
@@ -123,7 +123,7 @@ class TrainingRun:
         self._is_watched = callbacks.wants("on_save_point")
         # Before a batch is trained on: the first batches of a generator cannot be looked at again.
         self._fingerprint = self._described_data() if self._is_watched else None
-        self._digests = model.program_digests(reader.peek()) if self._is_watched else {}
+        self._digests = core.program_digests(reader.peek()) if self._is_watched else {}
         reader.keeps_resume_tokens = self._is_watched
 
     # --- what the loop tells ---------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class TrainingRun:
     def started(self) -> None:
         """All callbacks were told that training begins."""
         self._reached("start")
-        if self.batches and self._limits.are_reached(self.batches, self._model.strategy):
+        if self.batches and self._limits.are_reached(self.batches, self._core.strategy):
             self.is_at_limit = self.is_over = True
 
     def trained(self, batch: int, running: Any, resume_token: ResumeToken | None) -> None:
@@ -144,10 +144,10 @@ class TrainingRun:
         self.batches += batch - self.batch
         self.batch, self.running, self._resume_token = batch, running, resume_token
         self._before_hooks = None
-        self.is_at_limit = self._limits.are_reached(self.batches, self._model.strategy)
+        self.is_at_limit = self._limits.are_reached(self.batches, self._core.strategy)
         self._reached("batches")
         if self.is_at_limit:  # not before: what is saved here can go on
-            self._model.set_stops("train", True)
+            self._core.set_stops("train", True)
 
     def epoch_trained(self) -> None:
         """The epoch's training is over; its validation and its end are to come."""
@@ -162,7 +162,7 @@ class TrainingRun:
         """All callbacks were told that the epoch is over, which had these logs."""
         self.logs = dict(logs) if self._is_watched else {}
         self.epoch, self.batch, self.running, self._resume_token = self.epoch + 1, 0, self._empty_logs, None
-        self.is_epoch_over, self.is_over = False, self._model.stops("train")
+        self.is_epoch_over, self.is_over = False, self._core.stops("train")
         self._keep_snapshot()
         self._reached("epoch")
 
@@ -170,7 +170,7 @@ class TrainingRun:
         self.kind = kind
         if self._is_watched:
             if kind != "start":  # where it may still be being made
-                self._state = self._model.state.current
+                self._state = self._core.state.current
             with self._timing.measure("callbacks"):
                 self._callbacks.on_save_point(self)
 
@@ -224,7 +224,7 @@ class TrainingRun:
                 begun_run.forget(folder)
                 checkpoints.prune()
 
-            state = self._model.state.current if self.kind != "error" else self._state_of_last_point()
+            state = self._core.state.current if self.kind != "error" else self._state_of_last_point()
             arrays = tree_paths.named_leaves({"state": state, "logs": self.running})
             document = self._before_hooks or self._snapshot()
             # After the last batch of an epoch the run may have been saved already, before the epoch's end.
@@ -246,7 +246,7 @@ class TrainingRun:
         check_is_of_run(path, document)
         self._check_arguments(path, document)
         has_same_data = self._has_same_data(path, document["fingerprint"])
-        now = {"state": self._model.state.current, "logs": self._empty_logs}
+        now = {"state": self._core.state.current, "logs": self._empty_logs}
         with self._timing.measure("checkpoint"):
             restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
         if has_same_data:  # and arrays of the same shapes, without which each program differs
@@ -255,11 +255,11 @@ class TrainingRun:
         if document["batch"] > 0:
             # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
             self._callbacks.on_epoch_begin(document["epoch"])
-        self._model.state.keep(restored["state"])
+        self._core.state.set(restored["state"])
         self.running, self.logs = restored["logs"], document["logs"]
         self._callbacks.load_state_dict(document["callbacks"])
         self.epoch, self.batch, self.batches = document["epoch"], document["batch"], document["batches"]
-        self._model.set_stops("train", document["stop_training"])
+        self._core.set_stops("train", document["stop_training"])
         self.is_epoch_over = document["stop_training"] and self.batch > 0
         self.is_over = document["stop_training"] and self.batch == 0
         if self._has_no_epoch_left:
@@ -277,7 +277,7 @@ class TrainingRun:
                 raise ValueError(f"{folder!r} has no checkpoint to start from.")
             checkpoint = open_checkpoint(path, verify=False)
             check_is_of_run(path, checkpoint.document)
-            self._model.state.keep(restored_state(checkpoint, self._model.state.current))
+            self._core.state.set(restored_state(checkpoint, self._core.state.current))
         self.batches = checkpoint.document["batches"]
 
     def wait(self) -> None:
@@ -325,7 +325,7 @@ class TrainingRun:
             "initial_epoch": self._epochs[0],
             "epochs": self._epochs[1],
             "settings": self._settings(),
-            "stop_training": self._model.stops("train"),
+            "stop_training": self._core.stops("train"),
             "data": self._reader.position(self.epoch, self.batch, self._resume_token),
             "validation": positions.pop("", None),
             "validation_sets": positions,
@@ -336,9 +336,9 @@ class TrainingRun:
     def _settings(self) -> dict[str, Any]:
         # The totals of all logs are one array: other logs could be mistaken for them.
         logs = {log.name: "mean" if log.metric is None else type(log.metric).__name__ for log in self._empty_logs.logs}
-        return {**self._model.run_settings(), "logs": logs, "limit_batches": self._reader.limit_batches,
+        return {**self._core.run_settings(), "logs": logs, "limit_batches": self._reader.limit_batches,
                 _PROGRAMS: {**package_versions(), **self._digests},
-                _PLATFORM: describe_platform(list(self._model.strategy.mesh.devices.flat))}
+                _PLATFORM: describe_platform(list(self._core.strategy.mesh.devices.flat))}
 
     def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
         if self._is_restored:

@@ -7,34 +7,19 @@ and the table of the layers that are called.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from trainer.compile.jit import compiled
-from trainer.core import replica_context, trace_purity
+from trainer.core import replica_context
 from trainer.core.replica_context import in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.strategies.explain import REPLICATED, spec_text
-from trainer.model.configuration import Configuration
+from trainer.model.core.configuration import Configuration
+from trainer.model.core.model_core import ModelCore
 from trainer.modules import LayerRow, with_shardings, without_frozen
-
-if TYPE_CHECKING:
-    from trainer.model.stateful_model import StatefulModel
-
-
-def check_is_outside_of_steps(model: Any) -> None:
-    """Raises TypeError while a step is traced, of which the state of a model would be a constant.
-
-    Args:
-      model: the model that is called.
-    """
-    trace_purity.check_may_read(
-        model, "the state of a model that it calls", "In a step of the model, call `self.apply(params, state, x, "
-        "training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call another model, whose weights are "
-        "constants there, by `teacher.apply(teacher.state.params, teacher.state, x)[0]`. Pass `model.state` as an "
-        "argument of `run`, and use `model.apply` in its function.")
 
 
 class _NotArrays(Exception):
@@ -77,30 +62,30 @@ def _arrays(outputs: Any) -> Any:
     return outputs
 
 
-def trained_names(model: StatefulModel) -> set[str]:
+def trained_names(core: ModelCore) -> set[str]:
     """Returns the names of the parameters that are trained.
 
     Raises:
       RuntimeError: if the model is not built.
     """
-    state = model._state_holder.current
+    state = core.state.current
     trained = state.params if state.optimizer is None else state.trainable(state.params)
-    return set(named_leaves(trained)) if model._configuration.trainable else set()
+    return set(named_leaves(trained)) if core.configuration.trainable else set()
 
 
-def table_of_layers(model: StatefulModel) -> tuple[list[LayerRow], str, int, int, int]:
+def table_of_layers(core: ModelCore, name: str) -> tuple[list[LayerRow], str, int, int, int]:
     """Returns what `render_summary` is given for a model: its layers, its name, and how many numbers it holds.
 
     Raises:
       RuntimeError: if the model is not built.
     """
-    holder, trained = model._state_holder, trained_names(model)
+    holder, trained = core.state, trained_names(core)
     state = holder.current
     params = named_leaves(state.params)
     frozen = {name: leaf.size for name, leaf in params.items() if name not in trained}
     total, others = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.model_state))
     with replica_context.enter(replica_context.context_outside(holder.inputs)):
-        rows = without_frozen(model._functional.summary_rows(holder.inputs), frozen)
+        rows = without_frozen(core.module.summary_rows(holder.inputs), frozen)
     split = {name: spec for name, leaf in params.items()
              if (spec := spec_text(leaf.sharding, leaf.shape)) != REPLICATED}
-    return with_shardings(rows, split), model.name, total + others, total - sum(frozen.values()), others
+    return with_shardings(rows, split), name, total + others, total - sum(frozen.values()), others

@@ -19,7 +19,7 @@ from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
 from trainer.data.sources.sources import DatasetSource
 from trainer.loop import loop
-from trainer.model.loop_model import LoopModel
+from trainer.model.core.model_core import ModelCore, core_of
 from trainer.step.compiled_metrics import CompileMetrics
 from trainer.step.fusing import MAX_FUSED_STEPS
 
@@ -28,7 +28,7 @@ PHASES = ("train", "test", "predict")
 
 @contextlib.contextmanager
 def training_readers(
-    model: LoopModel, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, shuffle: Any, class_weight: Any,
+    core: ModelCore, x: Any, y: Any, sample_weight: Any, *, batch_size: int | None, shuffle: Any, class_weight: Any,
     steps_per_epoch: int | None, initial_epoch: int, validation_split: float, validation_data: Any,
     validation_steps: int | None, validation_batch_size: int | None, limit_batches: int | None, may_be_endless: bool,
 ) -> Iterator[tuple[Reader, dict[str, Reader]]]:
@@ -47,12 +47,12 @@ def training_readers(
         raise ValueError(f"`validation_data` has the names of the inputs `x`, {', '.join(map(repr, sets))}. Of sets to "
                          "validate on, each needs a name of its own; one set of such inputs is `(inputs, targets)`, or "
                          "`(inputs,)` without targets.")
-    x = model.strategy.training_data(x)
-    loop.agree_on_data(model, "fit", x=x, **_by_argument("validation_data", sets or {"": None}))
-    processes = model.strategy.processes
+    x = core.strategy.training_data(x)
+    loop.agree_on_data(core, "fit", x=x, **_by_argument("validation_data", sets or {"": None}))
+    processes = core.strategy.processes
     with contextlib.ExitStack() as readers:
         reader = readers.enter_context(Reader(
-            adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=model.seed,
+            adapt(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, seed=core.state.seed,
                   class_weight=class_weight, steps=steps_per_epoch, processes=processes),
             steps_per_epoch, first_epoch=initial_epoch, limit_batches=limit_batches, may_be_endless=may_be_endless))
         yield reader, {
@@ -64,19 +64,19 @@ def training_readers(
 
 @contextlib.contextmanager
 def evaluation_readers(
-    model: LoopModel, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None,
+    core: ModelCore, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None,
 ) -> Iterator[dict[str, Reader]]:
     """Gives the readers of `evaluate`: of its data, by the name "", or of each of several sets."""
     sets = sets_of("x", x) if y is None and sample_weight is None else {"": x}
     with contextlib.ExitStack() as readers:
         if "" in sets:
             yield {"": readers.enter_context(single_reader(
-                model, "evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps))}
+                core, "evaluate", x, y, sample_weight, batch_size=batch_size, steps=steps))}
             return
         arguments.check_count("steps", steps, 1, optional=True)
-        loop.agree_on_data(model, "evaluate", **_by_argument("x", sets))
+        loop.agree_on_data(core, "evaluate", **_by_argument("x", sets))
         yield {name: readers.enter_context(Reader(
-            _adapt_set(argument, data, batch_size, steps, model.strategy.processes), steps))
+            _adapt_set(argument, data, batch_size, steps, core.strategy.processes), steps))
             for (name, data), argument in zip(sets.items(), _by_argument("x", sets), strict=True)}
 
 
@@ -126,24 +126,24 @@ def common_steps(readers: Mapping[str, Reader]) -> int | None:
 
 
 def single_reader(
-    model: LoopModel, call: str, x: Data | None, y: Any = None, sample_weight: Any = None, *, batch_size: int | None,
+    core: ModelCore, call: str, x: Data | None, y: Any = None, sample_weight: Any = None, *, batch_size: int | None,
     steps: int | None, may_be_endless: bool = False,
 ) -> Reader:
     """Returns the reader of `evaluate` or `predict`, which is the `call`."""
     arguments.check_count("steps", steps, 1, optional=True)
-    loop.agree_on_data(model, call, x=x)
-    source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=model.strategy.processes)
+    loop.agree_on_data(core, call, x=x)
+    source = adapt(x, y, sample_weight, batch_size=batch_size, steps=steps, processes=core.strategy.processes)
     return Reader(source, steps, may_be_endless=may_be_endless)
 
 
-def batch_reader(model: LoopModel, x: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Reader:
+def batch_reader(core: ModelCore, x: Any, y: Any, sample_weight: Any, class_weight: Any = None) -> Reader:
     """Returns the reader of one batch."""
     return Reader(adapt(x, y, sample_weight, batch_size=rows_of(x), class_weight=class_weight,
-                        processes=model.strategy.processes), 1)
+                        processes=core.strategy.processes), 1)
 
 
 def compile_ahead(
-    model: LoopModel, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
+    core: ModelCore, sample: Any, batch_size: int | None, epochs: int | None, phases: Sequence[Phase],
     steps_per_epoch: int | None,
 ) -> None:
     """Compiles phases for the data that `Model.compile_ahead` describes."""
@@ -153,11 +153,11 @@ def compile_ahead(
     is_sample = batch_size is None and is_array_tree(parts[0])
     if is_sample:
         batch_size = rows_of(parts[0])
-    loop.agree_on_data(model, "compile_ahead", sample=sample)
+    loop.agree_on_data(core, "compile_ahead", sample=sample)
     for kind in phases:
         # Of arrays, `predict` is given the inputs alone.
         source = adapt(*(parts[:1] if kind == "predict" else parts), batch_size=batch_size,
-                       processes=model.strategy.processes)
+                       processes=core.strategy.processes)
         if source.is_one_shot:
             raise ValueError("`sample` must be data that can be read again. Received: a generator, whose first "
                              "batches `fit` would miss. Pass a batch of it.")
@@ -167,7 +167,7 @@ def compile_ahead(
         many = MAX_FUSED_STEPS if source.num_batches == math.inf else None
         with Reader(source, steps_per_epoch or many) as reader:
             passes = 1 if is_sample or kind == "predict" else epochs or 2
-            loop.compile_ahead(model, kind, reader, passes, is_sample)
+            loop.compile_ahead(core, kind, reader, passes, is_sample)
 
 
 def sample_batch(sample: Any, batch_size: int | None) -> Batch:
@@ -227,11 +227,11 @@ def as_list(model: Any, logs: dict[str, Any]) -> Any:
     metrics. What has the name of none comes last, sorted: metrics of several outputs, and other logs of a step.
     """
     names: list[str] = []
-    compiled = model._configuration.tracked_metrics()
+    compiled = core_of(model).configuration.tracked_metrics()
     for metric in model.metrics:
         names += metric.names if isinstance(metric, CompileMetrics) else [metric.name]
         if compiled and metric is compiled[-1]:
-            names += [f"{entry.name}_loss" for entry in model._configuration.loss.per_output]
+            names += [f"{entry.name}_loss" for entry in core_of(model).configuration.loss.per_output]
     known = [name for name in dict.fromkeys(names) if name in logs]
     values = [logs[name] for name in [*known, *sorted(logs.keys() - set(known))]]
     return values[0] if len(values) == 1 else values

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
-from trainer.model import saved_model
+from trainer.model.core import saved_model
+from trainer.model.core.model_core import core_of
 from trainer.model.model import Model
 from trainer.saving.arrays.file_kinds import checked_path
 
@@ -38,7 +39,7 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
     if not isinstance(model, Model):
         raise TypeError("`model` must be a model that is made and compiled like the one that was saved. Received: a "
                         f"value of type {type(model).__name__}.")
-    saved_model.restore(path, model._state_holder)
+    saved_model.restore(path, core_of(model).state)
     return model
 
 

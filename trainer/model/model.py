@@ -18,11 +18,9 @@ from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
-from trainer.loop.run_description import describe_run
 from trainer.loop.run_limits import RunLimits
 from trainer.model import inputs
-from trainer.model.loop_model import LoopModel, check_scope
-from trainer.model.overridable_steps import OverridableSteps
+from trainer.model.run_description import describe_run
 from trainer.model.stateful_model import StatefulModel
 from trainer.model.types import Auto, Callbacks, Layer, Losses, LossWeights, Metrics, Optimizers, Precision
 from trainer.modules import EmptyStack, as_functional
@@ -157,22 +155,23 @@ class Model(StatefulModel):
           TypeError: for arguments of a wrong type.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
-        check_scope(self.strategy)
-        self._run_context.check_is_idle("Call `compile`")
+        core = self._core
+        core.check_scope()
+        core.run.check_is_idle("Call `compile`")
         options = CompileOptions.checked(
             steps_per_execution=steps_per_execution, run_eagerly=run_eagerly, jit_compile=jit_compile,
             microbatches=microbatches, precision_name=precision, batch_norm=batch_norm, remat=remat,
             ema_decay=ema_decay, freeze=freeze, data_on_device=data_on_device, guard_mode=compile_guard,
             skip_non_finite=skip_non_finite, penalties=regularizers,
             deterministic=deterministic, matmul_precision=matmul_precision)
-        if options.microbatches > 1 and type(self).train_step is not OverridableSteps.train_step:
+        if options.microbatches > 1 and core.overrides("train_step"):
             raise ValueError("`microbatches` divides the batches of the default `train_step`, but this model overrides "
                              "it. Override `compute_loss` instead, or divide the batch in the overridden step.")
-        params = self._state_holder.state_or_shapes.params if self.built else None
-        self._configuration.compile(
-            optimizer, loss, loss_weights, metrics, weighted_metrics, options, self._functional.names, params)
-        self._configuration.given = given
-        self._state_holder.start_training_again()
+        params = core.state.state_or_shapes.params if self.built else None
+        core.configuration.compile(
+            optimizer, loss, loss_weights, metrics, weighted_metrics, options, core.module.names, params)
+        core.configuration.given = given
+        core.state.start_training_again()
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -248,12 +247,11 @@ class Model(StatefulModel):
           TypeError: for arguments of a wrong type.
         """
         given = {name: value for name, value in locals().items() if name != "self"}
-        self._configuration.require_compiled("fit")
+        core, timing, limits = self._core.checked("fit"), Timing(), RunLimits(max_steps, max_time)
         arguments.check_count("epochs", epochs, 0)
         arguments.check_validation_freq(validation_freq)
-        model, timing, limits = LoopModel(self), Timing(), RunLimits(max_steps, max_time)
         with inputs.training_readers(
-            model, x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight,
+            core, x, y, sample_weight, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight,
             steps_per_epoch=steps_per_epoch, initial_epoch=initial_epoch, validation_split=validation_split,
             validation_data=validation_data, validation_steps=validation_steps,
             validation_batch_size=validation_batch_size, limit_batches=limit_batches,
@@ -264,11 +262,11 @@ class Model(StatefulModel):
             history = next(callback for callback in called.callbacks if isinstance(callback, History))
             describe = functools.partial(describe_run, self, Model.compile, Model.fit, given, reader, validation)
             try:
-                with self._run_context.described(describe):
-                    loop.fit(model, reader, called, epochs, initial_epoch, validation, validation_freq, timing, limits)
+                with core.run.described(describe):
+                    loop.fit(core, reader, called, epochs, initial_epoch, validation, validation_freq, timing, limits)
             finally:
                 called.release()
-                self._state_holder.end_fit()
+                core.state.end_fit()
                 history.timing = timing.report()
                 self.history = history  # a callback may have called `fit` too
         return history
@@ -308,11 +306,10 @@ class Model(StatefulModel):
         arguments.check_count("epochs", epochs, 1, optional=True)
         arguments.check_count("steps_per_epoch", steps_per_epoch, 1, optional=True)
         kinds = inputs.checked_phases(phases)
-        if any(kind != "predict" for kind in kinds):
-            self._configuration.require_compiled("compile_ahead")
+        core = self._core.checked("compile_ahead", must_be_compiled=any(kind != "predict" for kind in kinds))
         begin = time.perf_counter()
-        inputs.compile_ahead(LoopModel(self), sample, batch_size, epochs, kinds, steps_per_epoch)
-        _ = self._state_holder.current  # which may still be being made
+        inputs.compile_ahead(core, sample, batch_size, epochs, kinds, steps_per_epoch)
+        _ = core.state.current  # which may still be being made
         return time.perf_counter() - begin
 
     # What is no dict is one value or a list, by the number of metrics: a type of both would fit neither use of it.
@@ -352,11 +349,10 @@ class Model(StatefulModel):
           callbacks: callbacks, or a list of them.
           return_dict: False returns Keras's list, or the loss alone if there are no metrics.
         """
-        self._configuration.require_compiled("evaluate")
-        model = LoopModel(self)
-        with (inputs.evaluation_readers(model, x, y, sample_weight, batch_size, steps) as readers,
+        core = self._core.checked("evaluate")
+        with (inputs.evaluation_readers(core, x, y, sample_weight, batch_size, steps) as readers,
               inputs.callback_list(self, callbacks, verbose, epochs=1, steps=inputs.common_steps(readers)) as called):
-            logs = loop.evaluate(model, readers, called)
+            logs = loop.evaluate(core, readers, called)
         if return_dict:
             return logs
         return inputs.as_list(self, logs) if "" in readers else list(logs.values())
@@ -383,18 +379,18 @@ class Model(StatefulModel):
         Raises:
           As `fit` does, but the model need not be compiled.
         """
-        model = LoopModel(self)
-        with (inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps) as reader,
+        core = self._core.checked("predict", must_be_compiled=False)
+        with (inputs.single_reader(core, "predict", x, batch_size=batch_size, steps=steps) as reader,
               inputs.callback_list(self, callbacks, verbose, epochs=1, steps=reader.num_batches) as called):
-            return collect(loop.predict(model, reader, called), reader.epoch_rows)
+            return collect(loop.predict(core, reader, called), reader.epoch_rows)
 
     def predict_iter(self, x: Data, batch_size: int | None = None, steps: int | None = None,
                      callbacks: Callbacks | None = None) -> Iterator[Any]:
         """Yields the outputs of `predict` batch by batch, for results that do not fit into memory, or endless data."""
-        model = LoopModel(self)
-        reader = inputs.single_reader(model, "predict", x, batch_size=batch_size, steps=steps, may_be_endless=True)
+        core = self._core.checked("predict", must_be_compiled=False)
+        reader = inputs.single_reader(core, "predict", x, batch_size=batch_size, steps=steps, may_be_endless=True)
         with reader, inputs.callback_list(self, callbacks, 0, epochs=1, steps=reader.num_batches) as called:
-            yield from loop.predict(model, reader, called)
+            yield from loop.predict(core, reader, called)
 
     @overload
     def train_on_batch(
@@ -409,10 +405,9 @@ class Model(StatefulModel):
         class_weight: dict[int, float] | None = None, return_dict: bool = False,
     ) -> Any:
         """Trains on one batch; returns its logs, in Keras's list or as a dict."""
-        self._configuration.require_compiled("train_on_batch")
-        model = LoopModel(self)
-        with inputs.batch_reader(model, x, y, sample_weight, class_weight) as reader:
-            logs = loop.run_on_batch(model, "train", reader)
+        core = self._core.checked("train_on_batch")
+        with inputs.batch_reader(core, x, y, sample_weight, class_weight) as reader:
+            logs = loop.run_on_batch(core, "train", reader)
         return logs if return_dict else inputs.as_list(self, logs)
 
     @overload
@@ -424,10 +419,9 @@ class Model(StatefulModel):
     def test_on_batch(self, x: ArrayTree, y: ArrayTree | None = None, sample_weight: ArrayTree | None = None,
                       return_dict: bool = False) -> Any:
         """Evaluates one batch; returns its logs, in Keras's list or as a dict."""
-        self._configuration.require_compiled("test_on_batch")
-        model = LoopModel(self)
-        with inputs.batch_reader(model, x, y, sample_weight) as reader:
-            logs = loop.run_on_batch(model, "test", reader)
+        core = self._core.checked("test_on_batch")
+        with inputs.batch_reader(core, x, y, sample_weight) as reader:
+            logs = loop.run_on_batch(core, "test", reader)
         return logs if return_dict else inputs.as_list(self, logs)
 
     def predict_on_batch(self, x: ArrayTree) -> Any:
@@ -440,10 +434,10 @@ class Model(StatefulModel):
         Raises:
           ValueError: if there are none.
         """
-        if self._run_context.validator is None:
+        if self._core.run.validator is None:
             raise ValueError("There is nothing to validate on: call `validate` from a callback of a `fit` that has "
                              "`validation_data`, or `evaluate` with data.")
-        return self._run_context.validator()
+        return self._core.run.validator()
 
 
 class Sequential(Model):
@@ -490,6 +484,5 @@ class Sequential(Model):
         return last
 
     def _take_over(self, layers: list[Layer]) -> None:
-        functional = as_functional(layers or EmptyStack())
-        self._state_holder.exchange_module(functional)
-        self._functional, self.module = functional, layers
+        self._core.exchange_module(as_functional(layers or EmptyStack()))
+        self.module = layers

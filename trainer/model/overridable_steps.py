@@ -17,8 +17,7 @@ from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.data import Batch, unpack_x_y_sample_weight
-from trainer.model.configuration import Configuration
-from trainer.modules import FunctionalModule
+from trainer.model.core.model_core import ModelCore
 from trainer.step import loss_parts, step_metrics
 from trainer.step.gradient_accumulation import accumulated
 
@@ -26,8 +25,8 @@ from trainer.step.gradient_accumulation import accumulated
 class OverridableSteps:
     """The methods of `Model` that say what a step computes."""
 
-    _configuration: Configuration
-    _functional: FunctionalModule
+    name: str
+    _core: ModelCore
 
     def sample_inputs(self, batch: Batch) -> Any:
         """Returns what the module is initialised on, from some rows of the first batch.
@@ -49,8 +48,8 @@ class OverridableSteps:
 
             return super().compute_loss(x, x, y_pred, sample_weight)  # an autoencoder, with compile(loss="mse")
         """
-        loss = self._configuration.loss
-        if not loss.is_given and self._functional.sows_losses:  # which are all of it, then
+        loss = self._core.configuration.loss
+        if not loss.is_given and self._core.module.sows_losses:  # which are all of it, then
             return jnp.zeros((), jnp.float32)
         return loss.total(loss.values(y, y_pred, sample_weight))
 
@@ -64,20 +63,20 @@ class OverridableSteps:
           params: all parameters, by which the loss is differentiated.
           model_state: what `apply` returned.
         """
-        self._configuration.penalties_are_used = True
-        losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._functional.sown_losses(model_state)]
-        penalty = self._configuration.options.penalty_of(params)
+        self._core.configuration.penalties_are_used = True
+        losses = [jnp.sum(loss).astype(jnp.float32) for loss in self._core.module.sown_losses(model_state)]
+        penalty = self._core.configuration.options.penalty_of(params)
         return sum(losses, jnp.zeros((), jnp.float32) if penalty is None else penalty)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
         """Returns the logs of the compiled metrics for a batch, and the loss of each of several outputs."""
-        loss, logs = self._configuration.loss, {}
+        loss, logs = self._core.configuration.loss, {}
         picks = bool(loss.per_output) and not loss.is_of(y_pred)  # as an overridden `compute_loss` may, of the outputs
         if loss.is_given and not picks and len(jax.tree.leaves(y_pred)) > 1:
             losses = loss.values(y, y_pred, sample_weight)
             if len(losses) > 1:
                 logs = {f"{name}_loss": value for name, value in losses.items()}
-        return {**logs, **self._configuration.metrics.values(y, y_pred, sample_weight)}
+        return {**logs, **self._core.configuration.metrics.values(y, y_pred, sample_weight)}
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
         """Returns the logs and the state after one step on a batch.
@@ -112,11 +111,11 @@ class OverridableSteps:
             logs = {"loss": loss, **self.compute_metrics(x, y, y_pred, sample_weight)}
             return (state.trainable(grads), loss), model_state, logs  # the loss is a mean over parts as gradients are
 
-        microbatches = self._configuration.options.microbatches
+        microbatches = self._core.configuration.options.microbatches
         (grads, loss), model_state, logs = (
             compute(state, batch) if microbatches == 1 else accumulated(compute, state, batch, microbatches))
         tracked = {**logs, **step_metrics.results()}
-        if not self._configuration.trainable:
+        if not self._core.configuration.trainable:
             return tracked, state
         value_fn = None if microbatches > 1 else lambda params: loss_and_outputs(params, state, batch)[0]
         return tracked, state.apply_gradients(grads, model_state=model_state, value=loss, value_fn=value_fn)
@@ -146,11 +145,11 @@ class OverridableSteps:
           training: whether dropout drops, and BatchNorm takes the batch's statistics, unless it is frozen.
         """
         names: dict[str, Any] = {} if module is None else {"module": module}
-        options = self._configuration.options
+        options = self._core.configuration.options
         apply: Callable[..., Any] = functools.partial(
-            self._functional.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
+            self._core.module.apply, training=training, batch_norm=options.batch_norm, remat=options.remat,
             compute_dtype=None if options.policy is None else options.policy.compute_dtype,
-            is_frozen=options.is_frozen if self._configuration.trainable else lambda path: True,
+            is_frozen=options.is_frozen if self._core.configuration.trainable else lambda path: True,
             make_key=lambda stream: self.make_rng(state, stream), **names)
         context = get_replica_context() if in_replica_context() else context_outside(x)
         # A replica's share of the loss is the larger the more replicas there are: its gradients must not overflow
@@ -179,6 +178,6 @@ def logs_without_update(model: OverridableSteps, state: TrainState, batch: Batch
 
 
 def _with_penalties(model: OverridableSteps, loss: jax.Array, params: Any, model_state: Any) -> jax.Array:
-    if not model._configuration.options.regularizers and not model._functional.sown_losses(model_state):
+    if not model._core.configuration.options.regularizers and not model._core.module.sown_losses(model_state):
         return loss
     return loss + model.compute_penalties(params, model_state)

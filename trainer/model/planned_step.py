@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,18 +30,14 @@ from trainer.distribute.placement.gpu_kinds import GPU_KINDS, NETWORK_BANDWIDTH
 from trainer.distribute.placement.placement import REPLICA_AXIS
 from trainer.distribute.strategies import explain
 from trainer.distribute.strategies.fully_sharded import ShardedStrategy
-from trainer.loop.run_context import RunContext
 from trainer.model import inputs
-from trainer.model.current_run import CurrentRun
-from trainer.model.loop_model import LoopModel
-from trainer.model.overridable_steps import OverridableSteps
-from trainer.model.state_holder import StateHolder, first_rows
+from trainer.model.core.model_core import core_of
+from trainer.model.core.state_holder import first_rows
 from trainer.step.compiled_phase import CompiledPhase
 from trainer.step.planning.report import Alternative, DeviceMemory, Plan
 from trainer.step.planning.roofline import KERNEL_SECS, roofline, sent_rows
 
 if TYPE_CHECKING:
-    from trainer.model.model import Model
     from trainer.model.stateful_model import StatefulModel
 
 # There is no GPU to time kernels on. Only these programs are compiled so.
@@ -88,7 +84,7 @@ def plan(
     alternatives: bool | str, memory_fraction: float, verbose: bool,
 ) -> Plan:
     """Returns the plan that `Strategy.plan` describes."""
-    model._configuration.require_compiled("plan")
+    core_of(model).configuration.require_compiled("plan")
     if alternatives not in (True, False, "auto"):
         raise ValueError(f"`alternatives` must be True, False or 'auto'. Received: {alternatives!r}.")
     if not 0 < memory_fraction <= 1:
@@ -113,7 +109,7 @@ def state_and_step(model: StatefulModel, strategy: Strategy, batch: Any) -> tupl
       strategy: the strategy, over devices that are there or described.
       batch: one batch over all replicas, of arrays or shapes.
     """
-    model._configuration.require_compiled("explain")
+    core_of(model).configuration.require_compiled("explain")
     _check_is_synchronous(strategy)
     train = planned_phase(model, strategy, "train", inputs.sample_batch(_host_arrays(batch), None))
     temporary = int(train.compiled.memory_analysis().temp_size_in_bytes)
@@ -145,12 +141,12 @@ def planned_phase(model: StatefulModel, strategy: Strategy, kind: str, batch: Ba
       ImportError: if something that XLA compiles with is not installed.
     """
     planned = _copy(model, strategy, changes)
-    state = planned._state_holder.shapes(planned.sample_inputs(first_rows(batch)))
+    state = core_of(planned).state.shapes(planned.sample_inputs(first_rows(batch)))
     step = {"train": planned.train_step, "test": planned.test_step, "predict": planned.predict_step}[kind]
-    options = planned._configuration.options
+    options = core_of(planned).configuration.options
     phase = CompiledPhase(kind, step, strategy, options.steps_per_execution, eager=False,
                           deterministic=options.deterministic,
-                          why_partitioned=functools.partial(LoopModel(cast("Model", planned)).why_partitioned, kind))
+                          why_partitioned=functools.partial(core_of(planned).why_partitioned, kind))
     phase.prepare(state, batch)
     compiler_options = strategy.compiler_options(options.deterministic)
     compiled = _compiled(phase.lowered(state, batch, phase.steps_per_execution),
@@ -176,18 +172,11 @@ def _compiled(lowered: Any, options: CompilerOptions) -> Any:
 
 def _copy(model: StatefulModel, strategy: Strategy, changes: Mapping[str, Any]) -> StatefulModel:
     """Returns the model under another strategy, with other arguments of `compile`, and without weights."""
-    made = object.__new__(type(model))
-    vars(made).update(vars(model))
-    made.strategy = strategy
     options = {**changes, "policy": precision.get(changes["precision"])} if "precision" in changes else dict(changes)
     options.pop("precision", None)
-    made._configuration = model._configuration.with_options(
-        dataclasses.replace(model._configuration.options, eager=False, **options))
-    made._run_context = RunContext()
-    made._state_holder = StateHolder(
-        made._functional, strategy, model._state_holder.seed, made._configuration, made._run_context)
-    made.current_run = CurrentRun(made._state_holder, made._configuration, strategy, made._run_context)
-    return made
+    configuration = core_of(model).configuration
+    return model._copied(strategy, configuration.with_options(
+        dataclasses.replace(configuration.options, eager=False, **options)))
 
 
 def _plan(model: StatefulModel, strategy: Strategy, batch: Batch, topology: Topology, memory_fraction: float,
@@ -292,9 +281,9 @@ def _alternatives(model: StatefulModel, strategy: Strategy, batch: Batch, topolo
 
 
 def _changes(model: StatefulModel, strategy: Strategy, batch: Batch, topology: Topology) -> Iterator[_Change]:
-    options, replicas = model._configuration.options, strategy.num_replicas_in_sync
+    options, replicas = core_of(model).configuration.options, strategy.num_replicas_in_sync
     rows = jax.tree.leaves(batch)[0].shape[0]
-    if type(model).train_step is OverridableSteps.train_step:
+    if not core_of(model).overrides("train_step"):
         for factor in _MICROBATCHES:
             parts = factor * options.microbatches
             if rows % (parts * replicas) == 0:
@@ -326,7 +315,7 @@ def _other_strategies(
     if len(devices) == 1 or isinstance(strategy, (ShardedStrategy, ModelParallelStrategy)):
         return
     yield FullyShardedStrategy(devices), "FullyShardedStrategy()"
-    layouts = _copy(model, strategy, {})._state_holder.shapes(model.sample_inputs(first_rows(batch))).layouts
+    layouts = _copy(model, strategy, {})._core.state.shapes(model.sample_inputs(first_rows(batch))).layouts
     names = {name for _, layout in layouts for entry in layout for name in _axes(entry)} - {REPLICA_AXIS}
     if len(names) == 1 and topology.gpus_per_host > 1:
         axis, size = names.pop(), topology.gpus_per_host

@@ -23,8 +23,8 @@ from trainer.data import Reader, Source, adapt
 from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
 from trainer.loop import loop
 from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_state
+from trainer.model.core.model_core import core_of
 from trainer.model.inputs import sets_of
-from trainer.model.loop_model import LoopModel
 from trainer.model.model import Model
 from trainer.saving.checkpoint import (
     CheckpointError,
@@ -164,10 +164,10 @@ class SidecarEvaluator:
         folder = _FollowedFolder(self.checkpoint_dir)
         for source in self._sources_of_data():
             with Reader(source, self.steps) as reader:  # the model is built on it, too
-                loop.compile_ahead(LoopModel(self.model), "test", reader, passes=1, is_sample=False)
+                loop.compile_ahead(core_of(self.model), "test", reader, passes=1, is_sample=False)
         waits_since = time.monotonic()
         while self.max_evaluations is None or len(self.history) < self.max_evaluations:
-            found = folder.read_newest(self.model._state_holder.current)
+            found = folder.read_newest(core_of(self.model).state.current)
             if found is not None:
                 document, state = found
                 if state is not None:
@@ -189,11 +189,11 @@ class SidecarEvaluator:
         return self.history
 
     def _evaluate(self, document: dict[str, Any], state: TrainState) -> None:
-        here, there = LoopModel(self.model).run_settings()["precision"], document["settings"]["precision"]
+        here, there = core_of(self.model).run_settings()["precision"], document["settings"]["precision"]
         if here != there:
             raise ValueError("The model computes with another precision than that of the run. Received: "
                              f"{here}, in the checkpoint: {there}. Compile it with the same `precision`.")
-        self.model._state_holder.load(state)
+        core_of(self.model).state.load(state)
         x, y, sample_weight = self._parts_of(self.data)
         logs = self.model.evaluate(x, y, sample_weight=sample_weight, steps=self.steps, verbose=0,
                                    callbacks=self.callbacks)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax
 import numpy as np
@@ -23,13 +23,14 @@ from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
 from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
-from trainer.distribute import get_strategy
-from trainer.loop.run_context import RunContext
-from trainer.model import forward, saved_model, weights_io
-from trainer.model.configuration import Configuration
-from trainer.model.current_run import CurrentRun
+from trainer.distribute import Strategy, get_strategy
+from trainer.model import forward, weights_io
+from trainer.model.core import saved_model
+from trainer.model.core.configuration import Configuration
+from trainer.model.core.current_run import CurrentRun
+from trainer.model.core.model_core import ModelCore
+from trainer.model.core.state_holder import first_rows
 from trainer.model.overridable_steps import OverridableSteps
-from trainer.model.state_holder import StateHolder, first_rows
 from trainer.model.types import ModuleLike
 from trainer.model.views.configured_model import ConfiguredModel
 from trainer.model.views.layers import ModelLayer, find
@@ -62,23 +63,29 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
     def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
                  train_kwargs: Mapping[str, Any] | None = None, eval_kwargs: Mapping[str, Any] | None = None,
                  eval_module: ModuleLike | None = None):
-        self._functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
+        functional = as_functional(module, CallKwargs(train_kwargs, eval_kwargs), eval_module)
         seed = default_seed() if seed is None else arguments.as_seed("seed", seed)
         self.module = module
-        self.name = name or self._functional.name
-        self.strategy = get_strategy()
+        self.name = name or functional.name
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
-        self._configuration, self._run_context = Configuration(), RunContext()
-        self._state_holder = StateHolder(
-            self._functional, self.strategy, seed, self._configuration, self._run_context)
-        self.current_run = CurrentRun(self._state_holder, self._configuration, self.strategy, self._run_context)
+        self._core = ModelCore(self, OverridableSteps, functional, get_strategy(), seed)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy in whose scope the model was made."""
+        return self._core.strategy
+
+    @property
+    def current_run(self) -> CurrentRun:
+        """The run that the model is in, or its last, for callbacks."""
+        return self._core.run
 
     def __repr__(self) -> str:
         size = "not built"
         if self.built:
-            state = self._state_holder.state_or_shapes
+            state = self._core.state.state_or_shapes
             size = f"{sum(leaf.size for leaf in jax.tree.leaves((state.params, state.model_state))):,} weights"
-        compiled = "compiled" if self._configuration.is_compiled else "not compiled"
+        compiled = "compiled" if self._core.configuration.is_compiled else "not compiled"
         return f"{type(self).__name__}({self.name!r}, {size}, {compiled}, {self.strategy!r})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -94,10 +101,21 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
 
         return worker_copy.as_resource(self)
 
-    def __copy__(self) -> Any:
-        # A model of its own: what is held is copied, and all else is shared.
-        held = (self._configuration, self._run_context, self._state_holder, self.current_run)
-        return copy.deepcopy(self, {id(value): value for value in vars(self).values() if value not in held})
+    def __train_step_as_resource__(self) -> Any:
+        """Returns what a worker gets of this model for `fit`."""
+        from trainer.model import worker_copy
+
+        return worker_copy.SharedTrainStep(self)
+
+    def __copy__(self) -> Self:
+        return self._copied(self.strategy, copy.deepcopy(self._core.configuration))
+
+    def _copied(self, strategy: Strategy, configuration: Configuration) -> Self:
+        """Returns the model under a strategy, with a configuration of its own and without weights."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        made._core = self._core.of_copy(made, strategy, configuration)
+        return made
 
     def __call__(self, x: ArrayTree, training: bool = False) -> Any:
         """Returns the module's outputs for `x`, computed at once and as one batch, in the containers that it returns.
@@ -109,7 +127,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         Raises:
           RuntimeError: if the model is not built, and `x` is traced.
         """
-        forward.check_is_outside_of_steps(self)
+        self._core.check_is_outside_of_steps()
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
         if not self.built:
             if is_traced:
@@ -117,13 +135,12 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
                                    "that JAX traces. Call its `build(sample)` before, with some rows of inputs.")
             self.build(x)
         # What traces may keep the state for as long as it likes.
-        state = self.strategy.on_devices(self._state_holder.lend() if is_traced else self._state_holder.current)
+        state = self.strategy.on_devices(self._core.state.borrow() if is_traced else self._core.state.current)
         if not is_traced:
             x = unpack_x_y_sample_weight(as_batch(pack_x_y_sample_weight(x)))[0]
-        is_own = all(getattr(getattr(self, name), "__func__", None) is getattr(OverridableSteps, name)
-                     for name in ("apply", "make_rng"))
+        is_own = not (self._core.overrides("apply") or self._core.overrides("make_rng"))
         return forward.outputs_of(
-            self.apply, self._configuration, state, x, training, may_compile=is_own and not is_traced)
+            self.apply, self._core.configuration, state, x, training, may_compile=is_own and not is_traced)
 
     # --- the state -------------------------------------------------------------------------------------------------
 
@@ -142,12 +159,12 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
           >>> model.build((images[:1], texts[:1]))  # for `__call__(self, image, text)`  # doctest: +SKIP
           >>> model.build({"image": images[:1], "text": texts[:1]})  # the same by name  # doctest: +SKIP
         """
-        self._state_holder.build(self.sample_inputs(_some_rows(sample)))
+        self._core.state.build(self.sample_inputs(_some_rows(sample)))
 
     @property
     def built(self) -> bool:
         """Whether the model has weights."""
-        return self._state_holder.is_built
+        return self._core.state.is_built
 
     @property
     def state(self) -> TrainState:
@@ -157,11 +174,11 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
           RuntimeError: if the model is not built.
           TypeError: in a function of `strategy.run`, which must be given the state as an argument.
         """
-        return self._state_holder.lend()
+        return self._core.state.borrow()
 
     @state.setter
     def state(self, value: TrainState) -> None:
-        self._state_holder.assign(value)
+        self._core.state.assign(value)
 
     def state_shapes(self, sample: ArrayTree | None = None) -> TrainState:
         """Returns the shapes of the state, allocating nothing.
@@ -173,11 +190,11 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
           ValueError: if the model is not built, and there is no sample.
         """
         if self.built:
-            return self._state_holder.shapes()
+            return self._core.state.shapes()
         if sample is None:
             raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
                              "rows of inputs; nothing is allocated for it but its own rows.")
-        return self._state_holder.shapes(self.sample_inputs(_some_rows(sample)))
+        return self._core.state.shapes(self.sample_inputs(_some_rows(sample)))
 
     @property
     def _planner(self) -> ModuleType:
@@ -197,7 +214,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         Raises:
           RuntimeError: if the model is not built.
         """
-        table = forward.table_of_layers(self)
+        table = forward.table_of_layers(self._core, self.name)
         if print_fn is None and sys.stdout.isatty():
             print_summary(*table)
             return
@@ -206,7 +223,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
 
     def count_params(self) -> int:
         """Returns the number of weights, the model state (such as BatchNorm's running averages) included."""
-        return sum(leaf.size for leaf in weights_io.weights_of(self._state_holder.current))
+        return sum(leaf.size for leaf in weights_io.weights_of(self._core.state.current))
 
     @property
     def weights(self) -> list[ModelVariable]:
@@ -222,7 +239,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
           ...     print(weight.path, weight.shape)
         """
         return [variable for _, variable in weights_io.variables_of(
-            self._state_holder, self._configuration, self._functional)]
+            self._core.state, self._core.configuration, self._core.module)]
 
     @property
     def trainable_weights(self) -> list[ModelVariable]:
@@ -246,7 +263,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         Raises:
           RuntimeError: if the module is Linen's, no stack and not built.
         """
-        return weights_io.layers_of(self._state_holder, self._configuration, self._functional)
+        return weights_io.layers_of(self._core.state, self._core.configuration, self._core.module)
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> ModelLayer:
         """Returns a layer.
@@ -266,7 +283,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
 
     def get_weights(self) -> list[np.ndarray]:
         """Returns copies of all weights: the parameters, then the model state."""
-        return weights_io.get_weights(self._state_holder)
+        return weights_io.get_weights(self._core.state)
 
     def set_weights(self, weights: Sequence[ArrayLike]) -> None:
         """Replaces all weights. Moving averages, which `ema_decay` keeps, start again from them.
@@ -278,7 +295,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
           ValueError: if their number or a shape differs; nothing is replaced then.
           TypeError: if they are not a list.
         """
-        weights_io.set_weights(self._state_holder, weights)
+        weights_io.set_weights(self._core.state, weights)
 
     def save_weights(self, filepath: Path, overwrite: bool = True) -> None:
         """Writes all weights to one safetensors file, which appears complete under its name or not at all.
@@ -309,7 +326,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
 
         Source: `keras.Model.save_weights`; the format is https://github.com/huggingface/safetensors.
         """
-        weights_io.save_weights(self._state_holder, filepath, overwrite)
+        weights_io.save_weights(self._core.state, filepath, overwrite)
 
     def load_weights(self, filepath: Path, patterns: Sequence[str] | None = None, partial: bool = False) -> MatchReport:
         """Replaces weights by those of a file, matched by name; see `save_weights` for the names.
@@ -342,7 +359,7 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
 
         Source: `keras.Model.load_weights`.
         """
-        return weights_io.load_weights(self._state_holder, filepath, patterns, partial)
+        return weights_io.load_weights(self._core.state, filepath, patterns, partial)
 
     def save(self, filepath: Path, overwrite: bool = True) -> None:
         """Writes the training state: weights, optimizer, step and seed. `trainer.load` loads it.
@@ -368,9 +385,9 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         """
         path = checked_path("filepath", filepath)
         check_suffix("filepath", path, ".safetensors", or_folder=True)
-        state = self._state_holder.current
+        state = self._core.state.current
         weights_io.check_may_write(path, overwrite)
-        saved_model.save(path, state, self._state_holder.inputs)
+        saved_model.save(path, state, self._core.state.inputs)
 
     def export(self, filepath: Path, *, format: Literal["jax", "stablehlo", "saved_model", "onnx"] = "jax",
                batch_size: int | None = None, platforms: Sequence[str] | None = None,
@@ -407,15 +424,15 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
 
         Source: `keras.Model.export`; the program is `jax.export`'s.
         """
-        state = self._state_holder.current
+        state = self._core.state.current
         path = checked_path("filepath", filepath)
         if format != "onnx":
             check_suffix("filepath", path, ".export")
         arguments.check_count("batch_size", batch_size, 1, optional=True)
-        if sample is None and type(self).sample_inputs is not OverridableSteps.sample_inputs:
+        if sample is None and self._core.overrides("sample_inputs"):
             raise ValueError("The model overrides `sample_inputs`, so what its `predict_step` is given is not known. "
                              "Pass `sample`, some rows of `x` as `predict` takes them.")
-        inputs = self._state_holder.inputs if sample is None else unpack_x_y_sample_weight(_some_rows(sample))[0]
+        inputs = self._core.state.inputs if sample is None else unpack_x_y_sample_weight(_some_rows(sample))[0]
         # All on the devices: what a device computes with is not in the host's memory spaces.
         averaged = self.strategy.on_devices(state).averaged()
         formats.save(format, path, self.predict_step, averaged, inputs, batch_size, platforms)

@@ -17,9 +17,9 @@ from trainer.core import errors, replica_context, tree_paths
 from trainer.core.file_suffixes import check_suffix
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import is_split_over_processes, to_devices, to_host
-from trainer.model import saved_model
-from trainer.model.configuration import Configuration
-from trainer.model.state_holder import StateHolder
+from trainer.model.core import saved_model
+from trainer.model.core.configuration import Configuration
+from trainer.model.core.state_holder import StateHolder
 from trainer.model.views.layers import ModelLayer, outermost
 from trainer.model.views.variables import ModelVariable, cast_to
 from trainer.modules import FunctionalModule
@@ -158,7 +158,7 @@ def _replace(holder: StateHolder, values: Iterable[tuple[int, np.ndarray]]) -> N
             averages[names[number]] = _placed_like(average, value.astype(average.dtype))
     params, model_state = jax.tree.unflatten(structure, leaves)
     opt_state = _with_averages(state, lambda name, _: averages[name])
-    holder.keep_lent(state.replace(params=params, model_state=model_state, opt_state=opt_state))
+    holder.set(state.replace(params=params, model_state=model_state, opt_state=opt_state))
     holder.start_unused_optimizers_again()
 
 

@@ -5,45 +5,46 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from trainer.core.train_state import TrainState, shapes_of
 from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.served_model import ModelClient, ServedModel
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
-from trainer.model.configuration import Configuration
-
-if TYPE_CHECKING:
-    from trainer.model.stateful_model import StatefulModel
+from trainer.model.core.configuration import Configuration
+from trainer.model.core.model_core import ModelCore, core_of
+from trainer.model.overridable_steps import OverridableSteps
+from trainer.modules import FunctionalModule
 
 _numbers = itertools.count()
-_OF_THE_CHIEF = ("strategy", "_configuration", "_run_context", "_state_holder", "current_run", "history")
+_OF_THE_CHIEF = ("_core", "history")
 _CONFIGURED = ("is_compiled", "loss", "metrics", "options", "rules", "trainable")
 
 
-def as_resource(model: StatefulModel) -> Resource | None:
+def as_resource(model: OverridableSteps) -> Resource | None:
     """Returns what a worker gets for a model; None for one that is not made under a `ParameterServerStrategy`.
 
     The servers then have its state, and the chief fetches it when it is needed again.
     """
-    if not isinstance(model.strategy, ParameterServerStrategy):
-        if model.built:
-            raise TypeError(f"The model {model.name!r} was made under {model.strategy!r}, and cannot be sent to "
+    core = core_of(model)
+    strategy, held = core.strategy, core.state
+    if not isinstance(strategy, ParameterServerStrategy):
+        if held.is_built:
+            raise TypeError(f"The model {model.name!r} was made under {strategy!r}, and cannot be sent to "
                             "workers. Make it in the scope of the ParameterServerStrategy, and give it its weights by "
                             "`set_weights`.")
         return None
-    strategy, held = model.strategy, model._state_holder
-    served = strategy.served(held, model._functional.embeddings)
+    served = strategy.served(held, core.module.embeddings)
     client = None
     if held.is_built:
         if held.version != served.version_of_chief:
             served.load(held.current)
         shapes = shapes_of(held.state_or_shapes)
         client = served.client(shapes)
-        held.await_state(shapes, functools.partial(_fetched, strategy, served, shapes))
+        held.set_pending(shapes, functools.partial(_fetched, strategy, served, shapes))
         served.version_of_chief = held.version
-    key = f"{served.key}, {served.generation}, {model._configuration.changes}"
+    key = f"{served.key}, {served.generation}, {core.configuration.changes}"
     if served.key_of_copies not in (None, key):
         strategy.coordinator.release(served.key_of_copies)
     served.key_of_copies = key
@@ -53,7 +54,7 @@ def as_resource(model: StatefulModel) -> Resource | None:
 class SharedTrainStep:
     """The `train_step` of a model, as a worker gets it for `fit`: without a state of its own."""
 
-    def __init__(self, model: StatefulModel):
+    def __init__(self, model: OverridableSteps):
         self._model = model
         self._key = f"train step {next(_numbers)}"  # another for each: its attributes may differ
 
@@ -63,11 +64,12 @@ class SharedTrainStep:
         return Resource(self._key, lambda worker: copy(worker).train_step)
 
 
-def _copier(model: StatefulModel, client: ModelClient | None) -> Callable[[Any], StatefulModel]:
+def _copier(model: OverridableSteps, client: ModelClient | None) -> Callable[[Any], OverridableSteps]:
     """Returns a function that makes the copy in a worker."""
     attributes = {name: value for name, value in vars(model).items() if name not in _OF_THE_CHIEF}
-    configured = {name: getattr(model._configuration, name) for name in _CONFIGURED}
-    return functools.partial(_in_worker, type(model), attributes, configured, client)
+    core = core_of(model)
+    configured = {name: getattr(core.configuration, name) for name in _CONFIGURED}
+    return functools.partial(_in_worker, type(model), attributes, core.module, configured, client)
 
 
 def _fetched(strategy: ParameterServerStrategy, served: ServedModel, shapes: TrainState) -> TrainState:
@@ -76,17 +78,17 @@ def _fetched(strategy: ParameterServerStrategy, served: ServedModel, shapes: Tra
 
 
 def _in_worker(
-    kind: type[StatefulModel], attributes: dict[str, Any], configured: dict[str, Any], client: ModelClient | None,
-    worker: Any,
-) -> StatefulModel:
+    kind: type[OverridableSteps], attributes: dict[str, Any], module: FunctionalModule, configured: dict[str, Any],
+    client: ModelClient | None, worker: Any,
+) -> OverridableSteps:
     model = object.__new__(kind)
     vars(model).update(attributes)
     strategy: WorkerStrategy = worker.resource_or_make("strategy", WorkerStrategy)
-    model.strategy = strategy
-    model._configuration = Configuration()
-    vars(model._configuration).update(configured)
-    model._run_context = model.current_run = _OfTheChief()  # type: ignore[assignment]
-    model._state_holder = _ServedState(strategy, client)  # type: ignore[assignment]
+    configuration = Configuration()
+    vars(configuration).update(configured)
+    core = model._core = ModelCore(model, OverridableSteps, module, strategy, 0, configuration)
+    core.run = _OfTheChief()  # type: ignore[assignment]
+    core.state = _ServedState(strategy, client)  # type: ignore[assignment]
     return model
 
 
@@ -112,14 +114,14 @@ class _ServedState(_OfTheChief):
         """Whether there are weights."""
         return self._client is not None
 
-    def lend(self) -> TrainState:
+    def borrow(self) -> TrainState:
         """Returns the state as the servers have it."""
         if self._client is None:
             raise RuntimeError("The model has no weights yet. Call `build(sample)` with some rows of inputs before "
                                "functions that use it are scheduled.")
         return self._strategy.pulled_state(self._client)
 
-    current = property(lend)
+    current = property(borrow)
 
     def assign(self, state: TrainState) -> None:
         """Does nothing: `strategy.run` has sent the gradients, and the servers have the state.

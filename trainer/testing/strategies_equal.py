@@ -25,6 +25,7 @@ from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.arrays import is_array_tree
 from trainer.distribute import OneDeviceStrategy, Strategy
 from trainer.distribute.placement.placement import to_host
+from trainer.model.core.model_core import core_of
 from trainer.model.model import Model
 
 __all__ = ["assert_strategies_equal"]
@@ -214,7 +215,7 @@ class _Run:
                 raise ValueError("`train` left the model without changed weights, so there is nothing to compare. "
                                  "Leave in it what was trained, as by `model.state = state`.")
         weights, outcome, apart = _weights(model), _by_epoch(logs), _names_of_copies_apart(model)
-        has_loss = model._configuration.loss.is_given or type(model).compute_loss is not Model.compute_loss
+        has_loss = core_of(model).configuration.loss.is_given or type(model).compute_loss is not Model.compute_loss
         if has_loss if self.evaluate is None else self.evaluate:
             x, y, sample_weight = self._arrays()
             evaluated = model.evaluate(x, y, sample_weight=sample_weight, batch_size=self.batch_size, verbose=0)
@@ -223,7 +224,7 @@ class _Run:
             predictions = named_leaves(model.predict(self._arrays()[0], batch_size=self.batch_size, verbose=0))
             outcome.update({f"prediction {path!r}" if path else "prediction": _as_numbers(leaf)
                             for path, leaf in predictions.items()})
-        platform, name = strategy.mesh.devices.flat[0].platform, model._configuration.options.matmul_precision
+        platform, name = strategy.mesh.devices.flat[0].platform, core_of(model).configuration.options.matmul_precision
         return _Result(initial, weights, outcome, apart, precision.multiplies_float32(platform, name))
 
     def _fitted(self, model: Model) -> tuple[Numbers, Mapping[str, Any]]:

@@ -26,6 +26,7 @@ from trainer.data.adapt import DEFAULT_BATCH_SIZE
 from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.distribute.placement.devices import memory_bytes as memory_of
 from trainer.model import planned_step
+from trainer.model.core.model_core import core_of
 from trainer.model.inputs import rows_of
 from trainer.model.model import Model
 
@@ -397,7 +398,7 @@ def _put_back(model: Model, keeper: _Keeper | _RangeTest) -> Iterator[None]:
     finally:
         if keeper.state is not None:
             model.state = keeper.state
-            model._state_holder.end_fit()  # an NNX object of the user's has the weights again, too
+            core_of(model).state.end_fit()  # an NNX object of the user's has the weights again, too
         elif rate is not None and not model.built:
             model.optimizer.learning_rate = rate
         model.stop_training, model.stop_evaluating, model.stop_predicting = stops
@@ -411,4 +412,4 @@ def _model_of(callback: Callback) -> Any:
 def _check_model(model: Any, function: str) -> None:
     if not isinstance(model, Model):
         raise errors.wrong_type("model", model, "a `trainer.Model`")
-    model._configuration.require_compiled(function)
+    core_of(model).configuration.require_compiled(function)

@@ -18,6 +18,7 @@ from trainer import models
 from trainer.core import tree_paths
 from trainer.core.errors import wrong_type
 from trainer.losses import SparseCategoricalCrossentropy
+from trainer.model.core.model_core import core_of
 from trainer.model.model import Model
 from trainer.modules.calling.nnx_types import is_nnx_module
 
@@ -158,7 +159,7 @@ class _TrainerEstimator(BaseEstimator):
         model = state.pop(_MODEL, None)
         if model is not None:
             state[_ARRAYS] = {name: np.asarray(leaf) for name, leaf in tree_paths.named_leaves(model.state).items()}
-            specs = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), model._state_holder.inputs)
+            specs = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), core_of(model).state.inputs)
             state[_INPUTS] = specs
         return state
 

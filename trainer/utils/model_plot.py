@@ -16,6 +16,7 @@ from trainer.callbacks.progress.notebook_line import is_in_notebook
 from trainer.core import arguments, replica_context
 from trainer.core.errors import wrong_type
 from trainer.core.tree_paths import named_leaves
+from trainer.model.core.model_core import core_of
 from trainer.model.forward import trained_names
 from trainer.model.model import Model
 from trainer.utils.layer_graph import Layer, LayerGraph, layer_graph
@@ -108,10 +109,10 @@ def model_to_dot(
     arguments.require_bool(show_shapes=show_shapes, show_dtype=show_dtype, show_layer_names=show_layer_names,
                            expand_nested=expand_nested, show_trainable=show_trainable)
     arguments.check_word("rankdir", rankdir, _DIRECTIONS)
-    trained, held = trained_names(model), model._state_holder
+    trained, held = trained_names(core_of(model)), core_of(model).state
     inputs, all_parameters = held.inputs, named_leaves(held.current.params)
     with replica_context.enter(replica_context.context_outside(inputs)):
-        graph = layer_graph(model._functional, inputs, expand_nested)
+        graph = layer_graph(core_of(model).module, inputs, expand_nested)
 
     def label(layer: Layer) -> str:
         rows = [f"{layer.name or model.name} ({layer.type_name})" if show_layer_names else layer.type_name]

@@ -6,28 +6,22 @@ Owns what setting one of it means. What a configuration is, and what it does to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import jax
 import numpy as np
 
 from trainer.compile.entry_points import with_entry_points
 from trainer.metrics import Metric
+from trainer.model.core.model_core import ModelCore
 from trainer.optimizers.attached_optimizer import AttachedOptimizer
-
-if TYPE_CHECKING:
-    from trainer.loop.run_context import RunContext
-    from trainer.model.configuration import Configuration
-    from trainer.model.state_holder import StateHolder
 
 
 @with_entry_points
 class ConfiguredModel:
     """The part of `Model` that is about what `compile` was given."""
 
-    _configuration: Configuration
-    _run_context: RunContext
-    _state_holder: StateHolder
+    _core: ModelCore
 
     @property
     def optimizer(self) -> Any:
@@ -39,17 +33,17 @@ class ConfiguredModel:
         Raises:
           RuntimeError: from setting it before `compile`, or while the model is running.
         """
-        return self._state_holder.attached_optimizer()
+        return self._core.state.attached_optimizer()
 
     @optimizer.setter
     def optimizer(self, value: Any) -> None:
-        self._configuration.require_compiled("model.optimizer = ...")
-        cast(Any, self).compile(**{**self._configuration.given, "optimizer": _detached(value)})
+        self._core.configuration.require_compiled("model.optimizer = ...")
+        cast(Any, self).compile(**{**self._core.configuration.given, "optimizer": _detached(value)})
 
     @property
     def loss(self) -> Any:
         """What `compile` was given as `loss`; None before. To change it, call `compile`."""
-        return self._configuration.given.get("loss")
+        return self._core.configuration.given.get("loss")
 
     @loss.setter
     def loss(self, value: Any) -> NoReturn:
@@ -62,7 +56,7 @@ class ConfiguredModel:
         A step of your own may update them and return `{metric.name: metric.result() for metric in self.metrics}`. To
         change what `compile` was given, call it again.
         """
-        return [*self._configuration.tracked_metrics(),
+        return [*self._core.configuration.tracked_metrics(),
                 *(value for value in vars(self).values() if isinstance(value, Metric))]
 
     @metrics.setter
@@ -98,13 +92,13 @@ class ConfiguredModel:
           RuntimeError: from setting it while the model is running.
           ValueError: from setting it to True with `compile(deterministic=True)`.
         """
-        return self._configuration.options.eager
+        return self._core.configuration.options.eager
 
     @run_eagerly.setter
     def run_eagerly(self, value: bool) -> None:
         if bool(value) != self.run_eagerly:
-            self._run_context.check_is_idle("Set `run_eagerly`")
-            self._configuration.set_eager(bool(value))
+            self._core.run.check_is_idle("Set `run_eagerly`")
+            self._core.configuration.set_eager(bool(value))
 
     @property
     def jit_compile(self) -> bool:
@@ -118,12 +112,12 @@ class ConfiguredModel:
     @property
     def trainable(self) -> bool:
         """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles again."""
-        return self._configuration.trainable
+        return self._core.configuration.trainable
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        self._run_context.check_is_idle("Set `trainable`")
-        self._configuration.set_trainable(bool(value))
+        self._core.run.check_is_idle("Set `trainable`")
+        self._core.configuration.set_trainable(bool(value))
 
     @property
     def skip_non_finite(self) -> bool:
@@ -131,14 +125,14 @@ class ConfiguredModel:
 
         The optimizer's state stays. The next `compile` sets it again.
         """
-        return self._configuration.options.skip_non_finite
+        return self._core.configuration.options.skip_non_finite
 
     @skip_non_finite.setter
     def skip_non_finite(self, value: bool) -> None:
         if value != self.skip_non_finite:
-            self._run_context.check_is_idle("Set `skip_non_finite`")
-            self._configuration.set_skip_non_finite(bool(value))
-            self._state_holder.take_over_rules()
+            self._core.run.check_is_idle("Set `skip_non_finite`")
+            self._core.configuration.set_skip_non_finite(bool(value))
+            self._core.state.take_over_rules()
 
 
 def _detached(optimizer: Any) -> Any:

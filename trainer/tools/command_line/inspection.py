@@ -147,7 +147,7 @@ def _of_file(path: str) -> Inspection:
 
 def _texts() -> dict[str, str]:
     """Returns the kinds of files that hold a text, by the key of the text."""
-    from trainer.model.saved_model import DOCUMENT_KEY
+    from trainer.model.core.saved_model import DOCUMENT_KEY
     from trainer.saving.export import MANIFEST_KEY
 
     return {MANIFEST_KEY: "exported model", DOCUMENT_KEY: "training state, as `Model.save` writes it"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.core.errors import describe
+from trainer.model.core.model_core import core_of
 from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def section_of(model: Model, data: Any, class_names: Sequence[str] | None) -> Se
     if labels is None or outputs is None:
         return Section("Predictions", ["There is nothing to compare: the model has several outputs, or the data have "
                                        "no single array of labels."])
-    kind = model._configuration.loss.kinds if model._configuration.is_compiled else None
+    kind = core_of(model).configuration.loss.kinds if core_of(model).configuration.is_compiled else None
     classes = as_classes(labels, outputs, kind if isinstance(kind, str) else "")
     if classes is not None:
         return Section(title, _of_classes(*classes, class_names))

@@ -1,6 +1,6 @@
 """The training state of one model: how it is made, where it lives, and who holds its buffers.
 
-Steps donate these buffers. So a state that a user holds is *lent*: the next train step works on a copy.
+Steps donate these buffers. So a state that a user holds is *borrowed*: the next train step works on a copy.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from trainer.compile.jit import are_floats_debugged, copy_buffers, init_placed
 from trainer.core import errors, replica_context, trace_purity
 from trainer.core.rng import stream_key
+from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, initial_opt_state, initial_state, shapes_of
 from trainer.data import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import free_to_move, to_host
-from trainer.loop.run_context import RunContext
-from trainer.model.configuration import Configuration
+from trainer.model.core.configuration import Configuration
 from trainer.modules import FunctionalModule
 from trainer.optimizers import Optimizer
 from trainer.optimizers.attached_optimizer import AttachedOptimizer
@@ -40,11 +40,11 @@ class StateHolder:
     """Holds the training state of a model. It has none until the model is built.
 
     Args:
-      module: what the weights are those of.
+      module: the module of the weights.
       strategy: where they lie.
-      seed: what they, and all other random streams, derive from.
+      seed: the seed of the weights and of all other random streams.
       configuration: the optimizer, and the dtypes of the weights.
-      run: whose clock measures the wait for weights that are being made.
+      clock: returns the clock of the present run, which measures the wait for weights that are being made.
 
     Attributes:
       seed: see above; of a state that was loaded, that state's.
@@ -54,17 +54,17 @@ class StateHolder:
     """
 
     def __init__(self, module: FunctionalModule, strategy: Strategy, seed: int, configuration: Configuration,
-                 run: RunContext):
+                 clock: Callable[[], Timing]):
         self.seed = seed
         self.inputs: Any = None
         self.shows_averages = False
         self._module = module
         self._strategy = strategy
         self._configuration = configuration
-        self._run = run
+        self._clock = clock
         self._made: TrainState | None = None
         self._making: tuple[TrainState, Callable[[], TrainState]] | None = None  # the state's shapes, what waits for it
-        self._is_lent = False
+        self._is_borrowed = False
         self.version = 0
 
     @property
@@ -109,8 +109,7 @@ class StateHolder:
             self._configuration.forget_phases()  # they are of weights of other shapes
         self.inputs = spec
         yield making[0]
-        self._making, self._is_lent = making, False
-        self.version += 1
+        self.set_pending(*making)
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Returns the shapes of the state, allocating nothing; of weights for `inputs`, where they are given."""
@@ -130,8 +129,8 @@ class StateHolder:
         state = self._finished()
         if state is not None:
             state = state.replace(optimizer=configuration.rules, opt_state=None)
-            self.keep(init_placed(started, strategy.state_shardings, state)[1]())
-            self._is_lent = False
+            self.set(init_placed(started, strategy.state_shardings, state)[1]())
+            self._is_borrowed = False
 
     def start_unused_optimizers_again(self) -> None:
         """Has optimizers that have made no update yet, and keep parameters, start from the present ones.
@@ -155,7 +154,7 @@ class StateHolder:
                 for name, part in state.opt_state.items()})
 
         if unused:
-            self.keep_lent(init_placed(started, self._strategy.state_shardings, state)[1]())
+            self.set(init_placed(started, self._strategy.state_shardings, state)[1](), is_borrowed=True)
 
     def take_over_rules(self) -> None:
         """Follows the configuration, whose rules are others for the same optimizers: their state stays."""
@@ -167,7 +166,7 @@ class StateHolder:
             opt_state = {name: rule.with_counts(opt_state[name]) for name, rule in rules.items()}
         elif rules is not None:
             opt_state = rules.with_counts(opt_state)
-        self.keep(self._strategy.place_state(state.replace(optimizer=rules, opt_state=opt_state)))
+        self.set(self._strategy.place_state(state.replace(optimizer=rules, opt_state=opt_state)))
 
     def _make(self, seed: jax.Array, inputs: Any, initial_values: Any) -> TrainState:
         try:
@@ -203,37 +202,33 @@ class StateHolder:
         """The state that users and callbacks save and read weights of: with averages, if `shows_averages` says so."""
         return self._strategy.on_devices(self.current).averaged() if self.shows_averages else self.current
 
-    def lend(self) -> TrainState:
+    def borrow(self) -> TrainState:
         """Returns the state; its arrays stay valid, as the next train step works on a copy."""
         state = self.current
-        self._is_lent = True
+        self._is_borrowed = True
         return state
 
-    def take(self) -> TrainState:
-        """Returns the state in buffers that nothing else holds, so that a step may donate them."""
+    def take_for_donation(self) -> TrainState:
+        """Returns the state in buffers that nothing else holds."""
         state = self.current
         if are_floats_debugged():
             return copy_buffers(state)  # the step may raise when it has run
-        if self._is_lent:
+        if self._is_borrowed:
             state = copy_buffers(state)
-            self.keep(state)
-            self._is_lent = False
+            self.set(state)
+            self._is_borrowed = False
         return state
 
-    def keep(self, state: TrainState) -> None:
-        """Makes `state`, which a step returned, the model's state."""
+    def set(self, state: TrainState, is_borrowed: bool = False) -> None:
+        """Sets the state; `is_borrowed` if something else holds new arrays of it."""
         self._made, self._making = state, None
+        self._is_borrowed |= is_borrowed
         self.version += 1
 
-    def await_state(self, shapes: TrainState, wait: Callable[[], TrainState]) -> None:
-        """Makes what `wait` returns the model's state, when it is first needed; it has these shapes."""
-        self._making, self._is_lent = (shapes, wait), False
+    def set_pending(self, shapes: TrainState, wait: Callable[[], TrainState]) -> None:
+        """Sets a state that is still being computed. The first access waits for it."""
+        self._making, self._is_borrowed = (shapes, wait), False
         self.version += 1
-
-    def keep_lent(self, state: TrainState) -> None:
-        """Makes `state`, of which something else holds arrays, the model's state."""
-        self.keep(state)
-        self._is_lent = True
 
     def assign(self, state: TrainState) -> None:
         """Makes a user's state the model's, once it is checked and placed.
@@ -258,7 +253,7 @@ class StateHolder:
             if (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
                 raise ValueError(f"`state{jax.tree_util.keystr(path)}` must be an {errors.describe(old)}. "
                                  f"Received: an {errors.describe(leaf)}.")
-        self.keep_lent(placed)
+        self.set(placed, is_borrowed=True)
 
     def load(self, state: TrainState) -> None:
         """Assigns a state, and takes over its seed for whatever else is drawn, such as the order of rows."""
@@ -295,7 +290,7 @@ class StateHolder:
 
         def write(opt_state: Any) -> None:
             state = self.current
-            self.keep(state.replace(opt_state=opt_state if name is None else {**state.opt_state, name: opt_state}))
+            self.set(state.replace(opt_state=opt_state if name is None else {**state.opt_state, name: opt_state}))
 
         return AttachedOptimizer(optimizer, read, write)
 
@@ -303,6 +298,6 @@ class StateHolder:
         """Returns the state, after waiting for one that is being made; None without one."""
         if self._making is not None:
             (_, wait), self._making = self._making, None
-            with self._run.timing.measure("compile"):
+            with self._clock().measure("compile"):
                 self._made = wait()
         return self._made

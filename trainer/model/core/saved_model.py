@@ -18,7 +18,7 @@ from trainer.core import tree_paths
 from trainer.core.errors import naming_file, see
 from trainer.core.train_state import TrainState
 from trainer.distribute.placement.placement import to_host
-from trainer.model.state_holder import INIT_ROWS, StateHolder
+from trainer.model.core.state_holder import INIT_ROWS, StateHolder
 from trainer.optimizers.named import optimizer_kinds
 from trainer.saving.arrays.file_kinds import read_with_text, save_with_text
 from trainer.saving.arrays.safetensors_file import match_arrays

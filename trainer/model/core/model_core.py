@@ -1,4 +1,4 @@
-"""A model as the loop sees it: `trainer.loop.trainable_model.TrainableModel`.
+"""What `Model` holds, and how a phase of it is prepared for the loop.
 
 Owns what is checked before a phase compiles, and which of the model's overridable steps a phase runs.
 """
@@ -9,7 +9,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 
 from trainer.compile.jit import is_jit_disabled, run_once
 from trainer.compile.program_digest import program_digest
-from trainer.core import replica_context
+from trainer.core import replica_context, trace_purity
 from trainer.core.errors import see
 from trainer.core.precision import with_matmul_precision
 from trainer.core.tracebacks import user_stacklevel
@@ -25,10 +25,11 @@ from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
 from trainer.data import Batch, Reader, unpack_x_y_sample_weight
 from trainer.distribute import Strategy, get_strategy, has_strategy
-from trainer.loop.run_fingerprint import describe_model, describe_step
-from trainer.model.forward import check_is_outside_of_steps
-from trainer.model.overridable_steps import OverridableSteps
-from trainer.model.state_holder import first_rows
+from trainer.model.core.configuration import Configuration
+from trainer.model.core.current_run import CurrentRun
+from trainer.model.core.run_fingerprint import describe_model, describe_step
+from trainer.model.core.state_holder import StateHolder, first_rows
+from trainer.modules import FunctionalModule
 from trainer.optimizers.named import optimizer_kinds
 from trainer.step import output_checks, update_rules
 from trainer.step.compiled_phase import CompiledPhase
@@ -36,69 +37,125 @@ from trainer.step.lowering import StepParts, why_partitioned
 
 if TYPE_CHECKING:
     from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
-    from trainer.model.model import Model
 
 _METHODS = {"train": "fit", "test": "evaluate", "predict": "predict"}  # that run a phase, for messages
 _FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
-def check_scope(strategy: Strategy) -> None:
-    """Raises ValueError in the scope of another strategy than a model's."""
-    if has_strategy() and get_strategy() is not strategy:
-        raise ValueError(f"The model was made under {strategy!r}, but {get_strategy()!r} is in scope. "
-                         f"Make, compile and fit a model under one strategy. {see('other-strategy')}")
+class UserModel(Protocol):
+    """The methods of a model that users may override, as `model/overridable_steps.py` documents them."""
+
+    _core: ModelCore
+    sample_inputs: Callable[[Batch], Any]
+    train_step: Callable[[TrainState, Batch], tuple[dict[str, Any], TrainState]]
+    test_step: Callable[[TrainState, Batch], dict[str, Any]]
+    predict_step: Callable[[TrainState, Batch], Any]
+    compute_loss: Callable[[Any, Any, Any, Any], jax.Array]
+    apply: Callable[..., tuple[Any, Any]]
+    make_rng: Callable[[TrainState, str], jax.Array]
+
+    def __train_step_as_resource__(self) -> Any:
+        """Returns an object whose `__as_resource__` gives `train_step` to workers, without a state."""
 
 
-def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(step)
-    def precise_step(*args: Any) -> Any:
-        with with_matmul_precision(name):
-            return step(*args)
-
-    return precise_step
+def core_of(model: UserModel) -> ModelCore:
+    """Returns the core of a model."""
+    return model._core
 
 
-class LoopModel:
-    """A model for one call of the loop.
+class ModelCore:
+    """The module, strategy, state, configuration and run of a model.
 
     Args:
-      model: the user's.
-
-    Raises:
-      TypeError: while a step of the model is traced.
+      model: the model, whose steps run.
+      defaults: the class whose methods are the default steps.
+      module: the module.
+      strategy: the strategy.
+      seed: the seed of the weights and of all other random streams.
+      configuration: the arguments of `compile`; by default those of a model that is not compiled.
 
     Attributes:
-      strategy, state, run: see `TrainableModel`.
+      module, strategy, configuration: see above.
+      state: holds the training state.
+      run: the run that the model is in, or its last.
     """
 
-    def __init__(self, model: Model):
-        check_is_outside_of_steps(model)
-        self._model = model
-        self._module = model._functional
-        self._configuration = model._configuration
-        self.strategy = model.strategy
-        self.state = model._state_holder
-        self.run = model._run_context
+    def __init__(self, model: UserModel, defaults: type, module: FunctionalModule, strategy: Strategy, seed: int,
+                 configuration: Configuration | None = None):
+        self._model, self._defaults = model, defaults
+        self.module = module
+        self.strategy = strategy
+        self.configuration = configuration or Configuration()
+        self.state = StateHolder(module, strategy, seed, self.configuration, lambda: self.run.timing)
+        self.run = CurrentRun(self.state, self.configuration, strategy)
 
-    @property
-    def seed(self) -> int:
-        """What the order of rows derives from."""
-        return self.state.seed
+    def of_copy(self, model: UserModel, strategy: Strategy, configuration: Configuration) -> ModelCore:
+        """Returns a core without weights for a copy of the model."""
+        return ModelCore(model, self._defaults, self.module, strategy, self.state.seed, configuration)
+
+    def exchange_module(self, module: FunctionalModule) -> None:
+        """Exchanges the module of a model without weights.
+
+        Raises:
+          RuntimeError: if there are weights.
+        """
+        self.state.exchange_module(module)
+        self.module = module
+
+    # --- checks ----------------------------------------------------------------------------------------------------
+
+    def check_scope(self) -> None:
+        """Raises ValueError in the scope of another strategy than the model's."""
+        if has_strategy() and get_strategy() is not self.strategy:
+            raise ValueError(f"The model was made under {self.strategy!r}, but {get_strategy()!r} is in scope. "
+                             f"Make, compile and fit a model under one strategy. {see('other-strategy')}")
+
+    def checked(self, method: str, must_be_compiled: bool = True) -> ModelCore:
+        """Returns the core, after checking that a method may run: before `compile`, or in a step, it may not."""
+        if must_be_compiled:
+            self.configuration.require_compiled(method)
+        self.check_is_outside_of_steps()
+        return self
+
+    def check_is_outside_of_steps(self) -> None:
+        """Raises TypeError while a step is traced, of which the state of the model would be a constant."""
+        trace_purity.check_may_read(
+            self._model, "the state of a model that it calls", "In a step of the model, call `self.apply(params, "
+            "state, x, training=...)[0]`; `compute_loss` is given these outputs as `y_pred`. Call another model, whose "
+            "weights are constants there, by `teacher.apply(teacher.state.params, teacher.state, x)[0]`. Pass "
+            "`model.state` as an argument of `run`, and use `model.apply` in its function.")
+
+    def overrides(self, method: str) -> bool:
+        """Returns whether a method is the user's own."""
+        return method in vars(self._model) or (
+            getattr(type(self._model), method) is not getattr(self._defaults, method))
+
+    # --- for the loop ----------------------------------------------------------------------------------------------
 
     def stops(self, kind: str) -> bool:
+        """Returns whether "train", "test" or "predict" shall end: Keras's `model.stop_training` and its relatives."""
         return bool(getattr(self._model, _FLAGS[kind]))
 
     def set_stops(self, kind: str, stops: bool) -> None:
+        """Sets `stops`: at the beginning of a phase, and if another process has asked for its end."""
         setattr(self._model, _FLAGS[kind], stops)
 
     def prepared_phase(self, kind: str, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
         """Returns the compiled step of a phase, checked and traced on a first batch before anything compiles.
 
-        Builds the model, if it is not. Raises ValueError for data that the model, the loss or the metrics cannot take.
+        Builds the model, if it is not.
+
+        Args:
+          kind: "train", "test" or "predict".
+          batch: the first batch.
+          batch_rows: the usual number of rows of a batch, if it is known; otherwise 0.
+
+        Raises:
+          ValueError: for data that the model, the loss or the metrics cannot take.
         """
-        state, configuration, sample_inputs = self.state, self._configuration, self._model.sample_inputs
+        state, configuration, sample_inputs = self.state, self.configuration, self._model.sample_inputs
         eager, phases = configuration.options.eager, configuration.phases
-        check_scope(self.strategy)
+        self.check_scope()
         if is_jit_disabled() and not eager:
             raise ValueError("JAX's `disable_jit` is on, but steps are to be compiled. Use `compile(run_eagerly=True)` "
                              "to see what a step computes, with `disable_jit` or without.")
@@ -114,7 +171,7 @@ class LoopModel:
             update_rules.check_asynchronous(configuration.rules)
         if is_new:
             output_checks.check_inputs_of_rank_one(
-                self._module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
+                self.module, sample_inputs, batch, first_rows(batch), state.inputs if state.is_built else None)
         if eager and not state.is_built:
             state.build(sample_inputs(first_rows(batch)))  # an eager step needs weights, and not only their shapes
         shapes = (contextlib.nullcontext(state.state_or_shapes) if state.is_built
@@ -140,7 +197,7 @@ class LoopModel:
         Raises:
           ValueError: if such data are not arrays.
         """
-        options = self._configuration.options
+        options = self.configuration.options
         wanted, arrays = options.data_on_device, reader.arrays
         if self._is_asynchronous(kind) and arrays is not None:
             return cast("ParameterServerStrategy", self.strategy).shared_arrays(arrays, wanted)
@@ -158,18 +215,24 @@ class LoopModel:
         return self.strategy.place_arrays(arrays, forced)
 
     def run_settings(self) -> dict[str, Any]:
-        options = self._configuration.options
+        """Returns, as plain data, the settings that a resumed run must share, and that are not in the state."""
+        configuration, options = self.configuration, self.configuration.options
         names = ("microbatches", "batch_norm", "ema_decay", "freeze", "skip_non_finite", "deterministic",
                  "matmul_precision")
-        configuration = self._configuration
-        return {"seed": self.seed, "optimizer": optimizer_kinds(configuration.rules), "loss": configuration.loss.kinds,
+        return {"seed": self.state.seed, "optimizer": optimizer_kinds(configuration.rules),
+                "loss": configuration.loss.kinds,
                 "precision": None if options.policy is None else repr(options.policy),
                 "regularizers": [[pattern, getattr(penalty, "__name__", None) or repr(penalty)]
                                  for pattern, penalty in options.regularizers],
                 **{name: getattr(options, name) for name in names}}
 
     def program_digests(self, batch: Batch) -> dict[str, str]:
-        if self._configuration.options.eager:
+        """Returns digests of the optimizer, the loss and `train_step`, to compare a resumed run.
+
+        They tell apart what has one name in `run_settings`: two functions, or hyperparameters. Parts that cannot be
+        traced have none.
+        """
+        if self.configuration.options.eager:
             return {}  # such steps may look at values
         model, state = self._model, self.state.shapes()
         x, y, sample_weight = unpack_x_y_sample_weight(batch)
@@ -188,7 +251,7 @@ class LoopModel:
                 functools.partial(self._outputs, True), state, batch))
 
         computing: dict[str, Callable[[], str]] = {"the optimizer": lambda: program_digest(update, state)}
-        if self._overrides("train_step"):
+        if self.overrides("train_step"):
             computing["`train_step`, with the module,"] = lambda: program_digest(model.train_step, state, batch)
         else:
             computing["the loss"] = digest_of_loss
@@ -201,13 +264,15 @@ class LoopModel:
         return digests
 
     def note_loss(self, value: Any) -> None:
-        self._configuration.noted_loss = value
+        """Gives the metric of the loss its result over an epoch, as Keras's has it after a run."""
+        self.configuration.noted_loss = value
 
     def check_labels(self, batch: Batch) -> None:
-        output_checks.check_labels(self._configuration.loss, unpack_x_y_sample_weight(batch)[1])
+        """Raises ValueError for labels that the loss cannot take. Leaves may have batches as a first axis."""
+        output_checks.check_labels(self.configuration.loss, unpack_x_y_sample_weight(batch)[1])
 
     def _traced_phase(self, kind: str, state: TrainState, batch: Batch, batch_rows: int = 0) -> CompiledPhase:
-        phases, options, model = self._configuration.phases, self._configuration.options, self._model
+        phases, options, model = self.configuration.phases, self.configuration.options, self._model
         is_new = kind not in phases
         if is_new:
             settings = {name: getattr(options, name) for name in ("steps_per_execution", "eager", "remat")}
@@ -220,7 +285,7 @@ class LoopModel:
             phases[kind] = self._remote_phase() if self._is_asynchronous(kind) else CompiledPhase(
                 kind, step, self.strategy, options.steps_per_execution, options.eager, options.compile_guard,
                 options.deterministic, functools.partial(self.why_partitioned, kind))
-            self._configuration.penalties_are_used = False
+            self.configuration.penalties_are_used = False
             if kind == "train" and options.freezes_all(named_leaves(state.params)):
                 warnings.warn(f"`freeze={list(options.freeze)!r}` matches every parameter of the model, so that none "
                               "is trained. Freeze fewer, such as all but the last layer.", stacklevel=user_stacklevel())
@@ -229,7 +294,7 @@ class LoopModel:
         except Exception as error:
             output_checks.explain_other_inputs(model.sample_inputs(batch), self.state.inputs, error)
             raise
-        if is_new and kind == "train" and type(model).train_step is not OverridableSteps.train_step:
+        if is_new and kind == "train" and self.overrides("train_step"):
             self._check_penalties()
         return phases[kind]
 
@@ -238,38 +303,36 @@ class LoopModel:
         return kind == "train" and self.strategy.is_asynchronous
 
     def _remote_phase(self) -> CompiledPhase:
-        # Few models need these modules, whose import takes time.
-        from trainer.model.worker_copy import SharedTrainStep
-        from trainer.step.on_workers.remote_phase import RemotePhase
+        from trainer.step.on_workers.remote_phase import RemotePhase  # of the few programs with parameter servers
 
         strategy = cast("ParameterServerStrategy", self.strategy)
         return RemotePhase(
-            self._model.train_step, SharedTrainStep(self._model), strategy,
-            self._configuration.options.steps_per_execution, strategy.served(self.state, self._module.embeddings),
-            functools.partial(output_checks.check_labels, self._configuration.loss))
+            self._model.train_step, self._model.__train_step_as_resource__(), strategy,
+            self.configuration.options.steps_per_execution, strategy.served(self.state, self.module.embeddings),
+            functools.partial(output_checks.check_labels, self.configuration.loss))
 
     def _check_penalties(self) -> None:
         """Reports a `train_step` of the user's own that leaves out what belongs to the loss."""
         fix = ("The overridden `train_step` does not call `compute_penalties`: add `self.compute_penalties(params, "
                "model_state)` to its loss, with the parameters to differentiate by and the state that `self.apply` "
                "returned")
-        if self._configuration.penalties_are_used:
+        if self.configuration.penalties_are_used:
             return
-        if self._configuration.options.regularizers:
+        if self.configuration.options.regularizers:
             raise ValueError(f"`compile` was given `regularizers`, which the training would leave out. {fix}.")
-        if self._module.sows_losses:
+        if self.module.sows_losses:
             warnings.warn(f"The module sows into 'losses', which the training may leave out. {fix}, unless it adds "
                           "what `model_state['losses']` holds.", stacklevel=2)
 
     def why_partitioned(self, kind: str, shapes: TrainState, batch: Batch) -> str | None:
         """Returns why a step on a batch is partitioned, as a clause; None if it is replicated."""
-        options, is_train = self._configuration.options, kind == "train"
+        options, is_train = self.configuration.options, kind == "train"
         parts = StepParts(
             kind, self._overridden(kind), functools.partial(self._outputs_and_state, is_train),
-            self._module.sows_losses, self._configuration.loss, self._configuration.metrics,
+            self.module.sows_losses, self.configuration.loss, self.configuration.metrics,
             options.microbatches if is_train else 1)
         return why_partitioned(
-            parts, shapes, self.strategy.num_replicas_in_sync, batch, self._configuration.proofs)
+            parts, shapes, self.strategy.num_replicas_in_sync, batch, self.configuration.proofs)
 
     def _outputs(self, training: bool, state: TrainState, batch: Batch) -> Any:
         return self._outputs_and_state(training, state, batch)[0]
@@ -277,18 +340,14 @@ class LoopModel:
     def _outputs_and_state(self, training: bool, state: TrainState, batch: Batch) -> tuple[Any, Any]:
         """Returns the module's outputs and its state, BatchNorm as in inference."""
         x = unpack_x_y_sample_weight(batch)[0]
-        return self._module.apply(
+        return self.module.apply(
             state.params, state.model_state, x, training=training, is_frozen=lambda path: True,
             make_key=lambda stream: self._model.make_rng(state, stream))
 
     def _overridden(self, kind: str) -> list[str]:
         """Returns the methods of the user's own that a phase calls."""
         of_loss = () if kind == "predict" else ("compute_loss", "compute_penalties", "compute_metrics")
-        return [name for name in (f"{kind}_step", *of_loss, "apply", "make_rng") if self._overrides(name)]
-
-    def _overrides(self, method: str) -> bool:
-        return method in vars(self._model) or (
-            getattr(type(self._model), method) is not getattr(OverridableSteps, method))
+        return [name for name in (f"{kind}_step", *of_loss, "apply", "make_rng") if self.overrides(name)]
 
     def _assert_consistent(self, kind: str, describe: Callable[[], Mapping[str, str]]) -> None:
         if self.strategy.spans_processes:
@@ -296,10 +355,10 @@ class LoopModel:
                 self.strategy.process_group.assert_consistent(f"model for `{_METHODS[kind]}`", describe)
 
     def _check_outputs(self, batch: Batch) -> None:
-        configuration = self._configuration
+        configuration = self.configuration
         x, y, _ = unpack_x_y_sample_weight(first_rows(batch))
         # Of named modules, only the user's own step knows which of them gives the outputs.
-        if configuration.outputs_are_checked or self._module.names:
+        if configuration.outputs_are_checked or self.module.names:
             return
 
         def apply(state: TrainState) -> Any:
@@ -311,3 +370,12 @@ class LoopModel:
             lambda: run_once(apply, self.state.current, eager=configuration.options.eager),
             None if configuration.options.eager else lambda: jax.make_jaxpr(apply)(self.state.state_or_shapes))
         configuration.outputs_are_checked = True
+
+
+def _with_matmul_precision(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def precise_step(*args: Any) -> Any:
+        with with_matmul_precision(name):
+            return step(*args)
+
+    return precise_step

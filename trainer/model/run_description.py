@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from trainer.core.errors import describe
 from trainer.data import Reader
+from trainer.model.core.model_core import core_of
+from trainer.model.stateful_model import StatefulModel
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
-
-if TYPE_CHECKING:
-    from trainer.model.stateful_model import StatefulModel
 
 _DATA = ("x", "y", "sample_weight", "validation_data")
 _UNSHOWN = ("callbacks", "verbose")
@@ -38,7 +37,8 @@ def describe_run(
       reader: the batches to train on, none of which has been taken yet.
       validation: those to validate on, by the names of the sets; one that has no name is "".
     """
-    holder, configuration = model._state_holder, model._configuration
+    core = core_of(model)
+    holder, configuration = core.state, core.configuration
     leaves = jax.tree.leaves(holder.state_or_shapes.params) if holder.is_built else []
     data = {"training": reader.fingerprint(), "validation": None, **{
         f"validation {name!r}" if name else "validation": each.fingerprint() for name, each in validation.items()}}
