@@ -46,7 +46,7 @@ def test_in_the_mode_error_nothing_compiles_and_the_weights_of_the_last_step_sta
     model = compiled_mlp(compile_guard="error")
     with pytest.raises(RuntimeError, match=r"time 3 in this run\) for batch 2"):
         model.fit(batches(GROWING), verbose=0)
-    assert len(core_of(model).configuration.phases["train"]._executables) == 2
+    assert len(core_of(model).configuration.phases["train"].programs.compiled) == 2
     assert int(model.state.step) == 2
 
 
@@ -70,7 +70,7 @@ def test_a_shorter_last_batch_another_run_and_what_was_compiled_before_are_expec
     model.fit(OfSizes([7, 7, 7, 2]), verbose=0)
     model.fit(OfSizes([8, 6, 7, 2]), verbose=0)  # a shorter one, and two that the last run compiled
     # 8 and 6 rows gathered on the device, and 7, 2, 8 and 6 rows sent there.
-    assert len(core_of(model).configuration.phases["train"]._executables) == 6
+    assert len(core_of(model).configuration.phases["train"].programs.compiled) == 6
 
 
 def test_an_unknown_mode_is_refused():

@@ -51,8 +51,9 @@ def program(model, steps):
     stack = jax.tree.map(lambda leaf: np.stack([leaf] * steps), (X, X))
     group = phase.place_group(Group(stack, steps, len(X), first=0))
     bounds = [model.strategy.place_number(number) for number in (0, steps)]
-    return phase._execution(len(X), steps > 1, None).trace(
-        phase._placed_shapes(model.current_run.state), phase.empty_logs, group.data, *bounds).lower(
+    execution = phase.programs.execution
+    return execution.function(len(X), steps > 1, None).trace(
+        execution.placed_shapes(model.current_run.state), phase.empty_logs, group.data, *bounds).lower(
             lowering_platforms=("cuda",)).as_text()
 
 

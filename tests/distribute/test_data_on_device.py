@@ -336,7 +336,7 @@ def test_a_label_outside_of_the_classes_is_refused_before_anything_compiles():
     model = compiled_mlp(2)
     with pytest.raises(ValueError, match="label 7"):
         model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    assert not core_of(model).configuration.phases["train"]._executables
+    assert not core_of(model).configuration.phases["train"].programs.compiled
 
 
 @pytest.mark.parametrize("data_on_device", [True, False])

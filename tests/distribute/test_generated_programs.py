@@ -24,9 +24,9 @@ from trainer.core.rng import stream_key
 from trainer.distribute import OneDeviceStrategy
 from trainer.distribute.replica import collectives
 from trainer.distribute.replica.partitioned import PartitionedContext
-from trainer.model import loop_model
+from trainer.model.core import model_core
 from trainer.step import lowering, steps
-from trainer.step.compiled_phase import CompiledPhase
+from trainer.step.execution import Execution
 from trainer.testing import assert_strategies_equal
 
 QUICK, ALL = range(30), range(300)
@@ -94,7 +94,7 @@ def is_replicated(program):
                                   for seed in ALL if is_replicated(generate(seed))])
 def test_a_replicated_program_that_is_partitioned_gives_one_devices_numbers(seed, monkeypatch):
     reasons = []
-    monkeypatch.setattr(loop_model, "why_partitioned", lambda *args: reasons.append(
+    monkeypatch.setattr(model_core, "why_partitioned", lambda *args: reasons.append(
         lowering.why_partitioned(*args)) or "both are tried")
     for name in ("mirrored_2", "fully_sharded_2"):
         program = generate(seed)
@@ -134,8 +134,8 @@ def without_collectives(monkeypatch):
 
 
 def with_repeated_rows(monkeypatch):
-    one_batch = CompiledPhase._one_batch
-    monkeypatch.setattr(CompiledPhase, "_one_batch", lambda self, rows, state, batch: one_batch(
+    one_batch = Execution._one_batch
+    monkeypatch.setattr(Execution, "_one_batch", lambda self, rows, state, batch: one_batch(
         self, steps.rows_of(batch), state, batch))
 
 

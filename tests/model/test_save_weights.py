@@ -381,11 +381,11 @@ def test_arrays_given_to_set_weights_may_be_written_to_afterwards():
 def test_training_goes_on_from_loaded_weights_without_compiling_anew(path):
     model = compiled_mlp()
     model.fit(X, Y, verbose=0)
-    executables = dict(core_of(model).configuration.phases["train"]._executables)
+    executables = dict(core_of(model).configuration.phases["train"].programs.compiled)
     model.save_weights(path)
     model.load_weights(path)
     model.fit(X, Y, verbose=0)
-    assert len(executables) == 1 and core_of(model).configuration.phases["train"]._executables == executables
+    assert len(executables) == 1 and core_of(model).configuration.phases["train"].programs.compiled == executables
 
 
 def test_a_model_that_is_not_compiled_has_weights_files_too(path):

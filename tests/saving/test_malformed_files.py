@@ -8,7 +8,7 @@ from flax import linen as nn
 
 import trainer
 from trainer.callbacks import BackupAndRestore
-from trainer.model import saved_model
+from trainer.model.core import saved_model
 from trainer.saving import export
 from trainer.saving.arrays.file_kinds import save_with_text
 from trainer.saving.checkpoint import CheckpointWriter, write_manifest

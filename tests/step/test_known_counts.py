@@ -11,7 +11,7 @@ from flax import linen as nn
 
 import trainer
 from trainer.model.core.model_core import core_of
-from trainer.step import compiled_phase
+from trainer.step import programs
 
 
 class Cnn(nn.Module):
@@ -43,10 +43,10 @@ def known(monkeypatch):
     """Makes phases as on an accelerator."""
     def init(self, *args, **kwargs):
         made(self, *args, **kwargs)
-        self._knows_counts = True
+        self.specializes_on_step_count = True
 
-    made = compiled_phase.CompiledPhase.__init__
-    monkeypatch.setattr(compiled_phase.CompiledPhase, "__init__", init)
+    made = programs.Programs.__init__
+    monkeypatch.setattr(programs.Programs, "__init__", init)
 
 
 def fitted(kind, rows=80, **options):
@@ -66,7 +66,7 @@ def data(rows, shape):
 
 
 def counts_of(model, kind="train"):
-    return sorted(count or 0 for _, count in core_of(model).configuration.phases[kind]._executables)
+    return sorted(count or 0 for _, count in core_of(model).configuration.phases[kind].programs.compiled)
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_loop_says_how_often_it_turns(known):
     model, *_ = fitted("dense")
     for kind, counts in (("train", {"4", "2"}), ("test", {"4", "2"}), ("predict", {"4", "2"})):
         found = set()
-        for executable in core_of(model).configuration.phases[kind]._executables.values():
+        for executable in core_of(model).configuration.phases[kind].programs.compiled.values():
             loops = [line for line in executable.as_text().splitlines() if re.search(r" while\(", line)]
             found |= {re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)[1] for line in loops}
         assert found == counts, kind
@@ -100,7 +100,7 @@ def test_other_counts_share_a_program(known):
         x, y = data(8 * batches, (6,))
         model.fit(((x[row:row + 8], y[row:row + 8]) for row in range(0, len(x), 8)), epochs=1, verbose=0)
     known_counts = [count for count in counts_of(model) if count]
-    assert len(known_counts) <= compiled_phase.KNOWN_COUNTS and 0 in counts_of(model)
+    assert len(known_counts) <= programs.KNOWN_COUNTS and 0 in counts_of(model)
     assert int(model.state.step) == 29
 
 

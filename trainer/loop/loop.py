@@ -208,7 +208,7 @@ def predict(core: ModelCore, reader: Reader, callbacks: CallbackList) -> Iterato
                     core.state.state_or_shapes, group=group, guard=inputs.guard, timing=timing)
                 outputs = executable(core.state.current)
                 if group.first == 0 and inputs.phase.num_programs > programs:
-                    _compile_beside(inputs, inputs.reader.group_size)
+                    _precompile(inputs, inputs.reader.group_size)
                 timing.begin_steps(group.count)
                 with timing.measure("callbacks"):
                     count = _call_after_prediction(core, callbacks, group, outputs)
@@ -307,7 +307,7 @@ def _programs_of_arrays(inputs: PhaseInput, steps: int) -> Iterator[tuple[Placed
         yield next(inputs.stacks([inputs.phase.place_group(last, inputs.arrays)])), 1
 
 
-def _compile_beside(inputs: PhaseInput, steps: int) -> None:
+def _precompile(inputs: PhaseInput, steps: int) -> None:
     """Begins to compile what an epoch over arrays will need, while devices that are no CPUs compute.
 
     An epoch would else stop for the compilation of its last batch, or of its validation.
@@ -317,10 +317,10 @@ def _compile_beside(inputs: PhaseInput, steps: int) -> None:
       steps: how many steps an execution has.
     """
     phase, reader = inputs.phase, inputs.reader
-    if phase.compiles_beside and reader.arrays is not None and reader.num_batches is not None:
+    if phase.precompiles_in_background and reader.arrays is not None and reader.num_batches is not None:
         running = () if inputs.kind == "predict" else (phase.empty_logs,)
         for group, count in _programs_of_arrays(inputs, steps):
-            phase.compile_beside(inputs.core.state.state_or_shapes, *running, group=group, guard=inputs.guard,
+            phase.precompile(inputs.core.state.state_or_shapes, *running, group=group, guard=inputs.guard,
                                  timing=inputs.timing, steps=count)
 
 
@@ -348,9 +348,9 @@ def _run_epoch(
             programs, is_first = inputs.phase.num_programs, batch == begun
             running = _execute(inputs, group, start, stop, running)
             if is_first and inputs.phase.num_programs > programs:
-                _compile_beside(inputs, 1 if one_by_one else inputs.reader.group_size)
+                _precompile(inputs, 1 if one_by_one else inputs.reader.group_size)
                 if next_phase is not None and next_phase.phase.num_programs == 0:  # a run before has compiled all else
-                    _compile_beside(next_phase, next_phase.reader.group_size)
+                    _precompile(next_phase, next_phase.reader.group_size)
             _queue(inputs, group, stop - start, running)
             with timing.measure("callbacks"):
                 logs = inputs.lazy_logs(running)

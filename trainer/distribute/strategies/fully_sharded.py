@@ -62,7 +62,7 @@ class ShardedStrategy(Strategy):
         super().__init__(devices, NcclAllReduce(options=options))
         self._rule = ShardingRule(self.num_replicas_in_sync, min_shard_bytes, shards_params=level == "parameters")
         self._memory_kind, self._min_host_bytes = memory_kind, min_host_bytes
-        self.rests_on_host = memory_kind is not None
+        self.offloads_state = memory_kind is not None
 
     @property
     def gathers_late(self) -> bool:

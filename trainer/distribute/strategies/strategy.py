@@ -70,11 +70,11 @@ class Strategy(CustomLoops):
 
     Attributes:
       is_asynchronous: whether train steps run on other processes, which do not wait for each other.
-      rests_on_host: whether large arrays of the state are in the memory of the host between executions.
+      offloads_state: whether large arrays of the state are in the memory of the host between executions.
     """
 
     is_asynchronous = False
-    rests_on_host = False
+    offloads_state = False
 
     def __init__(self, mesh: Mesh | Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None):
         self.mesh = mesh = mesh if isinstance(mesh, Mesh) else Mesh(np.asarray(mesh), (REPLICA_AXIS,))

@@ -1,0 +1,118 @@
+"""The compiled programs of a phase: one for each shape of a group of batches, and for a few numbers of steps."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from trainer.compile.compiler_options import CompilerOptions
+from trainer.compile.jit import begin_compiling, compile_lowered
+from trainer.compile.recompilation_guard import CompileGuard
+from trainer.core.timing import Timing
+from trainer.data.resident import batch_at, stack_length
+from trainer.distribute import Strategy
+from trainer.distribute.placement.placement import PlacedGroup
+from trainer.step.execution import Execution
+from trainer.step.gathered_rows import gathered_bytes, log_gathered
+
+KNOWN_COUNTS = 2  # of steps, as constants of programs of one shape: of a whole execution, and of the last of an epoch
+
+
+class Programs:
+    """The compiled programs of a phase.
+
+    Args:
+      kind: "train", "test" or "predict".
+      execution: the functions to compile.
+      strategy: the strategy.
+      options: for XLA.
+
+    Attributes:
+      execution: see above.
+      compiled: programs, or futures of them, by the shapes of a group and the number of steps, where it is constant.
+      specializes_on_step_count: whether the number of steps is a constant of a program.
+    """
+
+    def __init__(self, kind: str, execution: Execution, strategy: Strategy, options: CompilerOptions):
+        self.execution = execution
+        self._kind, self._strategy, self._options = kind, strategy, options
+        self.specializes_on_step_count = not strategy.is_on_cpu  # a CPU's loop does not wait for the host
+        self.compiled: dict[Any, Any] = {}
+        self._has_logged_gathers = False
+
+    def __len__(self) -> int:
+        return len(self.compiled)
+
+    def get(self, state: Any, running: Any, group: PlacedGroup, steps: int, guard: CompileGuard,
+            timing: Timing) -> Callable[..., Any]:
+        """Returns the program that runs some steps of groups like `group`; compiles it if there is none.
+
+        Args:
+          state: the state, or its shapes.
+          running: the running logs, as a tuple; empty to predict.
+          group: the group.
+          steps: the number of steps.
+          guard: counts the compilation.
+          timing: measures it.
+
+        Raises:
+          RuntimeError: if it has to compile and the guard forbids it.
+        """
+        key = self._key(group, steps)
+        program = self.compiled.get(key)
+        if program is None:
+            lowered = self._lowered(key, state, running, group, guard, timing)
+            with timing.measure("compile"):
+                program = self.compiled[key] = compile_lowered(lowered, self._options)
+                self._log_gathered(program, state, group)
+        elif isinstance(program, concurrent.futures.Future):
+            with timing.measure("compile"):
+                program = self.compiled[key] = program.result()
+        return program
+
+    def begin(self, state: Any, running: Any, group: PlacedGroup, steps: int, guard: CompileGuard,
+              timing: Timing) -> None:
+        """Begins to compile in a thread what `get` will return for the same arguments."""
+        key = self._key(group, steps)
+        if key not in self.compiled:
+            lowered = self._lowered(key, state, running, group, guard, timing)
+            self.compiled[key] = begin_compiling(lowered, self._options)
+
+    def lowered(self, state: Any, running: Any, group: PlacedGroup, count: int | None) -> Any:
+        """Returns the program of a group as a `jax.stages.Lowered`; of `count` steps, if that is a constant of it."""
+        bounds = map(self._strategy.place_number, (0, group.count))
+        return self.execution.function(group.rows, stack_length(group.data) > 1, count).lower(
+            self.execution.placed_shapes(state), *running, group.data, *bounds)
+
+    def text(self) -> str | None:
+        """Returns the first program as XLA's text; None if there is none."""
+        for program in self.compiled.values():
+            is_begun = isinstance(program, concurrent.futures.Future)
+            return (program.result() if is_begun else program).as_text()
+        return None
+
+    def _key(self, group: PlacedGroup, steps: int) -> tuple[Any, int | None]:
+        """Returns the key of a program; it has the step count of a program that serves no other."""
+        if steps == 1 or stack_length(group.data) == 1 or not self.specializes_on_step_count:
+            return group.spec, None  # a loop of one turn would be none, and rounds differently
+        # A pipeline that is waited for has groups of any length.
+        known = [count for spec, count in self.compiled if spec == group.spec and count is not None]
+        return group.spec, steps if steps in known or len(known) < KNOWN_COUNTS else None
+
+    def _lowered(self, key: tuple[Any, int | None], state: Any, running: Any, group: PlacedGroup, guard: CompileGuard,
+                 timing: Timing) -> Any:
+        batch = jax.eval_shape(lambda stack: batch_at(stack, 0), group.data)
+        guard.check(jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((group.rows, *leaf.shape[1:]), leaf.dtype), batch), group.first)
+        with timing.measure("compile"):
+            return self.lowered(state, running, group, key[1])
+
+    def _log_gathered(self, program: Any, state: Any, group: PlacedGroup) -> None:
+        replicas = self._strategy.num_replicas_in_sync
+        if not self._has_logged_gathers and replicas > 1 and group.rows % replicas == 0 and (
+                self.execution.why_partitioned(jax.eval_shape(lambda: batch_at(group.data, 0))) is not None):
+            self._has_logged_gathers = True
+            log_gathered(self._kind, gathered_bytes(program.as_text(), {leaf.shape for leaf in jax.tree.leaves(state)}))
