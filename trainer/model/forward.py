@@ -16,7 +16,7 @@ from trainer.core import replica_context, trace_purity
 from trainer.core.replica_context import in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
-from trainer.distribute.strategies.explain import REPLICATED, spec_text
+from trainer.distribute.placement.placement import REPLICATED, spec_text
 from trainer.model.configuration import Configuration
 from trainer.modules import LayerRow, with_shardings, without_frozen
 

@@ -18,11 +18,11 @@ from trainer.core import arguments, errors
 from trainer.core.timing import Timing
 from trainer.core.types import ArrayTree, Data, Shuffle, Verbose
 from trainer.loop import loop
-from trainer.loop.run_description import describe_run
 from trainer.loop.run_limits import RunLimits
 from trainer.model import inputs
 from trainer.model.loop_model import LoopModel, check_scope
 from trainer.model.overridable_steps import OverridableSteps
+from trainer.model.run_description import describe_run
 from trainer.model.stateful_model import StatefulModel
 from trainer.model.types import Auto, Callbacks, Layer, Losses, LossWeights, Metrics, Optimizers, Precision
 from trainer.modules import EmptyStack, as_functional

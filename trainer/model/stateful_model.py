@@ -9,7 +9,6 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -178,12 +177,6 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
             raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
                              "rows of inputs; nothing is allocated for it but its own rows.")
         return self._state_holder.shapes(self.sample_inputs(_some_rows(sample)))
-
-    @property
-    def _planner(self) -> ModuleType:
-        from trainer.model import planned_step  # of the few programs that plan
-
-        return planned_step
 
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Prints a table of the layers, their output shapes, weights, bytes and floating-point operations.

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from trainer.core.errors import describe
 from trainer.data import Reader
+from trainer.model.stateful_model import StatefulModel
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
-
-if TYPE_CHECKING:
-    from trainer.model.stateful_model import StatefulModel
 
 _DATA = ("x", "y", "sample_weight", "validation_data")
 _UNSHOWN = ("callbacks", "verbose")
