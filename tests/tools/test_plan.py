@@ -1,5 +1,7 @@
 """Plans of models: what is refused before anything compiles, what is tried, and the data of a script's `fit`."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -32,6 +34,17 @@ def new_model(**options):
 def test_arguments_are_checked_before_anything_compiles(arguments, message):
     with pytest.raises(ValueError, match=message):
         distribute.MirroredStrategy().plan(new_model(), BATCH, **{"topology": "8xh100", **arguments})
+
+
+def test_a_model_is_planned_under_its_own_strategy_unless_another_is_given(devices):
+    with distribute.MirroredStrategy(devices[:2]).scope():
+        model = new_model()
+    with pytest.raises(ValueError, match=r"the devices of MirroredStrategy\(cpu:0, cpu:1\) are there"):
+        trainer.plan(model, BATCH)
+    for plan in (distribute.OneDeviceStrategy("cpu:3").plan, functools.partial(
+            trainer.plan, strategy=distribute.OneDeviceStrategy("cpu:3"))):
+        with pytest.raises(ValueError, match=r"the devices of OneDeviceStrategy\(cpu:3\) are there"):
+            plan(model, BATCH)
 
 
 def test_a_model_must_be_compiled():

@@ -1,6 +1,7 @@
-"""The state, the weights and the layers of a model, as users read, replace, save and load them.
+"""The configuration, the state, the weights and the layers of a model, as users read, replace, save and load them.
 
-Owns that part of the public surface alone; `state_holder.py`, `weights_io.py` and `saved_model.py` do the work.
+Owns that part of the public surface alone; `configuration.py`, `state_holder.py`, `weights_io.py` and `saved_model.py`
+do the work.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import jax
 import numpy as np
@@ -24,13 +25,13 @@ from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
 from trainer.data.sources.batches import as_batch
 from trainer.distribute import get_strategy
 from trainer.loop.run_context import RunContext
+from trainer.metrics import Metric
 from trainer.model import forward, saved_model, weights_io
 from trainer.model.configuration import Configuration
 from trainer.model.current_run import CurrentRun
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.state_holder import StateHolder, first_rows
 from trainer.model.types import ModuleLike
-from trainer.model.views.configured_model import ConfiguredModel
 from trainer.model.views.layers import ModelLayer, find
 from trainer.model.views.variables import ModelVariable
 from trainer.modules import CallKwargs, as_functional, print_summary, render_summary
@@ -55,7 +56,7 @@ def _some_rows(sample: ArrayTree) -> Batch:
 
 
 @with_entry_points
-class StatefulModel(ConfiguredModel, OverridableSteps):
+class StatefulModel(OverridableSteps):
     """A Flax module and its training state. See `Model`, which compiles and runs it."""
 
     def __init__(self, module: ModuleLike, *, seed: int | None = None, name: str | None = None,
@@ -123,6 +124,102 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
                      for name in ("apply", "make_rng"))
         return forward.outputs_of(
             self.apply, self._configuration, state, x, training, may_compile=is_own and not is_traced)
+
+    # --- the configuration -----------------------------------------------------------------------------------------
+
+    @property
+    def loss(self) -> Any:
+        """What `compile` was given as `loss`; None before. To change it, call `compile`."""
+        return self._configuration.given.get("loss")
+
+    @loss.setter
+    def loss(self, value: Any) -> NoReturn:
+        raise _is_compiled("loss")
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """All metrics, as in Keras: the loss's, that of all metrics of `compile`, and those that are attributes.
+
+        A step of your own may update them and return `{metric.name: metric.result() for metric in self.metrics}`. To
+        change what `compile` was given, call it again.
+        """
+        return [*self._configuration.tracked_metrics(),
+                *(value for value in vars(self).values() if isinstance(value, Metric))]
+
+    @metrics.setter
+    def metrics(self, value: Any) -> NoReturn:
+        raise _is_compiled("metrics")
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of `metrics`. As in Keras 3, all metrics of `compile` are one, "compile_metrics"."""
+        return [metric.name for metric in self.metrics]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the results of `metrics` by the names of their logs: of the last validation or epoch, or of a step.
+
+        In a step of your own, they are what the step returns as logs. Losses of single outputs are in the logs alone.
+        """
+        results: dict[str, Any] = {}
+        for metric in self.metrics:
+            result = metric.result()
+            results.update(result if isinstance(result, Mapping) else {metric.name: result})
+        return {name: _as_number(result) for name, result in results.items()}
+
+    def reset_metrics(self) -> None:
+        """Resets the state of all `metrics`. Those that steps update begin again with each epoch by themselves."""
+        for metric in self.metrics:
+            metric.reset_state()
+
+    @property
+    def run_eagerly(self) -> bool:
+        """Whether steps run uncompiled. Setting it keeps the optimizer's state; the next `compile` sets it again.
+
+        Raises:
+          RuntimeError: from setting it while the model is running.
+          ValueError: from setting it to True with `compile(deterministic=True)`.
+        """
+        return self._configuration.options.eager
+
+    @run_eagerly.setter
+    def run_eagerly(self, value: bool) -> None:
+        if bool(value) != self.run_eagerly:
+            self._run_context.check_is_idle("Set `run_eagerly`")
+            self._configuration.set_eager(bool(value))
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether steps are compiled: the opposite of `run_eagerly`."""
+        return not self.run_eagerly
+
+    @jit_compile.setter
+    def jit_compile(self, value: bool) -> None:
+        self.run_eagerly = not value  # "auto" compiles
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the default `train_step` trains, and BatchNorm moves its averages. Setting it compiles again."""
+        return self._configuration.trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._run_context.check_is_idle("Set `trainable`")
+        self._configuration.set_trainable(bool(value))
+
+    @property
+    def skip_non_finite(self) -> bool:
+        """Whether updates with gradients that are not finite are left out. Setting it compiles the train step again.
+
+        The optimizer's state stays. The next `compile` sets it again.
+        """
+        return self._configuration.options.skip_non_finite
+
+    @skip_non_finite.setter
+    def skip_non_finite(self, value: bool) -> None:
+        if value != self.skip_non_finite:
+            self._run_context.check_is_idle("Set `skip_non_finite`")
+            self._configuration.set_skip_non_finite(bool(value))
+            self._state_holder.take_over_rules()
 
     # --- the state -------------------------------------------------------------------------------------------------
 
@@ -412,3 +509,13 @@ class StatefulModel(ConfiguredModel, OverridableSteps):
         # All on the devices: what a device computes with is not in the host's memory spaces.
         averaged = self.strategy.on_devices(state).averaged()
         formats.save(format, path, self.predict_step, averaged, inputs, batch_size, platforms)
+
+
+def _is_compiled(name: str) -> AttributeError:
+    return AttributeError(f"`{name}` of a model is what `compile` was given, and cannot be set: the steps are compiled "
+                          f"with it. Call `compile(..., {name}=...)`. An attribute of your own needs another name.")
+
+
+def _as_number(result: Any) -> Any:
+    is_value = isinstance(result, (jax.Array, np.generic)) and not isinstance(result, jax.core.Tracer)
+    return float(result) if is_value and np.ndim(result) == 0 else result

@@ -314,23 +314,9 @@ class Strategy(CustomLoops):
         self, model: Any, sample: Any, topology: Any = None, *, batch_size: int | None = None,
         alternatives: bool | str = "auto", memory_fraction: float = 0.75, verbose: bool = True,
     ) -> Plan:
-        """Prints and returns what a train step would take on GPUs that need not be there; see docs/plan.md.
+        """Prints and returns what a train step would take on GPUs that need not be there.
 
-        JAX's CUDA plugin compiles it (`pip install 'trainer-jax[gpu-programs]'`); nothing of the model is allocated.
-
-        Args:
-          model: a `trainer.Model`, compiled, made under any strategy.
-          sample: what `fit` would be given, or one batch, whose leaves may be `jax.ShapeDtypeStruct`s.
-          topology: the GPUs: "8xh100", or "2x8xh200" for two hosts with eight each. This strategy is made again over
-            them; without, its own devices are described.
-          batch_size: rows of a batch over all replicas, if `sample` is all rows of arrays; they are one batch without.
-          alternatives: whether changes are compiled and listed, too; "auto" does so if the step does not fit.
-          memory_fraction: the part of a GPU's memory that JAX takes: `XLA_PYTHON_CLIENT_MEM_FRACTION`.
-          verbose: whether to print it.
-
-        Raises:
-          ImportError: if the plugin is not installed.
-          ValueError: for a topology that does not suit the strategy, and data that the model cannot take.
+        This is `trainer.plan` with this strategy in the place of the model's, and has its arguments and errors.
         """
         from trainer.tools.plan import plan  # built on this room
 

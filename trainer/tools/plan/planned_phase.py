@@ -141,7 +141,7 @@ def copy_under(model: Model, strategy: Strategy, changes: Mapping[str, Any]) -> 
 
 
 def host_batch(sample: Any, batch_size: int | None = None) -> Batch:
-    """Returns the first batch of data that `Strategy.plan` describes, with shapes as arrays that take no memory."""
+    """Returns the first batch of data that `plan` describes, with shapes as arrays that take no memory."""
     return inputs.sample_batch(_host_arrays(sample), batch_size)
 
 
