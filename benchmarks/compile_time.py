@@ -28,8 +28,8 @@ from trainer_models import FEATURES, lowered_train_step, new_model, noise
 import trainer
 from trainer import distribute
 from trainer.compile.hlo_text import Program
-from trainer.compile.program_contents import kernels
-from trainer.model.planned_step import COMPILER_OPTIONS
+from trainer.tools.plan.planned_phase import COMPILER_OPTIONS
+from trainer.tools.plan.program_contents import kernels
 
 REPLICAS = (2, 8, 32)
 BAR, HAND_BAR = 1.2, 1.05

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import trainer
 from trainer import distribute, models
 from trainer.core.tree_paths import named_leaves
-from trainer.distribute.strategies.explain import readable_bytes
-from trainer.step.planning.report import readable_secs
+from trainer.core.units import readable_bytes
+from trainer.tools.plan.report import readable_secs
 
 TOPOLOGY = "8xh100"
 STRATEGIES = ("MirroredStrategy", "FullyShardedStrategy", "ModelParallelStrategy")

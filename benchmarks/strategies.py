@@ -25,8 +25,8 @@ from trainer_models import FEATURES, OwnStep, lowered_train_step, new_model, noi
 
 import trainer
 from trainer import distribute
-from trainer.compile.cost_analysis import peak_bytes
 from trainer.models.vision.resnet import ResNet
+from trainer.tools.plan.program_contents import peak_bytes
 
 DEVICES = jax.device_count()
 BATCH_SIZE = 256

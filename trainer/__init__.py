@@ -27,6 +27,7 @@ if _typing.TYPE_CHECKING:
     from trainer.model.model import Model, Sequential
     from trainer.model.sidecar_evaluator import SidecarEvaluator
     from trainer.saving.export import load_exported
+    from trainer.tools.plan import plan
     from trainer.tools.report import report
     from trainer.tools.sklearn_wrappers import TrainerClassifier as TrainerClassifier
     from trainer.tools.sklearn_wrappers import TrainerRegressor as TrainerRegressor
@@ -52,6 +53,7 @@ __all__ = [
     "models",
     "optimizers",
     "pack_x_y_sample_weight",
+    "plan",
     "regularizers",
     "report",
     "testing",
@@ -73,6 +75,7 @@ _HOMES = {
     "load_exported": "saving.export",
     "load_model": "model.load",
     "pack_x_y_sample_weight": "data",
+    "plan": "tools.plan",
     "report": "tools.report",
     "unpack_x_y_sample_weight": "data",
 }

@@ -75,9 +75,9 @@ def test_bytes_are_added_up_over_trips_and_instructions_counted_once():
 
 
 def test_a_program_of_another_backend_is_refused():
-    line = "  %start = f32[4]{0} all-reduce-start(%x), to_apply=%add"
+    text = "ENTRY %main (x: f32[4]) -> f32[4] {\n  %start = f32[4]{0} all-reduce-start(%x), to_apply=%add\n}"
     with pytest.raises(ValueError, match="all-reduce-start is not understood"):
-        collectives(line)
+        collectives(text)
 
 
 @pytest.fixture(scope="module")

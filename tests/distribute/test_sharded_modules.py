@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import trainer
 from trainer import distribute
 from trainer.compile.constraints import constraints_by, over_axes
+from trainer.core.ambient.workarounds import SWITCH
 from trainer.core.tree_paths import named_leaves
 
 X = np.random.default_rng(0).normal(size=(14, 6)).astype(np.float32)
@@ -105,6 +106,16 @@ def test_a_constraint_is_ignored_where_each_replica_is_one_device(name, strategy
     constrained, plain = (model_of(Constrained(names), strategy()).fit(X, X, batch_size=8, verbose=0).history["loss"]
                           for names in ((name,), ()))
     np.testing.assert_allclose(constrained, plain, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "error"), [
+    ("a spec with the replicas' axis", "can only refer to Auto axes"), ("reshard", "is not found in mesh"),
+    ("auto_axes", "is not allowed"), ("a tree", "is not found in mesh")])
+def test_jax_still_refuses_other_meshes_and_the_workaround_can_be_turned_off(name, error, monkeypatch):
+    monkeypatch.setenv(SWITCH, "0")
+    on_replicas = model_parallel().map_over_replicas(CONSTRAINTS[name], (P("replica"),), lambda outputs: P("replica"))
+    with pytest.raises((ValueError, NotImplementedError), match=error):
+        jax.make_jaxpr(on_replicas)(jnp.ones((8, 8)))
 
 
 def test_a_constraint_over_the_rows_alone_is_what_replicas_do():

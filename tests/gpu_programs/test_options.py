@@ -6,9 +6,9 @@ from flax import linen as nn
 
 import trainer
 from trainer import distribute
-from trainer.compile.program_contents import collectives_of
 from trainer.distribute.placement.described import EXTRA, is_plugin_installed
-from trainer.model.planned_step import planned_phase, strategy_over
+from trainer.tools.plan.planned_phase import planned_phase, strategy_over
+from trainer.tools.plan.program_contents import collectives_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,7 +16,7 @@ import trainer
 from tests.support import gpu_programs
 from trainer import distribute, losses, models
 from trainer.distribute.placement.described import EXTRA, is_plugin_installed
-from trainer.model.planned_step import planned_phase, strategy_over
+from trainer.tools.plan.planned_phase import planned_phase, strategy_over
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.every_case,

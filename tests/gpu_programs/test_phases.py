@@ -15,8 +15,8 @@ import trainer
 from tests.support import gpu_programs, project_files
 from tests.support.gpu_programs import Case
 from trainer import distribute
-from trainer.compile.cost_analysis import peak_bytes
 from trainer.distribute.placement.described import EXTRA, is_plugin_installed
+from trainer.tools.plan.program_contents import peak_bytes
 
 pytestmark = [
     pytest.mark.slow,

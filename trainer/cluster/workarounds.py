@@ -13,13 +13,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
-SWITCH = "TRAINER_WORKAROUNDS"
+from trainer.core.ambient.workarounds import are_on
+
 _THREADS = "/proc/self/task"
-
-
-def are_on() -> bool:
-    """Returns whether the environment leaves the workarounds on."""
-    return os.environ.get(SWITCH, "1") != "0"
 
 
 def put_off_aborts() -> None:

@@ -3,6 +3,10 @@
 JAX takes these on the mesh that a program is compiled for, and refuses axes that are not there or belong to the
 replicas. A module names those of the mesh that it was written with. They never change a number: so what the mesh of
 the strategy has is asked of it, and the rest is left out.
+
+JAX has no way to say which mesh a module means, with 0.10.2 and 0.12. So while a module is traced, JAX's functions are
+replaced in all modules that have them by their names. `TRAINER_WORKAROUNDS=0` in the environment leaves them alone;
+`tests/distribute/test_sharded_modules.py` fails when JAX accepts by itself what modules say.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import jax
 from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from trainer.core.ambient import state
+from trainer.core.ambient import state, workarounds
 
 Constrain = Callable[[Any, Any], Any]
 """Returns arrays, split as shardings say that are a prefix of their tree."""
@@ -103,6 +107,9 @@ _blocks = 0  # how many are running, in all threads
 @contextlib.contextmanager
 def constraints_by(constrain: Constrain) -> Iterator[None]:
     """Has the block call `constrain` where it calls JAX's functions, by whatever module it finds them in."""
+    if not workarounds.are_on():
+        yield
+        return
     _begin()
     try:
         with state.replaced(constrain=constrain):

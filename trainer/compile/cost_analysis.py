@@ -44,13 +44,6 @@ class Cost(NamedTuple):
                     {name: flops / devices for name, flops in self.products.items()})
 
 
-def peak_bytes(compiled: Any) -> int:
-    """Returns what an execution of a compiled program takes of a device's memory: arguments, results and temporary."""
-    stats = compiled.memory_analysis()
-    return int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
-               - stats.alias_size_in_bytes)
-
-
 def cost_of(program: ClosedJaxpr | Jaxpr) -> Cost:
     """Returns the cost of a traced program.
 

@@ -1,6 +1,8 @@
-"""Numbers and bytes as texts, in the units that suit them."""
+"""Numbers and bytes as texts, in the units that suit them, and texts in columns."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -24,6 +26,18 @@ def readable_bytes(size: float) -> str:
     """
     scaled, power = _scaled(size, 1024, len(_BYTE_UNITS))
     return f"{scaled:.{'1f' if power else '0f'}} {_BYTE_UNITS[power]}"
+
+
+def columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:
+    """Returns lines whose cells stand in columns.
+
+    >>> columns([("Name", "Size"), ("kernel", "8"), ("bias", "16")], right_aligned=(1,))
+    ['Name    Size', 'kernel     8', 'bias      16']
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.rjust(width) if column in right_aligned else cell.ljust(width)
+                      for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+            for line in lines]
 
 
 def _scaled(number: float, base: int, powers: int) -> tuple[float, int]:

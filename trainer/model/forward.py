@@ -16,7 +16,7 @@ from trainer.core import replica_context
 from trainer.core.replica_context import in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
-from trainer.distribute.strategies.explain import REPLICATED, spec_text
+from trainer.distribute.placement.placement import REPLICATED, spec_text
 from trainer.model.core.configuration import Configuration
 from trainer.model.core.model_core import ModelCore
 from trainer.modules import LayerRow, with_shardings, without_frozen

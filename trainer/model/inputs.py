@@ -171,7 +171,7 @@ def compile_ahead(
 
 
 def sample_batch(sample: Any, batch_size: int | None) -> Batch:
-    """Returns the first batch of the data that `Strategy.plan` describes, for all processes."""
+    """Returns the first batch of the data that `trainer.plan` describes, for all processes."""
     if isinstance(sample, (tuple, list)) and not sample:
         raise ValueError("`sample` is empty. Pass `(x, y)`, or a dataset.")
     parts = _array_parts(sample) or (sample,)

@@ -24,6 +24,7 @@ from trainer.model.run_description import describe_run
 from trainer.model.stateful_model import StatefulModel
 from trainer.model.types import Auto, Callbacks, Layer, Losses, LossWeights, Metrics, Optimizers, Precision
 from trainer.modules import EmptyStack, as_functional
+from trainer.optimizers.attached_optimizer import AttachedOptimizer
 from trainer.regularizers import Penalty
 from trainer.step.compile_options import CompileOptions
 from trainer.step.output_matching import collect
@@ -172,6 +173,23 @@ class Model(StatefulModel):
             optimizer, loss, loss_weights, metrics, weighted_metrics, options, core.module.names, params)
         core.configuration.given = given
         core.state.start_training_again()
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer with its learning rate, which can be read and set; a dict of them for named modules.
+
+        Setting it is the same as to call `compile` with another optimizer and all else as before: the weights stay, and
+        the optimizer's state begins.
+
+        Raises:
+          RuntimeError: from setting it before `compile`, or while the model is running.
+        """
+        return self._core.state.attached_optimizer()
+
+    @optimizer.setter
+    def optimizer(self, value: Any) -> None:
+        self._core.configuration.require_compiled("model.optimizer = ...")
+        self.compile(**{**self._core.configuration.given, "optimizer": _detached(value)})
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -438,6 +456,13 @@ class Model(StatefulModel):
             raise ValueError("There is nothing to validate on: call `validate` from a callback of a `fit` that has "
                              "`validation_data`, or `evaluate` with data.")
         return self._core.run.validator()
+
+
+def _detached(optimizer: Any) -> Any:
+    """Returns the optimizer of a value of `model.optimizer`, of this model or another; all else as it is."""
+    if isinstance(optimizer, Mapping):
+        return {name: _detached(part) for name, part in optimizer.items()}
+    return optimizer.optimizer if isinstance(optimizer, AttachedOptimizer) else optimizer
 
 
 class Sequential(Model):

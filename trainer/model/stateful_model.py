@@ -9,8 +9,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import jax
 import numpy as np
@@ -27,16 +26,14 @@ from trainer.distribute import Strategy, get_strategy
 from trainer.metrics import Metric
 from trainer.model import forward, weights_io
 from trainer.model.core import saved_model
-from trainer.model.core.configuration import Configuration
 from trainer.model.core.current_run import CurrentRun
-from trainer.model.core.model_core import ModelCore
+from trainer.model.core.model_core import ModelCore, copied
 from trainer.model.core.state_holder import first_rows
 from trainer.model.overridable_steps import OverridableSteps
 from trainer.model.types import ModuleLike
 from trainer.model.views.layers import ModelLayer, find
 from trainer.model.views.variables import ModelVariable
 from trainer.modules import CallKwargs, as_functional, print_summary, render_summary
-from trainer.optimizers.attached_optimizer import AttachedOptimizer
 from trainer.saving import formats
 from trainer.saving.arrays.file_kinds import checked_path
 from trainer.saving.arrays.safetensors_file import MatchReport
@@ -109,14 +106,7 @@ class StatefulModel(OverridableSteps):
         return worker_copy.SharedTrainStep(self)
 
     def __copy__(self) -> Self:
-        return self._copied(self.strategy, copy.deepcopy(self._core.configuration))
-
-    def _copied(self, strategy: Strategy, configuration: Configuration) -> Self:
-        """Returns the model under a strategy, with a configuration of its own and without weights."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        made._core = self._core.of_copy(made, strategy, configuration)
-        return made
+        return copied(self, self.strategy, copy.deepcopy(self._core.configuration))
 
     def __call__(self, x: ArrayTree, training: bool = False) -> Any:
         """Returns the module's outputs for `x`, computed at once and as one batch, in the containers that it returns.
@@ -144,23 +134,6 @@ class StatefulModel(OverridableSteps):
             self.apply, self._core.configuration, state, x, training, may_compile=is_own and not is_traced)
 
     # --- the configuration -----------------------------------------------------------------------------------------
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer with its learning rate, which can be read and set; a dict of them for named modules.
-
-        Setting it is the same as to call `compile` with another optimizer and all else as before: the weights stay, and
-        the optimizer's state begins.
-
-        Raises:
-          RuntimeError: from setting it before `compile`, or while the model is running.
-        """
-        return self._core.state.attached_optimizer()
-
-    @optimizer.setter
-    def optimizer(self, value: Any) -> None:
-        self._core.configuration.require_compiled("model.optimizer = ...")
-        cast(Any, self).compile(**{**self._core.configuration.given, "optimizer": _detached(value)})
 
     @property
     def loss(self) -> Any:
@@ -309,12 +282,6 @@ class StatefulModel(OverridableSteps):
             raise ValueError("The model is not built, so the shapes of its weights are not known. Pass `sample`, some "
                              "rows of inputs; nothing is allocated for it but its own rows.")
         return self._core.state.shapes(self.sample_inputs(_some_rows(sample)))
-
-    @property
-    def _planner(self) -> ModuleType:
-        from trainer.model import planned_step  # of the few programs that plan
-
-        return planned_step
 
     def summary(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Prints a table of the layers, their output shapes, weights, bytes and floating-point operations.
@@ -550,13 +517,6 @@ class StatefulModel(OverridableSteps):
         # All on the devices: what a device computes with is not in the host's memory spaces.
         averaged = self.strategy.on_devices(state).averaged()
         formats.save(format, path, self.predict_step, averaged, inputs, batch_size, platforms)
-
-
-def _detached(optimizer: Any) -> Any:
-    """Returns the optimizer of a value of `model.optimizer`, of this model or another; all else as it is."""
-    if isinstance(optimizer, Mapping):
-        return {name: _detached(part) for name, part in optimizer.items()}
-    return optimizer.optimizer if isinstance(optimizer, AttachedOptimizer) else optimizer
 
 
 def _is_compiled(name: str) -> AttributeError:

@@ -25,10 +25,10 @@ from trainer.core.units import readable_bytes
 from trainer.data.adapt import DEFAULT_BATCH_SIZE
 from trainer.data.sources.arrays import is_array_tree, is_leaf
 from trainer.distribute.placement.devices import memory_bytes as memory_of
-from trainer.model import planned_step
 from trainer.model.core.model_core import core_of
 from trainer.model.inputs import rows_of
 from trainer.model.model import Model
+from trainer.tools.plan.planned_phase import train_phase
 
 _PLOT = "pip install 'trainer-jax[plot]'"
 _WINDOWS = 20  # a window of averages has twice this part of the steps, and one
@@ -340,8 +340,8 @@ def find_batch_size(
 
 
 def _compiled(model: Model, rows: tuple[Any, ...], size: int, budget: int) -> BatchSizeTrial:
-    _, step = planned_step.state_and_step(model, model.strategy, _repeated(rows, size))
-    return BatchSizeTrial(size, step.peak_bytes <= budget, step.peak_bytes)
+    peak = train_phase(model, model.strategy, _repeated(rows, size)).peak_bytes
+    return BatchSizeTrial(size, peak <= budget, peak)
 
 
 def _run(model: Model, rows: tuple[Any, ...], size: int) -> BatchSizeTrial:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ DATA_FRACTION = 1 / 8  # of a device's memory, for the arrays of one dataset
 SMALL_BYTES = 16 * 2**20  # of arrays that are padded, on the devices, to a length that others have too
 _LEAST_BYTES = 2**20  # that small arrays have there
 REPLICA_AXIS = "replica"  # the axis of every strategy's mesh over which rows are split
+REPLICATED = "replicated"  # of an array that is whole on each device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,3 +257,10 @@ def _shared_length(rows: int, size: int) -> int:
         return rows  # a longer copy would take as much memory of the host again
     least = _LEAST_BYTES * rows // max(size, 1)
     return max(2 ** (rows - 1).bit_length(), 2 ** (least.bit_length() - 1))
+
+
+def spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
+    """Returns how an array of a shape is split: the mesh axes of its dimensions, or `REPLICATED`."""
+    if isinstance(sharding, NamedSharding):
+        return REPLICATED if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
+    return REPLICATED if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"

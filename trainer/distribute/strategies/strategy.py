@@ -24,7 +24,6 @@ from trainer.compile.jit import on_each_device
 from trainer.core.ambient import state as ambient
 from trainer.core.replica_context import ReplicaContext, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
-from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 from trainer.data import Group, HostArrays, ResidentBatches
 from trainer.data.sharding.processes import Processes
@@ -55,8 +54,7 @@ from trainer.distribute.replica.zero import specs_of
 from trainer.distribute.strategies.custom_loops import CustomLoops
 
 if TYPE_CHECKING:
-    from trainer.distribute.strategies.explain import StateReport
-    from trainer.step.planning.report import Plan
+    from trainer.tools.plan import Plan, StateReport
 
 
 class Strategy(CustomLoops):
@@ -307,47 +305,24 @@ class Strategy(CustomLoops):
         Raises:
           ValueError: if the model is not built and there is neither, or if the strategy cannot place its state.
         """
-        from trainer.distribute.strategies.explain import report
+        from trainer.tools.plan import explain  # built on this room
 
-        if batch is None:
-            state, step = model.state_shapes(sample), None
-        else:
-            state, step = model._planner.state_and_step(model, self, batch)
-        shardings = self.state_shardings(state)
-        found = report(
-            f"{model.name} under {self!r}",
-            named_leaves(state.params), named_leaves(shardings.params),
-            named_leaves(state.opt_state), named_leaves(shardings.opt_state),
-            named_leaves(state.model_state), named_leaves(shardings.model_state),
-            named_leaves(self.gradient_shardings(state)), step)
-        print(found)
-        return found
+        return explain(model, self, sample, batch)
 
     @entry_point
     def plan(
         self, model: Any, sample: Any, topology: Any = None, *, batch_size: int | None = None,
         alternatives: bool | str = "auto", memory_fraction: float = 0.75, verbose: bool = True,
     ) -> Plan:
-        """Prints and returns what a train step would take on GPUs that need not be there; see docs/plan.md.
+        """Prints and returns what a train step would take on GPUs that need not be there.
 
-        JAX's CUDA plugin compiles it (`pip install 'trainer-jax[gpu-programs]'`); nothing of the model is allocated.
-
-        Args:
-          model: a `trainer.Model`, compiled, made under any strategy.
-          sample: what `fit` would be given, or one batch, whose leaves may be `jax.ShapeDtypeStruct`s.
-          topology: the GPUs: "8xh100", or "2x8xh200" for two hosts with eight each. This strategy is made again over
-            them; without, its own devices are described.
-          batch_size: rows of a batch over all replicas, if `sample` is all rows of arrays; they are one batch without.
-          alternatives: whether changes are compiled and listed, too; "auto" does so if the step does not fit.
-          memory_fraction: the part of a GPU's memory that JAX takes: `XLA_PYTHON_CLIENT_MEM_FRACTION`.
-          verbose: whether to print it.
-
-        Raises:
-          ImportError: if the plugin is not installed.
-          ValueError: for a topology that does not suit the strategy, and data that the model cannot take.
+        This is `trainer.plan` with this strategy in the place of the model's, and has its arguments and errors.
         """
-        return model._planner.plan(model, self, sample, topology, batch_size, alternatives, memory_fraction,
-                                   verbose)
+        from trainer.tools.plan import plan  # built on this room
+
+        return plan(
+            model, sample, topology, strategy=self, batch_size=batch_size, alternatives=alternatives,
+            memory_fraction=memory_fraction, verbose=verbose)
 
     # --- data ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +58,20 @@ class UserModel(Protocol):
         """Returns an object whose `__as_resource__` gives `train_step` to workers, without a state."""
 
 
+M = TypeVar("M", bound=UserModel)
+
+
 def core_of(model: UserModel) -> ModelCore:
     """Returns the core of a model."""
     return model._core
+
+
+def copied(model: M, strategy: Strategy, configuration: Configuration) -> M:
+    """Returns the model under a strategy, with a configuration of its own and without weights."""
+    made, core = object.__new__(type(model)), core_of(model)
+    vars(made).update(vars(model))
+    made._core = ModelCore(made, core.defaults, core.module, strategy, core.state.seed, configuration)
+    return made
 
 
 class ModelCore:
@@ -75,23 +86,19 @@ class ModelCore:
       configuration: the arguments of `compile`; by default those of a model that is not compiled.
 
     Attributes:
-      module, strategy, configuration: see above.
+      defaults, module, strategy, configuration: see above.
       state: holds the training state.
       run: the run that the model is in, or its last.
     """
 
     def __init__(self, model: UserModel, defaults: type, module: FunctionalModule, strategy: Strategy, seed: int,
                  configuration: Configuration | None = None):
-        self._model, self._defaults = model, defaults
+        self._model, self.defaults = model, defaults
         self.module = module
         self.strategy = strategy
         self.configuration = configuration or Configuration()
         self.state = StateHolder(module, strategy, seed, self.configuration, lambda: self.run.timing)
         self.run = CurrentRun(self.state, self.configuration, strategy)
-
-    def of_copy(self, model: UserModel, strategy: Strategy, configuration: Configuration) -> ModelCore:
-        """Returns a core without weights for a copy of the model."""
-        return ModelCore(model, self._defaults, self.module, strategy, self.state.seed, configuration)
 
     def exchange_module(self, module: FunctionalModule) -> None:
         """Exchanges the module of a model without weights.
@@ -128,7 +135,7 @@ class ModelCore:
     def overrides(self, method: str) -> bool:
         """Returns whether a method is the user's own."""
         return method in vars(self._model) or (
-            getattr(type(self._model), method) is not getattr(self._defaults, method))
+            getattr(type(self._model), method) is not getattr(self.defaults, method))
 
     # --- for the loop ----------------------------------------------------------------------------------------------
 

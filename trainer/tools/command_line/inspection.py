@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.core.units import readable_bytes
+from trainer.core.units import columns, readable_bytes
 
 VERIFIED, DAMAGED, UNKNOWN, UNCHECKED = "verified", "damaged", "unknown", "no checksum"
 IS_DAMAGED, REFUSED = 1, 2
@@ -70,8 +70,6 @@ class Inspection:
         return {**dataclasses.asdict(self), "nbytes": self.nbytes, "whole": not self.problems}
 
     def __str__(self) -> str:
-        from trainer.distribute.strategies.explain import columns
-
         lines = [f"{self.path}: {self.kind}"]
         facts = {**({} if self.step is None else {"step": self.step}), **self.facts}
         lines += [f"  {name}: {value}" for name, value in facts.items()]

@@ -73,19 +73,20 @@ def _prepare(parser: argparse.ArgumentParser, topology: str) -> None:
 
 def _plan_instead_of_fit(options: argparse.Namespace) -> None:
     from trainer.model.model import Model
+    from trainer.tools.plan import plan
 
     signature = inspect.signature(Model.fit)
 
     def fit(model: Model, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(model, *args, **kwargs).arguments
         sample, batch_size = _sample(given)
-        plan = model.strategy.plan(
+        planned = plan(
             model, sample, options.topology, batch_size=batch_size,
             alternatives=_ALTERNATIVES[options.alternatives], memory_fraction=options.memory_fraction,
             verbose=not options.json)
         if options.json:
-            print(json.dumps(plan.to_dict(), indent=2))
-        sys.exit(0 if plan.fits else DOES_NOT_FIT)
+            print(json.dumps(planned.to_dict(), indent=2))
+        sys.exit(0 if planned.fits else DOES_NOT_FIT)
 
     Model.fit = fit  # type: ignore[method-assign, assignment]  # in this process, which runs nothing else
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from trainer.compile.program_contents import Collective
 from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.gpu_kinds import NETWORK_BANDWIDTH
+from trainer.tools.plan.program_contents import Collective
 
 KERNEL_SECS = 1e-6  # that even an empty kernel takes
 

@@ -1,4 +1,4 @@
-"""What a train step would take on GPUs: the report of `strategy.plan(model, sample, topology)`."""
+"""What a train step would take on GPUs: the report of `trainer.plan(model, sample, topology)`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.core.units import readable_bytes, readable_number
-from trainer.distribute.strategies.explain import columns
-from trainer.step.planning.roofline import Roofline, SentRow
+from trainer.core.units import columns, readable_bytes, readable_number
+from trainer.tools.plan.roofline import Roofline, SentRow
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,17 +8,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Sharding
 
-from trainer.core.units import readable_bytes, readable_number
+from trainer.core.train_state import TrainState
+from trainer.core.tree_paths import named_leaves
+from trainer.core.units import columns, readable_bytes, readable_number
+from trainer.distribute import Strategy
+from trainer.distribute.placement.placement import spec_text
 
-REPLICATED = "replicated"  # of an array that is whole on each device
 DEFAULT_MEMORY = "device"  # the memory that an accelerator computes from, whatever a platform calls it
-
 
 
 class ParameterRow(NamedTuple):
@@ -157,6 +159,26 @@ class StateReport:
             *rows, ("Operations of a step", readable_number(self.step_flops, "FLOP"), "")]
 
 
+def state_report(title: str, strategy: Strategy, state: TrainState, step: StepSize | None = None) -> StateReport:
+    """Returns what one device would hold of a state of arrays or shapes under a strategy.
+
+    Args:
+      title: the report's first line.
+      strategy: the strategy.
+      state: the state.
+      step: the sizes of a step, if they are known.
+
+    Raises:
+      ValueError: if the strategy cannot place the state.
+    """
+    shardings = strategy.state_shardings(state)
+    return report(
+        title, named_leaves(state.params), named_leaves(shardings.params),
+        named_leaves(state.opt_state), named_leaves(shardings.opt_state),
+        named_leaves(state.model_state), named_leaves(shardings.model_state),
+        named_leaves(strategy.gradient_shardings(state)), step)
+
+
 def report(
     title: str,
     params: Mapping[str, Any],
@@ -186,7 +208,7 @@ def report(
 
     Example:
       >>> mesh = jax.sharding.AbstractMesh((2, 4), ("replica", "model"))
-      >>> split = NamedSharding(mesh, jax.sharding.PartitionSpec(None, "model"))
+      >>> split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "model"))
       >>> kernel = jax.ShapeDtypeStruct((256, 512), "float32")
       >>> moments = {"mu/kernel": kernel, "nu/kernel": kernel}
       >>> size = report("Two by four devices", {"kernel": kernel}, {"kernel": split}, moments,
@@ -245,18 +267,3 @@ def _memory_of(sharding: Sharding) -> str:
         return DEFAULT_MEMORY
     device: jax.Device = next(iter(sharding.addressable_devices or sharding.device_set))
     return DEFAULT_MEMORY if kind == device.default_memory().kind else kind
-
-
-def spec_text(sharding: Sharding, shape: Sequence[int]) -> str:
-    """Returns how an array of a shape is split: the mesh axes of its dimensions, or `REPLICATED`."""
-    if isinstance(sharding, NamedSharding):
-        return REPLICATED if all(entry is None for entry in sharding.spec) else str(tuple(sharding.spec))
-    return REPLICATED if sharding.is_fully_replicated else f"shards of {sharding.shard_shape(tuple(shape))}"
-
-
-def columns(lines: Sequence[Sequence[str]], right_aligned: Iterable[int]) -> list[str]:
-    """Returns lines whose cells stand in columns."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.rjust(width) if column in right_aligned else cell.ljust(width)
-                      for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-            for line in lines]

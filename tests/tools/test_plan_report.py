@@ -6,10 +6,10 @@ import json
 import pytest
 
 from tests.support import project_files
-from trainer.compile.program_contents import Collective
 from trainer.distribute.placement.described import Topology
-from trainer.step.planning.report import Alternative, DeviceMemory, Plan
-from trainer.step.planning.roofline import KERNEL_SECS, Roofline, bandwidth, roofline, sent_rows
+from trainer.tools.plan.program_contents import Collective
+from trainer.tools.plan.report import Alternative, DeviceMemory, Plan
+from trainer.tools.plan.roofline import KERNEL_SECS, Roofline, bandwidth, roofline, sent_rows
 
 ONE_HOST, TWO_HOSTS = Topology.of("8xh100"), Topology.of("2x8xh100")
 EVERYONE = tuple(range(16))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -236,7 +236,8 @@ def unknown_loops(program: Program) -> list[str]:
     return [loop.name for loop in program.loops if loop.trip_count is None]
 
 
-def donated_arguments(program: Program) -> int:
-    """Returns how many arguments give their buffers to results."""
-    aliases = program.header.partition("input_output_alias={")[2].partition("entry_computation_layout")[0]
-    return len(re.findall(r"(?:may|must)-alias", aliases))
+def peak_bytes(compiled: Any) -> int:
+    """Returns what an execution of a compiled program takes of a device's memory: arguments, results and temporary."""
+    stats = compiled.memory_analysis()
+    return int(stats.argument_size_in_bytes + stats.temp_size_in_bytes + stats.output_size_in_bytes
+               - stats.alias_size_in_bytes)

@@ -15,7 +15,7 @@ import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.core.units import readable_bytes, readable_number
-from trainer.distribute.strategies.explain import report
+from trainer.tools.plan.state_report import report
 
 PARAMS = {"down": {"kernel": jax.ShapeDtypeStruct((8, 6), jnp.float32)},
           "up": {"bias": jax.ShapeDtypeStruct((8,), jnp.bfloat16), "kernel": jax.ShapeDtypeStruct((6, 8), jnp.float32)}}

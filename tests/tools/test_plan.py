@@ -1,5 +1,7 @@
 """Plans of models: what is refused before anything compiles, what is tried, and the data of a script's `fit`."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ import trainer
 from trainer import distribute
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.placement.described import Topology
-from trainer.model import planned_step
 from trainer.model.core.model_core import core_of
 from trainer.tools.command_line import commands
 from trainer.tools.command_line import plan as command
+from trainer.tools.plan import changes as other_ways
+from trainer.tools.plan import model_plan, planned_phase
 
 BATCH = np.ones((16, 4), np.float32), np.ones((16, 3), np.float32)
 
@@ -34,6 +37,17 @@ def test_arguments_are_checked_before_anything_compiles(arguments, message):
         distribute.MirroredStrategy().plan(new_model(), BATCH, **{"topology": "8xh100", **arguments})
 
 
+def test_a_model_is_planned_under_its_own_strategy_unless_another_is_given(devices):
+    with distribute.MirroredStrategy(devices[:2]).scope():
+        model = new_model()
+    with pytest.raises(ValueError, match=r"the devices of MirroredStrategy\(cpu:0, cpu:1\) are there"):
+        trainer.plan(model, BATCH)
+    for plan in (distribute.OneDeviceStrategy("cpu:3").plan, functools.partial(
+            trainer.plan, strategy=distribute.OneDeviceStrategy("cpu:3"))):
+        with pytest.raises(ValueError, match=r"the devices of OneDeviceStrategy\(cpu:3\) are there"):
+            plan(model, BATCH)
+
+
 def test_a_model_must_be_compiled():
     with pytest.raises(RuntimeError, match="Call `compile"):
         distribute.MirroredStrategy().plan(trainer.Model(nn.Dense(3)), BATCH, "8xh100")
@@ -43,14 +57,14 @@ def test_workers_that_train_on_their_own_have_no_common_step(monkeypatch):
     strategy = distribute.OneDeviceStrategy("cpu:0")
     monkeypatch.setattr(type(strategy), "is_asynchronous", True)
     with pytest.raises(ValueError, match=r"no step over several devices that could be planned.*OneDeviceStrategy\(\)"):
-        planned_step.strategy_over(strategy, "8xh100")
+        planned_phase.strategy_over(strategy, "8xh100")
 
 
 def test_a_copy_is_under_the_other_strategy_and_leaves_the_model_alone(devices):
     model = new_model(ema_decay=0.9)
     model.build(np.ones((1, 4)))
     strategy = distribute.FullyShardedStrategy(devices[:2])
-    made = planned_step._copy(model, strategy, {"microbatches": 2})
+    made = planned_phase.copy_under(model, strategy, {"microbatches": 2})
     assert (made.strategy, core_of(made).configuration.options.microbatches) == (strategy, 2)
     assert core_of(made).configuration.options.ema_decay == 0.9 and not made.built and core_of(made).state.seed == 3
     assert model.built and core_of(model).configuration.options.microbatches == 1 and model.strategy is not strategy
@@ -60,7 +74,7 @@ def test_a_copy_is_under_the_other_strategy_and_leaves_the_model_alone(devices):
 
 
 def changes(model, strategy, batch=BATCH):
-    return [change.text for change in planned_step._changes(model, strategy, batch, Topology.of("4xh100"))]
+    return [change.text for change in other_ways.changes_to_try(model, strategy, batch, Topology.of("4xh100"))]
 
 
 def test_what_saves_memory_is_tried(devices):
@@ -94,12 +108,12 @@ def test_a_change_that_cannot_be_compiled_is_a_row_of_its_own(devices, monkeypat
     def fails(*arguments, **changes):
         raise RuntimeError("Out of luck.\nAnd more.")
 
-    monkeypatch.setattr(planned_step, "_plan", fails)
+    monkeypatch.setattr(model_plan, "_plan", fails)
 
     class Planned:
         memory_fraction = 0.95
 
-    rows = list(planned_step._alternatives(
+    rows = list(model_plan._alternatives(
         new_model(), distribute.MirroredStrategy(devices[:4]), BATCH, Topology.of("4xh100"), Planned()))
     assert {(row.peak_bytes, row.fits, row.problem) for row in rows} == {(None, False, "RuntimeError: Out of luck.")}
 
@@ -107,7 +121,8 @@ def test_a_change_that_cannot_be_compiled_is_a_row_of_its_own(devices, monkeypat
 def test_a_model_is_copied_in_the_scope_of_its_own_strategy(devices):
     with distribute.MirroredStrategy(devices[:2]).scope():
         model = new_model(run_eagerly=True)
-        made = planned_step._copy(model, distribute.MirroredStrategy(devices[:4]), {"precision": "mixed_bfloat16"})
+        made = planned_phase.copy_under(
+            model, distribute.MirroredStrategy(devices[:4]), {"precision": "mixed_bfloat16"})
     options = core_of(made).configuration.options
     assert options.policy.name == "mixed_bfloat16" and not options.eager and core_of(made).configuration.is_compiled
 
@@ -122,14 +137,14 @@ def test_without_an_assembler_the_error_says_what_to_install():
             raise jax.errors.JaxRuntimeError(self.message)
 
     with pytest.raises(ImportError, match=r"ptxas.*pip install 'trainer-jax\[gpu-programs\]'"):
-        planned_step._compiled(Lowered("INTERNAL: libdevice not found at ./libdevice.10.bc"), {"an_option": True})
+        planned_phase._compiled(Lowered("INTERNAL: libdevice not found at ./libdevice.10.bc"), {"an_option": True})
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        planned_step._compiled(Lowered("something else"), {"an_option": True})
+        planned_phase._compiled(Lowered("something else"), {"an_option": True})
 
 
 def test_shapes_stand_for_arrays_that_take_no_memory():
     large = jax.ShapeDtypeStruct((2**20, 2**20), np.float32)
-    (x, named), y = planned_step._host_arrays(((large, {"rows": large}), [1, 2]))
+    (x, named), y = planned_phase._host_arrays(((large, {"rows": large}), [1, 2]))
     assert x.shape == named["rows"].shape == large.shape and x.strides == (0, 0) and y == [1, 2]
 
 

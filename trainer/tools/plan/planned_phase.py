@@ -1,0 +1,148 @@
+"""A model's step, compiled under any strategy, over devices that may be described only.
+
+Owns how a model and its strategy are made again over other devices. Nothing is allocated: the state is known by its
+shapes alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from trainer.compile.compiler_options import CompilerOptions
+from trainer.compile.hlo_text import Program
+from trainer.compile.jit import compile_lowered
+from trainer.core import precision
+from trainer.core.train_state import TrainState
+from trainer.data import Batch
+from trainer.distribute import Strategy
+from trainer.distribute.placement.described import EXTRA, described_devices
+from trainer.model import inputs
+from trainer.model.core.model_core import copied, core_of
+from trainer.model.core.state_holder import first_rows
+from trainer.model.model import Model
+from trainer.step.compiled_phase import CompiledPhase
+from trainer.tools.plan.program_contents import peak_bytes
+
+# There is no GPU to time kernels on. Only these programs are compiled so.
+COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
+
+
+class PlannedPhase(NamedTuple):
+    """A phase of a model, compiled for described devices.
+
+    Attributes:
+      phase: the phase.
+      state: the shapes of the state.
+      compiled: the `jax.stages.Compiled` of an execution.
+      program: its text.
+    """
+
+    phase: CompiledPhase
+    state: TrainState
+    compiled: Any
+    program: Program
+
+    @property
+    def peak_bytes(self) -> int:
+        """The memory of a device that an execution takes."""
+        return peak_bytes(self.compiled)
+
+
+def train_phase(model: Model, strategy: Strategy, batch: Any) -> PlannedPhase:
+    """Returns the train phase of a model, compiled under a strategy.
+
+    Args:
+      model: a compiled model, made under any strategy. It stays as it is.
+      strategy: the strategy, over devices that are there or described.
+      batch: one batch over all replicas, of arrays or shapes.
+
+    Raises:
+      ValueError: if the strategy is asynchronous.
+    """
+    _check_is_synchronous(strategy)
+    return planned_phase(model, strategy, "train", host_batch(batch))
+
+
+def strategy_over(strategy: Strategy, topology: Any) -> Strategy:
+    """Returns a strategy of the same kind over the devices of a topology.
+
+    Raises:
+      ValueError: if the strategy is asynchronous, or cannot use so many devices.
+    """
+    _check_is_synchronous(strategy)
+    return strategy.over(described_devices(topology))
+
+
+def planned_phase(model: Model, strategy: Strategy, kind: str, batch: Batch, **changes: Any) -> PlannedPhase:
+    """Returns a phase of a model, compiled under a strategy for its devices, which may be described.
+
+    Args:
+      model: a compiled model, made under any strategy. It stays as it is.
+      strategy: the strategy.
+      kind: "train", "test" or "predict".
+      batch: a host batch.
+      **changes: `microbatches`, `remat` and `precision` of `compile`, where they are others than the model's.
+
+    Raises:
+      ImportError: if something that XLA compiles with is not installed.
+    """
+    planned = copy_under(model, strategy, changes)
+    core = core_of(planned)
+    state = core.state.shapes(planned.sample_inputs(first_rows(batch)))
+    step = {"train": planned.train_step, "test": planned.test_step, "predict": planned.predict_step}[kind]
+    options = core.configuration.options
+    phase = CompiledPhase(kind, step, strategy, options.steps_per_execution, eager=False,
+                          deterministic=options.deterministic,
+                          why_partitioned=functools.partial(core.why_partitioned, kind))
+    phase.prepare(state, batch)
+    compiler_options = strategy.compiler_options(options.deterministic)
+    compiled = _compiled(phase.lowered(state, batch, phase.steps_per_execution),
+                         {**compiler_options, **COMPILER_OPTIONS} if strategy.is_described else compiler_options)
+    return PlannedPhase(phase, state, compiled, Program(compiled.as_text()))
+
+
+def _check_is_synchronous(strategy: Strategy) -> None:
+    if strategy.is_asynchronous:
+        raise ValueError(f"{strategy!r} has no step over several devices that could be planned: its workers train on "
+                         "their own. Plan `OneDeviceStrategy()` on one GPU.")
+
+
+def _compiled(lowered: Any, options: CompilerOptions) -> Any:
+    try:
+        return compile_lowered(lowered, options)
+    except jax.errors.JaxRuntimeError as error:
+        if not any(name in str(error) for name in ("libdevice", "ptxas")):
+            raise
+        raise ImportError("XLA has not found CUDA's assembler (ptxas) or its libdevice, which it compiles with. This "
+                          f"brings both, and needs no GPU: pip install 'trainer-jax[{EXTRA}]'") from error
+
+
+def copy_under(model: Model, strategy: Strategy, changes: Mapping[str, Any]) -> Model:
+    """Returns the model under another strategy, with other arguments of `compile`, and without weights."""
+    options = {**changes, "policy": precision.get(changes["precision"])} if "precision" in changes else dict(changes)
+    options.pop("precision", None)
+    configuration = core_of(model).configuration
+    return copied(model, strategy, configuration.with_options(
+        dataclasses.replace(configuration.options, eager=False, **options)))
+
+
+def host_batch(sample: Any, batch_size: int | None = None) -> Batch:
+    """Returns the first batch of data that `plan` describes, with shapes as arrays that take no memory."""
+    return inputs.sample_batch(_host_arrays(sample), batch_size)
+
+
+def _host_arrays(sample: Any) -> Any:
+    """Returns a sample with arrays of zeros, which take no memory, in place of shapes."""
+    if isinstance(sample, jax.ShapeDtypeStruct):
+        return np.broadcast_to(np.zeros((), sample.dtype), sample.shape)
+    if isinstance(sample, Mapping):
+        return type(sample)({name: _host_arrays(part) for name, part in sample.items()})  # type: ignore[call-arg]
+    if type(sample) in (tuple, list):
+        return type(sample)(map(_host_arrays, sample))
+    return sample
