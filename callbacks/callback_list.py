@@ -87,6 +87,7 @@ class CallbackList(Callback):
             if type(callback) is History:
                 callback.reads_late = len(self.callbacks) == 1
         self._is_chief = jax.process_index() == 0
+        self._wanted: dict[str, bool] = {}  # whether hooks are overridden, once this was asked
         self._save_at: int | None = None  # the next batch of this epoch after which a callback saves
         if model is not None:
             self.set_model(model)
@@ -106,6 +107,7 @@ class CallbackList(Callback):
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
+        self._wanted.clear()
         for callback in self.callbacks:
             callback.set_model(model)
 
@@ -114,7 +116,9 @@ class CallbackList(Callback):
 
         A hook with the attribute `is_for_other_loops` need not be called by a loop that calls `on_execution_end`.
         """
-        return any(_overrides(callback, hook) for callback in self.callbacks)
+        if hook not in self._wanted:
+            self._wanted[hook] = any(_overrides(callback, hook) for callback in self.callbacks)
+        return self._wanted[hook]
 
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""

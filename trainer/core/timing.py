@@ -88,24 +88,6 @@ class Timing:
         return {**secs, "host": max(total - sum(secs.values()), 0.0), "total": total,
                 "rows_per_sec": self.rows / running if running > 0 else 0.0}
 
-    def enter(self, category: str) -> None:
-        """Begins a measurement; see `measure`."""
-        now = self._now()
-        if self._open:
-            self._secs[self._open[-1]] += now - self._since
-        self._open.append(category)
-        self._since = now
-        if self.on_phase is not None:
-            self.on_phase(category)
-
-    def leave(self) -> None:
-        """Ends the measurement that began last."""
-        now = self._now()
-        self._secs[self._open.pop()] += now - self._since
-        self._since = now
-        if self.on_phase is not None:
-            self.on_phase(self._open[-1] if self._open else "host")
-
 
 class _Measurement:
     # A class, as generators make context managers several times slower, and the loop enters a few in each execution.
@@ -114,9 +96,21 @@ class _Measurement:
         self._category = category
 
     def __enter__(self) -> None:
-        self._timing.enter(self._category)
+        timing = self._timing
+        now = timing._now()
+        if timing._open:
+            timing._secs[timing._open[-1]] += now - timing._since
+        timing._open.append(self._category)
+        timing._since = now
+        if timing.on_phase is not None:
+            timing.on_phase(self._category)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._timing.leave()
+        timing = self._timing
+        now = timing._now()
+        timing._secs[timing._open.pop()] += now - timing._since
+        timing._since = now
+        if timing.on_phase is not None:
+            timing.on_phase(timing._open[-1] if timing._open else "host")

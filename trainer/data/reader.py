@@ -32,7 +32,7 @@ from trainer.data.sources.batches import (
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.dataset import Dataset
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import clip, is_finite
+from trainer.data.sources.order import is_finite
 from trainer.data.sources.sources import DatasetSource, Source
 from trainer.data.stream import END, Stream, named
 
@@ -60,6 +60,7 @@ class Reader:
 
     Attributes:
       group_size: see above.
+      arrays: the arrays of which each batch is some rows; None if there are none, or batches are computed from them.
       exhausted: a one-shot source ran out before its epoch was over; there will be no further batches.
       keeps_resume_tokens: whether groups get a `resume_token`, where that helps to continue; may be assigned between
         epochs.
@@ -83,6 +84,8 @@ class Reader:
             raise ValueError("The data are endless: say how many batches an epoch has by `steps_per_epoch` "
                              "(`validation_steps`, `steps`).")
         self._source = source
+        is_of_rows = isinstance(source, DatasetSource) and not source.dataset.is_mapped
+        self.arrays: HostArrays | None = source.dataset.arrays if is_of_rows else None
         self._steps = steps_per_epoch
         self._limit = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0
@@ -98,10 +101,10 @@ class Reader:
     @property
     def num_batches(self) -> int | None:
         """The most batches of an epoch, or None if only reading will tell."""
-        num_batches = self._source.num_batches
-        if self._steps is None and not is_finite(num_batches):
-            return None
-        return min(count for count in (self._steps, self._limit, num_batches) if is_finite(count))
+        count = self._source.num_batches
+        if count is None or count == math.inf:
+            return self._steps
+        return int(min(count, self._steps or count, self._limit or count))
 
     @property
     def epoch_rows(self) -> int | None:
@@ -139,12 +142,6 @@ class Reader:
     def is_single_pass(self) -> bool:
         """Whether one epoch reads all that there will ever be."""
         return self._source.is_one_shot and self._steps is None
-
-    @property
-    def arrays(self) -> HostArrays | None:
-        """The arrays of which each batch is some rows; None if there are none, or batches are computed from them."""
-        source = self._source
-        return source.dataset.arrays if isinstance(source, DatasetSource) and not source.dataset.is_mapped else None
 
     def rows(self, numbers: np.ndarray) -> Batch:
         """Returns the rows of `arrays`, which there must be, at some numbers."""
@@ -186,6 +183,11 @@ class Reader:
         Raises:
           ValueError, RuntimeError: as `read`.
         """
+        if isinstance(self._source, DatasetSource) and self.arrays is not None:
+            try:
+                return self.rows(self._source.dataset.index_block(0, 0, 1)[0])
+            except DataError as error:
+                raise named(error, 0) from error
         stream, batch = self._look_ahead()
         if batch is None:
             raise self._empty_error(stream)
@@ -308,7 +310,7 @@ class Reader:
     ) -> Generator[Group, None, None]:
         (pass_index, first), stop = self._place(epoch, 0), dataset.cardinality
         if self._steps is not None:
-            stop = clip(first + self._steps, stop)
+            stop = min(first + self._steps, stop)
         position, group_size = first + start, numbers_of or self.group_size
         capacity = self._capacity_of(numbers_of, _LEAST_NUMBER_BYTES, 4) if numbers_of else self.stack_capacity
         # Row numbers of several small groups are found at once, as it takes longer than to read a few rows. Of more and
@@ -316,7 +318,7 @@ class Reader:
         most = group_size * max(_ROWS_AT_ONCE // (group_size * (dataset.batch_size or 1)), 1)
         ahead = group_size
         while position < stop:
-            numbers = dataset.index_block(pass_index, position, clip(position + ahead, stop))
+            numbers = dataset.index_block(pass_index, position, int(min(position + ahead, stop)))
             ahead = min(2 * ahead, most) if len(numbers) == ahead else group_size
             for begin in range(0, len(numbers), group_size):
                 index = numbers[begin:begin + group_size]

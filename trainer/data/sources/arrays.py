@@ -87,9 +87,8 @@ def is_array_tree(value: Any) -> bool:
     """Returns whether `value` is an array, a list of numbers, or a tree with such leaves (and at least one)."""
     leaves = jax.tree.leaves(value, is_leaf=is_leaf)
     return bool(leaves) and all(
-        hasattr(leaf, "__array__") or isinstance(leaf, numbers.Number) or _is_number_list(leaf) or _is_image_list(leaf)
-        for leaf in leaves
-    )
+        hasattr(leaf, "__array__") or isinstance(leaf, numbers.Number) or (isinstance(leaf, list) and is_leaf(leaf))
+        for leaf in leaves)
 
 
 def is_list_of_batches(value: Any) -> bool:
@@ -190,7 +189,9 @@ def is_leaf(value: Any) -> bool:
 
     That are lists of numbers or images, and iterators.
     """
-    return _is_number_list(value) or _is_image_list(value) or hasattr(value, "__next__")
+    if isinstance(value, list):
+        return _is_number_list(value) or _is_image_list(value)
+    return hasattr(value, "__next__")
 
 
 def leaf_names(tree: Any) -> list[str]:
@@ -220,6 +221,8 @@ def _is_numeric(dtype: np.dtype) -> bool:
 
 
 def _to_numpy(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = value.detach().cpu()
     elif hasattr(value, "numpy") and not hasattr(value, "__array__"):

@@ -21,7 +21,7 @@ from trainer.data.sources.arrays import column_array
 from trainer.data.sources.batches import Batch, as_batch, pack_x_y_sample_weight
 from trainer.data.sources.buffers import POOL
 from trainer.data.sources.host_arrays import HostArrays
-from trainer.data.sources.order import Count, Order, clip, is_finite
+from trainer.data.sources.order import Count, Order, is_finite
 
 # How many rows an unbatched dataset gathers at a time.
 _CHUNK_ROWS = 1024
@@ -248,7 +248,7 @@ class Dataset:
           ValueError: before `batch`.
         """
         batching = self.require_batched()
-        numbers_of_batches = np.arange(start, clip(stop, batching.order.length))
+        numbers_of_batches = np.arange(start, min(stop, batching.order.length))
         parts: list[np.ndarray] = []
         for base_pass, batches in batching.order.locate(pass_index, numbers_of_batches):
             for part in self._split_at_remainder(batches, batching.size):
@@ -301,14 +301,15 @@ class Dataset:
     def _rows_of(self, pass_index: int, batches: np.ndarray, batch_size: int) -> np.ndarray:
         """Returns the row numbers, shape `(count, rows)`, of batches that are equally long."""
         first_rows = batches[:, None] * batch_size
-        width = clip(batch_size, self._row_order.length - int(first_rows[0, 0]))
+        width = min(batch_size, self._row_order.length - int(first_rows[0, 0]))
         positions = first_rows + np.arange(width)
         runs = self._row_order.locate(pass_index, positions.reshape(-1))
-        return np.concatenate([rows for _, rows in runs]).reshape(positions.shape)
+        numbers = runs[0][1] if len(runs) == 1 else np.concatenate([rows for _, rows in runs])
+        return numbers.reshape(positions.shape)
 
     def _read_rows(self, pass_index: int, start: int) -> Iterator[Any]:
         while start < self.cardinality:
-            positions = np.arange(start, clip(start + _CHUNK_ROWS, self.cardinality))
+            positions = np.arange(start, min(start + _CHUNK_ROWS, self.cardinality))
             for _, index in self._row_order.locate(pass_index, positions):
                 for row in _rows(self.gather(index)):
                     yield self._map_row(row)

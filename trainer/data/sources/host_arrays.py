@@ -7,6 +7,7 @@ not know what is made from them.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -37,14 +38,16 @@ class HostArrays:
     Attributes:
       tree: see above.
       rows: their first dimension.
-      nbytes: how many bytes they take in the dtypes that JAX gives them.
     """
 
     def __init__(self, tree: Any):
-        leaves = jax.tree.leaves(tree)
         self.tree = tree
-        self.rows: int = leaves[0].shape[0]
-        self.nbytes = sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in leaves)
+        self.rows: int = jax.tree.leaves(tree)[0].shape[0]
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """The bytes that they take in the dtypes that JAX gives them."""
+        return sum(leaf.size * canonical_dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(self.tree))
 
     @classmethod
     def of(cls, data: ArrayTree) -> HostArrays:

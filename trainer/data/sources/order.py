@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import threading
 from typing import Protocol, TypeGuard
@@ -26,11 +27,6 @@ Run = tuple[int, np.ndarray]
 def is_finite(count: Count | None) -> TypeGuard[int]:
     """Returns whether `count` is a number: neither endless nor, as None says, unknown."""
     return count is not None and count != math.inf
-
-
-def clip(position: int, count: Count) -> int:
-    """Returns `position`, or `count` if that comes first."""
-    return min(position, count) if is_finite(count) else position
 
 
 class Step(Protocol):
@@ -142,7 +138,7 @@ class Order:
     base_length: Count
     steps: tuple[Step, ...] = ()
 
-    @property
+    @functools.cached_property
     def length(self) -> Count:
         """How many elements a pass has; `math.inf` for an endless order."""
         return self.steps[-1].length if self.steps else self.base_length
