@@ -25,6 +25,35 @@ def normalized_gradient(x):
 normalized_gradient.defvjp(lambda x: (x, None), lambda _, grads: (grads / jnp.abs(grads).max(),))
 
 
+clipped = jax.custom_vjp(lambda kernel: kernel)
+clipped.defvjp(lambda kernel: (kernel, None), lambda _, grads: (jnp.clip(grads, -0.01, 0.01),))
+normalized_tanh = jax.custom_vjp(jnp.tanh)
+normalized_tanh.defvjp(lambda x: (jnp.tanh(x), None), lambda _, grads: (grads / jnp.abs(grads).max(),))
+centered_tanh = jax.custom_jvp(jnp.tanh)
+centered_tanh.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), tangents[0] - tangents[0].mean(0)))
+
+
+@jax.custom_gradient
+def of_unit_gradient(x):
+    return x, lambda grads: (grads / jnp.linalg.norm(grads),)
+
+
+class SignedGradients(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        def backward(vjp, grads):
+            params, *others = vjp(grads)
+            return jax.tree.map(jnp.sign, params), *others
+
+        call = lambda module, x: module(x)
+        return nn.custom_vjp(call, lambda module, x: nn.vjp(call, module, x), backward)(nn.Dense(3), x)
+
+
+def signed_gradients(x):
+    module = SignedGradients()
+    return module.apply(module.init(jax.random.key(0), X), x)
+
+
 def printed(x):
     jax.debug.print("{}", x)
     return x
@@ -62,6 +91,11 @@ MIXES = {
     "a mean of noise": lambda x: x + jax.random.normal(jax.random.key(0), x.shape).mean(0),
     "numbers of 64 bits": lambda x: x + jax.random.bits(jax.random.key(0), x.shape, "uint64"),
     "a derivative of the user's own": lambda x: normalized_gradient(x),
+    "a derivative of the user's own, of a function of JAX": centered_tanh,
+    "a backward pass without rows": lambda x: x @ clipped(jnp.ones((6, 2))),
+    "a backward pass of a function of JAX": lambda x: normalized_tanh(x),
+    "a gradient of the user's own": of_unit_gradient,
+    "a backward pass of Flax's": signed_gradients,
     "a callback": lambda x: jax.pure_callback(lambda x: x, x, x),
     "a print": printed,
     "a loop until rows agree": lambda x: lax.while_loop(lambda x: (x > 1).any(), lambda x: x / 2, x),
@@ -110,7 +144,7 @@ def test_rows_are_proved_to_be_apart(name):
 @pytest.mark.parametrize(("name", "reason"), [
     ("a mean", "rows are combined (`reduce_sum`)"), ("noise of another generator", "numbers are drawn at random"),
     ("the number of rows", "it computes with the number of rows"), ("a number for each row", "there is a constant"),
-    ("a derivative of the user's own", "a derivative is the user's own"), ("a print", "there is a side effect"),
+    ("a derivative of the user's own", "a backward pass may be no sum"), ("a print", "there is a side effect"),
     ("a scan with a carry", "there is a loop over the rows")])
 def test_the_reason_names_what_was_found(name, reason):
     assert reason in why_rows_mix(MIXES[name], X)
@@ -126,6 +160,39 @@ def test_rows_that_were_seen_to_mix_are_not_traced_again(function, traces):
 
     why_rows_mix(traced, X)
     assert len(set(seen)) == len(seen) == traces
+
+
+@pytest.mark.parametrize("rows", [1, 2, 24])
+@pytest.mark.parametrize("choose", [
+    lambda x, few: x * 2 if few else x * 3,
+    lambda x, few: (jnp.sin(x), jnp.cos(x))[few],
+    lambda x, few: (lambda pair: jnp.tanh(pair[few]))((jnp.sin(x), jnp.cos(x))),
+    lambda x, few: x * jnp.full((len(x), 1), 0.25 if few else 1.0),
+    lambda x, few: x.astype(jnp.bfloat16 if few else jnp.float16),
+    lambda x, few: (x, x if few else jnp.zeros(())),
+    lambda x, few: (x, jnp.asarray(1.0 if few else 2.0)),
+    lambda x, few: (jnp.cumsum if few else jnp.cumprod)(x, 1),
+    lambda x, few: jnp.cumsum(x, 1, dtype="float32" if few else "bfloat16"),
+    lambda x, few: x[:, 0] if few else x[:, :1],
+], ids=["a literal", "a result", "an operand", "a broadcast literal", "a dtype", "a state", "a constant state",
+        "an operation", "a dtype of sums", "a shape"])
+def test_what_depends_on_the_number_of_rows_is_found(choose, rows):
+    assert why_rows_mix(lambda x: choose(x, len(x) == rows), X, rows=(rows,)) == "it computes with the number of rows"
+    assert why_rows_mix(lambda x: choose(x, len(x) == rows), X, rows=(rows + 1, 3)) is None
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: nn.Dense(1).apply({"params": {"kernel": jnp.ones((6, 1)), "bias": jnp.zeros(1)}}, x)[:, 0],
+    lambda x: x[:, None] * jnp.ones((3, 6)) + x.mean(1)[:, None, None],
+    lambda x: jnp.squeeze(x[:, :1], 1), lambda x: jnp.reshape(x, (len(x), 2, 3)).transpose(0, 2, 1),
+    lambda x: jnp.where(x > 0, x, jnp.broadcast_to(jnp.arange(6.0), x.shape))])
+def test_one_row_is_computed_as_several_are(function):
+    assert why_rows_mix(function, X, rows=(1, 8)) is None
+
+
+def test_an_axis_of_rows_that_is_removed_where_it_is_one_is_found():
+    assert why_rows_mix(lambda x: x[:, :1].squeeze(), X, rows=(8, 2)) is None
+    assert why_rows_mix(lambda x: x[:, :1].squeeze(), X, rows=(8, 1)) == "it computes with the number of rows"
 
 
 def test_what_takes_certain_numbers_of_rows_only_is_not_proved():

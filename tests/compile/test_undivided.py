@@ -57,6 +57,8 @@ FUNCTIONS = {
     "of segments": (with_nan(lambda x: jax.ops.segment_max(x, jnp.arange(24) % 5, 7)), ROWS),
     "of segments of whole numbers": (
         lambda x: jax.ops.segment_min((9 * x).astype(jnp.int32), jnp.arange(24) % 5, 7), ROWS),
+    "a function of one's own": (
+        lambda x: jax.lax.reduce(x, np.float32(1), lambda one, other: one * jnp.cos(other), (0,)), ROWS),
     "softmax": (with_nan(lambda x: nn.softmax(x, 0)), ROWS),
     "logarithm of exponentials": (with_nan(lambda x: nn.logsumexp(x, 0)), ROWS),
     "in a loop": (lambda x: lax.scan(lambda x, _: (pool(nn.max_pool, 3, 1, "SAME")(x), None), x, length=2)[0], ROWS),

@@ -208,9 +208,10 @@ def makes_a_state(state):
     return TrainState(jnp.int32(0), state.params, {}, None, jnp.uint32(0))
 
 
-def built(strategy):
+def built(strategy, optimizer=None):
     with strategy.scope():
         model = trainer.Model(nn.Dense(2))
+        model.compile(optimizer, "mse")
         model.build(np.ones((2, 3), np.float32))
     return model.state
 
@@ -223,11 +224,20 @@ CASES = {
     "a state made anew": (ValueError, "TrainState.*not made of one",
                           lambda s: s.run(makes_a_state, args=(built(s),))),
     "a list of text": (TypeError, "array", lambda s: s.run(lambda: "text")),
+    "arguments without a tuple": (TypeError, r"`args` must be a tuple", lambda s: s.run(len, args=np.ones(4))),
     "an unhashable argument": (TypeError, "hashable.*set", lambda s: s.run(lambda v: v, args=({1, 2},))),
     "a host value": (TypeError, r"into a Python value.*jax.numpy",
                      lambda s: s.run(lambda v: float(v), args=(jnp.ones(()),))),
     "an axis that is not there": (ValueError, "axis.*1.*0 axes", lambda s: s.reduce("sum", 1.0, axis=1)),
-    "an unknown reduction": (ValueError, "reduce_op.*median", lambda s: s.reduce("median", 1.0)),
+    "an unknown reduction": (ValueError, "sum.*mean.*median", lambda s: s.reduce("median", 1.0)),
+    "gradients of some parameters": (ValueError, "no gradients of 'bias'.*freeze", lambda s: s.run(
+        lambda state: state.apply_gradients({"kernel": state.params["kernel"]}), args=(built(s, "sgd"),))),
+    "gradients of other parameters": (ValueError, "gradients of unknown 'other'", lambda s: s.run(
+        lambda state: state.apply_gradients({**state.params, "other": jnp.ones(2)}), args=(built(s, "sgd"),))),
+    "a value of each replica as a number": (TypeError, r"strategy.reduce\(\"mean\"", lambda s: float(
+        s.run(lambda: jnp.ones(())))),
+    "values of replicas in an average": (TypeError, r"strategy.reduce\(\"mean\"", lambda s: np.mean(
+        s.run(lambda: jnp.ones(())))),
 }
 
 

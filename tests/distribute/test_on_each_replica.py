@@ -76,10 +76,9 @@ def test_each_row_is_what_one_call_gives(name, function):
 
 
 @pytest.mark.parametrize("name", strategies())
-@pytest.mark.parametrize("way", ["keyword", "positional", "captured"])
+@pytest.mark.parametrize("way", ["keyword", "captured"])
 def test_gradients_are_those_of_a_plain_call(name, way):
     calls = {"keyword": lambda params, x: on_each_replica(per_row)(x, params=params),
-             "positional": lambda params, x: on_each_replica(lambda x, params: per_row(x, params=params))(x, params),
              "captured": lambda params, x: on_each_replica(lambda x: per_row(x, params=params))(x)}
 
     def loss(outputs, params, x):
@@ -116,9 +115,9 @@ def seen_in(strategy, *args, rows=ROWS, **kwargs):
     return seen
 
 
-def test_arrays_with_the_batchs_rows_are_split_and_others_are_whole():
-    seen = seen_in(mirrored(4), x, {"tokens": x[:, None], "scale": x[0], "count": np.float32(3)}, weights=x)
-    assert seen["shapes"] == (((2, 6), {"tokens": (2, 1, 6), "scale": (6,), "count": ()}), {"weights": (8, 6)})
+def test_positional_arrays_are_split_and_others_are_whole():
+    seen = seen_in(mirrored(4), x, {"tokens": x[:, None], "count": np.float32(3)}, weights=x)
+    assert seen["shapes"] == (((2, 6), {"tokens": (2, 1, 6), "count": ()}), {"weights": (8, 6)})
     assert seen["context"] == (2, 1, 0)
     assert seen["nested"] == (2, 6)
 
@@ -161,7 +160,7 @@ def test_outside_of_a_step_it_is_a_plain_call():
 
 
 @pytest.mark.parametrize(("function", "text"), [
-    (lambda x: x.sum(), r"for each of the replica's {rows} rows.*Received: array of shape \(\) and dtype float32.*one "
+    (lambda x: x[0, 0], r"for each of the replica's {rows} rows.*Received: array of shape \(\) and dtype float32.*one "
                         "value per row"),
     (lambda x: {"out": x, "aux": x[0]}, r"Received at \['aux'\]: array of shape \(6,\)"),
     (lambda x: (x, 1.0), r"Received at \[1\]: float"),
@@ -171,6 +170,45 @@ def test_outside_of_a_step_it_is_a_plain_call():
 def test_outputs_that_are_not_of_the_rows_are_refused_on_any_number_of_devices(replicas, rows, function, text):
     with pytest.raises(ValueError, match=text.replace("{rows}", str(rows))):
         in_step(mirrored(replicas), on_each_replica(function), x)
+
+
+def mean_of_rows(x):
+    return jax.jit(lambda x: x - jnp.mean(x, 0))(x)
+
+
+def one_key(x):
+    return x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape)
+
+
+@pytest.mark.parametrize(("function", "text"), [
+    (mean_of_rows, r"`mean_of_rows` .*each row from that row alone: rows are combined \(`reduce_sum`\)"),
+    (lambda x: jnp.cumsum(x, 0), r"rows are combined \(`cumsum`\)"),
+    (lambda x: jnp.sort(x, 0), r"rows are combined \(`sort`\)"),
+    (one_key, r"random numbers of all rows are drawn by one key"),
+], ids=["mean", "cumsum", "sort", "draw"])
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_rows_that_are_not_computed_alone_are_refused_on_any_number_of_devices(replicas, function, text):
+    with pytest.raises(ValueError, match=text):
+        in_step(mirrored(replicas), on_each_replica(function), x)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x - x.mean(1, keepdims=True), lambda x: jnp.sort(x), lambda x: jnp.cumsum(x, 1),
+    lambda x: x + jax.random.normal(jax.random.key(0), (6,))])
+def test_what_is_computed_along_other_axes_is_of_each_row(function):
+    np.testing.assert_allclose(in_step(mirrored(4), on_each_replica(function), x), function(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_positional_array_without_the_rows_is_refused(replicas):
+    with pytest.raises(ValueError, match=r"arrays of shape \(8, ...\). Received: array of shape \(5,\).*by keyword"):
+        in_step(mirrored(replicas), on_each_replica(lambda x, prototypes: x), x, np.zeros(5, np.float32))
+
+
+def test_an_error_says_that_rows_by_keyword_are_whole():
+    with pytest.raises(TypeError) as caught:
+        in_step(mirrored(4), lambda x: on_each_replica(lambda x, *, other: x * other)(x, other=x), x)
+    assert any("pass rows by position" in note for note in caught.value.__notes__)
 
 
 def test_a_divided_program_computes_each_row_once():

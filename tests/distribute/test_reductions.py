@@ -291,7 +291,7 @@ def test_trees_are_reduced_in_as_many_packs_as_asked_for(ops, packs, options, ex
     (lambda: NcclAllReduce(options={"bytes_per_pack": 1}), TypeError,
      "`options` must be CommunicationOptions or None.*dict"),
     (lambda: NcclAllReduce().all_reduce("sum", (), AXIS, 2, options=3), TypeError, "`options` must be.*int"),
-    (lambda: NcclAllReduce().all_reduce("max", (), AXIS, 2), ValueError, "`reduce_op` must be ReduceOp.SUM"),
+    (lambda: NcclAllReduce().all_reduce("max", (), AXIS, 2), ValueError, 'A reduction must be "sum" or "mean"'),
     (lambda: HierarchicalCopyAllReduce(group_size=0), ValueError, "`group_size` must be .* at least 1. Received: .*=0"),
     (lambda: HierarchicalCopyAllReduce(group_size=3).check_replicas(8), ValueError,
      "`group_size` 3 does not divide the 8 replicas. Give a divisor, or None"),

@@ -198,6 +198,38 @@ def test_a_layer_exchanges_one_array(make):
         assert Counting.shapes == expected
 
 
+class OfBranches(nn.Module):
+    """Normalizes two branches, which it maps over, together."""
+
+    @nn.compact
+    def __call__(self, x, training: bool = False):
+        normalize = nn.vmap(nn.BatchNorm, in_axes=1, out_axes=1, axis_name="branch", axis_size=2,
+                            variable_axes={"params": None, "batch_stats": None}, split_rngs={"params": False})
+        layer = normalize(axis_name="branch", use_running_average=not training)
+        return nn.Dense(1)(layer(x.reshape(len(x), 2, -1)).reshape(len(x), -1))
+
+
+def test_an_axis_that_the_module_maps_over_is_one_of_the_statistics():
+    x = RANDOM.normal(size=(16, 6)).astype(np.float32)
+    found = {}
+    for count in (1, 4):
+        with mirrored(count).scope():
+            model = trainer.Model(OfBranches(), seed=0)
+            model.compile("sgd", "mse")
+        model.fit(x, x[:, :1], batch_size=8, shuffle=False, verbose=0)
+        found[count] = model.get_weights()
+    for one, four in zip(found[1], found[4], strict=True):
+        np.testing.assert_allclose(one, four, atol=1e-6)
+    batch, seen = x[:8].reshape(-1, 3), [weight.shape for weight in found[1]]
+    assert (3,) in seen
+    with mirrored(1).scope():
+        model = trainer.Model(OfBranches(), seed=0)
+        model.compile("sgd", "mse")
+    model.fit(x[:8], x[:8, :1], batch_size=8, verbose=0)
+    mean = model.state.model_state["batch_stats"]
+    np.testing.assert_allclose(jax.tree.leaves(mean)[0], 0.01 * batch.mean(0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("make", options(use_running_average=True)[:1])
 def test_a_frozen_layer_keeps_its_averages(make):
     functional = as_functional(make())

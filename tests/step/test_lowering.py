@@ -75,6 +75,20 @@ class DependsOnRows(nn.Module):
         return nn.Dense(3)(x * 2 if len(x) in self.numbers else x)
 
 
+class Weighted(nn.Module):
+    """Outputs of rows, and a penalty of the weights."""
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], 3))
+        return {"logits": x @ kernel, "penalty": jnp.square(kernel).sum()}
+
+
+class Penalty(losses.Loss):
+    def call(self, y_true, y_pred):
+        return y_pred
+
+
 class OwnLoss(trainer.Model):
     def compute_loss(self, x, y, y_pred, sample_weight):
         return super().compute_loss(x, y, y_pred, sample_weight)
@@ -122,8 +136,8 @@ PARTITIONED = {
     "the rows of a part": ({"module": DependsOnRows((4,)), "microbatches": 2}, "it computes with the number of rows"),
     "a state of its own": ({"module": Plain(counts=True)}, r"rows are combined \(`reduce_sum`\)"),
     "a sown loss": ({"module": Plain(sows=True)}, "the module adds to the loss"),
-    "a scalar loss": ({"loss": of_batch}, r"rows are combined \(`reduce_sum`\)"),
-    "a loss of the batch": ({"loss": losses.Circle()}, "the loss 'circle' is of the batch as a whole"),
+    "a scalar loss": ({"loss": of_batch}, "a loss returns other values than one for each row"),
+    "a loss of the batch": ({"loss": losses.Circle()}, "the loss 'circle' may be of the batch as a whole"),
     "a metric of one's own": ({"metrics": [per_row]}, "the metric .* is the user's own"),
     "microbatches that do not divide": ({"microbatches": 3}, "8 rows of a replica do not divide by 3 microbatches"),
 }
@@ -151,8 +165,24 @@ def test_what_may_look_at_other_rows_is_partitioned_and_the_report_says_why(case
     with caplog.at_level(logging.INFO, "trainer"):
         report = mirrored(4).explain(model, batch=(X, Y))
     assert re.search(reason, report.partitioned_because)
-    assert f"The step is partitioned by XLA: {report.partitioned_because}." in str(report)
+    assert f"The step is partitioned: {report.partitioned_because}." in str(report)
     assert f"The train step is partitioned: {report.partitioned_because}." in caplog.messages
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"loss": losses.CategoricalCrossentropy(from_logits=True, axis=0)},
+     "the loss 'categorical_crossentropy' may be of the batch as a whole"),
+    ({"loss": losses.CosineSimilarity(axis=-2)}, "the loss 'cosine_similarity' may be of the batch as a whole"),
+    ({"loss": "mse", "metrics": [metrics.CategoricalCrossentropy(from_logits=True, axis=0)]},
+     "the metric categorical_crossentropy may be of the batch as a whole"),
+], ids=["crossentropy", "similarity", "metric"])
+def test_losses_and_metrics_along_the_rows_are_those_of_the_batch(options, reason):
+    targets = np.eye(3, dtype=np.float32)[Y]
+    assert mirrored(4).explain(model_of(mirrored(1), **options), batch=(X, targets)).partitioned_because == reason
+    one, four = (model_of(mirrored(count), **options).fit(X, targets, batch_size=16, shuffle=False, verbose=0).history
+                 for count in (1, 4))
+    for name, values in one.items():
+        np.testing.assert_allclose(four[name], values, rtol=1e-5)
 
 
 def weights(model):
@@ -173,6 +203,32 @@ def test_both_lowerings_have_the_same_numbers(options, monkeypatch):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
+def test_a_summed_loss_without_rows_counts_once():
+    def trained(count):
+        model = model_of(mirrored(count), Weighted(), loss={
+            "logits": CROSSENTROPY, "penalty": Penalty(reduction="sum", name="penalty")})
+        targets = {"logits": Y, "penalty": np.zeros(len(Y), np.float32)}
+        return model.fit(X, targets, batch_size=16, shuffle=False, verbose=0).history, weights(model)
+
+    for one, other in zip(*(jax.tree.leaves(trained(count)) for count in (1, 4)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def test_a_head_without_the_axis_of_units_is_trained_with_one_row_for_each_replica():
+    class Head(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(x).squeeze()
+
+    def trained(count):
+        model = model_of(mirrored(count), Head(), loss=losses.BinaryCrossentropy(from_logits=True))
+        model.fit(X, Y > 0, batch_size=4, shuffle=False, verbose=0)
+        return weights(model)
+
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6),
+                 trained(1), trained(4))
+
+
 @pytest.mark.parametrize(("options", "warns"), [({}, False), ({"make": OwnLoss}, True)])
 def test_an_algorithm_that_a_partitioned_step_cannot_use_is_said_once(options, warns, recwarn):
     model = model_of(mirrored(4, cross_device_ops=distribute.RingAllReduce()), **options)
@@ -182,6 +238,22 @@ def test_an_algorithm_that_a_partitioned_step_cannot_use_is_said_once(options, w
     assert len(found) == int(warns)
     if warns:
         assert "`compute_loss` may do anything with the batch" in found[0]
+
+
+def test_batches_that_do_not_divide_are_logged_too(caplog):
+    model = model_of(mirrored(4))
+    with caplog.at_level(logging.INFO, "trainer"):
+        model.fit(X[:30], Y[:30], batch_size=16, verbose=0)
+    assert caplog.messages.count("The train step is replicated.") == 1
+    assert ("The train step is partitioned: the 14 rows of the batch do not divide by 4 replicas, so that each device "
+            "computes all of them.") in caplog.messages
+
+
+def test_an_error_in_a_replicated_step_has_the_rows_of_the_whole_batch():
+    model = model_of(mirrored(4))
+    with pytest.raises(ValueError, match=r"shape \(16,\).*\(16, 5, 2\)") as caught:
+        model.fit(X, np.zeros((len(X), 5, 2), np.float32), batch_size=16, verbose=0)
+    assert "(4, 5" not in str(caught.value)
 
 
 def test_what_a_step_gathers_is_logged_once_with_its_bytes(caplog):

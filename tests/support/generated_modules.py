@@ -114,6 +114,24 @@ def halved_until_small(h):
     return h * lax.while_loop(lambda factor: jnp.square(factor * values).mean() > 0.1, lambda factor: 0.7 * factor, 1.0)
 
 
+@jax.custom_gradient
+def of_unit_gradient(h):
+    """Trains what is before it by gradients of one length for the batch."""
+    return h, lambda grads: (grads / jnp.sqrt(jnp.square(grads).sum() + 1e-4),)
+
+
+def by_count(h):
+    """Does another thing with few rows, as a replica has them."""
+    scale, shift = (0.5, jnp.sin(h)) if len(h) < 6 else (1.0, jnp.cos(h))
+    return h * jnp.full((len(h), *[1] * (h.ndim - 1)), scale) + 0.1 * shift
+
+
+def reduced(h):
+    """Subtracts what a function of its own makes of all rows."""
+    values = lax.stop_gradient(h)
+    return h - lax.reduce(values, np.float32(-np.inf), lambda one, other: jnp.logaddexp(one, other), (0,))
+
+
 MIXING = {
     "spread": spread, "centered": lambda h: h - h.mean(0), "contrast": contrast, "capacity": capacity,
     "permuted": permuted, "by_rank": by_rank, "neighbours": lambda h: h - 0.5 * jnp.roll(h, 1, 0),
@@ -122,7 +140,8 @@ MIXING = {
     "median": lambda h: h - jnp.median(h, 0), "whitened": whitened, "spectrum": spectrum, "pooled": pooled,
     "every_other": every_other,
     "scaled_by_norm": lambda h: h * jnp.minimum(1.0, 2.0 / jnp.sqrt(jnp.square(h).sum() + 0.01)), "branch": branch,
-    "halved_until_small": halved_until_small,
+    "halved_until_small": halved_until_small, "of_unit_gradient": of_unit_gradient, "by_count": by_count,
+    "reduced": reduced,
 }
 ROWWISE = {
     "tanh": jnp.tanh, "mapped": lambda h: lax.map(jnp.tanh, h), "shifted_features": lambda h: jnp.roll(h, 1, -1) + h,

@@ -38,7 +38,8 @@ class ReduceOp(enum.Enum):
         try:
             return op if isinstance(op, cls) else cls(str(op).lower())
         except ValueError:
-            raise ValueError(f"`reduce_op` must be ReduceOp.SUM or ReduceOp.MEAN. Received: {op!r}.") from None
+            raise ValueError(
+                f'A reduction must be "sum" or "mean", or ReduceOp.SUM or ReduceOp.MEAN. Received: {op!r}.') from None
 
 
 def divide_sum(total: jax.Array, divisor: jax.Array | int | None) -> jax.Array:

@@ -59,7 +59,7 @@ def side_effects_rejected(function: Callable[..., Any]) -> Iterator[None]:
     new = [name for identity, name in _kept(function).items() if identity not in before]
     if new:
         raise TypeError(f"`{_name(function)}` keeps a traced array in `{new[0]}`, which outlives the step. The "
-                        "function is compiled: it runs once, to be traced, and its side effects are not repeated. "
+                        "function is compiled: it runs only to be traced, and its side effects are not repeated. "
                         "Return the value instead.")
 
 

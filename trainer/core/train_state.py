@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from trainer.core import errors
 from trainer.core.replica_context import MEAN_BY_DEFAULT, ReduceOp, get_replica_context
-from trainer.core.tree_paths import restricted
+from trainer.core.tree_paths import named_leaves, restricted
 from trainer.core.types import Layout, PyTree
 
 
@@ -138,8 +138,8 @@ class TrainState:
             not named keep their parameters.
 
         Raises:
-          ValueError: if there is no optimizer, or a name is not one of the optimizers'; in `strategy.run`, without
-            `reduce`, for gradients that are scaled for a sum.
+          ValueError: if there is no optimizer, a name is not one of the optimizers', or gradients are missing; in
+            `strategy.run`, without `reduce`, for gradients that are scaled for a sum.
           TypeError: if neither or both of `grads` and `named_grads` are given.
 
         Example:
@@ -164,7 +164,9 @@ class TrainState:
         if isinstance(self.optimizer, Mapping):
             params, opt_state = self._updated_by_name(named_grads or grads, reduce, extra)
         else:
-            reduced = context.reduce_gradients(reduce, self.optimizer.trainable(grads))
+            trained = self.optimizer.trainable(grads)
+            _check_gradients(trained, self.optimizer.trainable(self.params))
+            reduced = context.reduce_gradients(reduce, trained)
             if value_fn is not None:
                 of_trained = context.reduce_loss_fn(
                     reduce, lambda trained: value_fn(self.optimizer.with_trained(self.params, trained)))
@@ -186,14 +188,26 @@ class TrainState:
         for name in grads:
             if name not in self.optimizer:
                 raise errors.unknown_name("module for gradients", name, self.optimizer)
-        # In one reduction, as each is a rendezvous of all replicas.
-        reduced = context.reduce_gradients(
-            reduce, {name: self.optimizer[name].trainable(tree) for name, tree in grads.items()})
+        trained = {name: self.optimizer[name].trainable(tree) for name, tree in grads.items()}
+        _check_gradients(trained, {name: self.optimizer[name].trainable(self.params[name]) for name in grads})
+        reduced = context.reduce_gradients(reduce, trained)  # in one, as each is a rendezvous of all replicas
         params, opt_state = dict(self.params), dict(self.opt_state)
         for name, tree in reduced.items():
             params[name], opt_state[name] = context.update(
                 self.optimizer[name], tree, opt_state[name], params[name], extra)
         return params, opt_state
+
+
+def _check_gradients(grads: PyTree, params: PyTree) -> None:
+    given, expected = named_leaves(grads), named_leaves(params)
+    missing, others = ([name for name in one if name not in other] for one, other in (
+        (expected, given), (given, expected)))
+    if missing or others:
+        listed = [f"{kind} {', '.join(map(repr, names[:errors.MAX_ITEMS]))}" for kind, names in (
+            ("no gradients of", missing), ("gradients of unknown", others)) if names]
+        raise ValueError("`apply_gradients` needs the gradients of all parameters that are trained, in a tree like "
+                         f"`state.params`. Received: {' and '.join(listed)}. Freeze parameters that are not to be "
+                         "trained by `compile(freeze=...)`, or give them zeros.")
 
 
 def initial_state(

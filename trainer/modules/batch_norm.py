@@ -2,8 +2,8 @@
 
 Where a step sees the whole batch, the layers of Flax compute it themselves. Owns what is needed elsewhere: statistics
 over the rows of several replicas, without padding, and of single replicas; and how they get into Linen's layers.
-`nnx_batch_norm.py` has NNX's. The layers' own `axis_name` is ignored: the replica context knows which replicas there
-are. It must not know NNX.
+`nnx_batch_norm.py` has NNX's. The layers' own `axis_name` is ignored, unless the module maps over that axis: the
+replica context knows which replicas there are. It must not know NNX.
 
 Statistics follow Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, as Flax computes them.
 """
@@ -128,6 +128,22 @@ def needs_replicas(policy: str) -> bool:
             or (policy == "per_replica" and context.batch_norm_groups > 1))
 
 
+def mapped_axis(axis_name: str | None) -> str | None:
+    """Returns the name of an axis that the module maps over itself, as by `nn.vmap`; None for any other name."""
+    try:
+        return None if axis_name is None or jax.lax.axis_size(axis_name) < 1 else axis_name
+    except NameError:  # it is one of replicas, as other loops name them
+        return None
+
+
+def refuse_mapped_axis(axis_name: str | None) -> None:
+    """Raises ValueError for a layer that takes its statistics over an axis of the module's own, on replicas."""
+    if axis_name is not None:
+        raise ValueError(f"BatchNorm takes its statistics over the axis {axis_name!r}, which the module maps over. "
+                         "Where replicas have parts of the batch, it cannot: use it in a step of `fit`, with "
+                         '`batch_norm="global"`.')
+
+
 def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x: jax.Array, mask: jax.Array | None,
                           policy: str) -> jax.Array:
     """Normalizes `x` in training, and writes the layer's running averages.
@@ -139,9 +155,11 @@ def call_linen_batch_norm(layer: nn.BatchNorm, call: Callable[..., jax.Array], x
       mask: the `mask` that the caller gave to the layer.
       policy: "global" or "per_replica".
     """
+    axis_name = mapped_axis(layer.axis_name)
     if not needs_replicas(policy):
-        with _attributes(layer, use_running_average=False, axis_name=None):
+        with _attributes(layer, use_running_average=False, axis_name=axis_name):
             return call(x, mask=mask)
+    refuse_mapped_axis(axis_name)
     wide = jnp.float32 if layer.force_float32_reductions else x.dtype
     x, mean, var, used = statistics_and_input(
         x, layer.axis, dtype=jnp.promote_types(layer.dtype or x.dtype, wide),

@@ -15,7 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype
 
-from trainer.modules.batch_norm import feature_axes, moved_average, needs_replicas, statistics_and_input
+from trainer.modules.batch_norm import (
+    feature_axes,
+    mapped_axis,
+    moved_average,
+    needs_replicas,
+    refuse_mapped_axis,
+    statistics_and_input,
+)
 
 
 class _ReplicaBatchNorm(nnx.BatchNorm):
@@ -28,13 +35,14 @@ class _ReplicaBatchNorm(nnx.BatchNorm):
                  mask: jax.Array | None = None) -> jax.Array:
         if self.is_frozen or (self.use_running_average if use_running_average is None else use_running_average):
             return super().__call__(x, use_running_average=True)
+        axis_name = self.axis_name
         if not needs_replicas(self.policy):
-            axis_name = self.axis_name
-            object.__setattr__(self, "axis_name", None)
+            object.__setattr__(self, "axis_name", mapped_axis(axis_name))
             try:
                 return super().__call__(x, use_running_average=False, mask=mask)
             finally:
                 object.__setattr__(self, "axis_name", axis_name)
+        refuse_mapped_axis(mapped_axis(axis_name))
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
         x, _, _, scale, bias = self.promote_dtype((x, self.mean[...], self.var[...], scale, bias), dtype=self.dtype)

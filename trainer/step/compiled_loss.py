@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -111,10 +111,10 @@ class CompiledLoss:
         return not all(map(_is_builtin, jax.tree.leaves(self._choices)))
 
     def why_of_batch(self) -> str | None:
-        """Returns why the loss is of the batch as a whole and no mean over its rows, as a clause; None if it may be."""
+        """Returns why the loss may be of the batch as a whole and no mean over its rows, as a clause; None if not."""
         for loss in jax.tree.leaves(self._choices):
-            if loss.is_of_batch:
-                return f"the loss {loss.name!r} is of the batch as a whole"
+            if loss.is_of_batch or not is_within_rows(getattr(loss, "axis", -1)):
+                return f"the loss {loss.name!r} may be of the batch as a whole"
         return None
 
     def custom_values(self, y: Any, outputs: Any) -> list[jax.Array]:
@@ -176,6 +176,12 @@ class CompiledLoss:
         ]
 
 
+def is_within_rows(axis: int | Sequence[int] | None) -> bool:
+    """Returns whether the axes along which a loss or a metric computes are surely none of rows."""
+    axes = axis if isinstance(axis, Sequence) else (axis,)
+    return all(each is not None and (each > 0 or each == -1) for each in axes)
+
+
 def _is_builtin(loss: losses.Loss) -> bool:
     return isinstance(loss, BuiltinLoss) and type(loss).__module__.startswith(losses.__name__)
 
@@ -191,9 +197,10 @@ def _resolve(choice: Any) -> losses.Loss | None:
 
 
 def _warn_of_parts(loss: losses.Loss, context: ReplicaContext) -> None:
-    if context.is_part and loss.reduction != "sum":
+    if context.is_part:
+        how, kind = ("summed", "sum") if loss.reduction == "sum" else ("averaged by their rows", "mean")
         warnings.warn(f"The loss {loss.name!r} returns one scalar. With `microbatches` it is computed for each of "
-                      "them, and averaged by their rows: that is the loss of the batch only if it is a mean over rows. "
+                      f"them, and {how}: that is the loss of the batch only if it is a {kind} over rows. "
                       "Return one value per row to be sure.", stacklevel=2)
 
 

@@ -13,7 +13,7 @@ from trainer.metrics import Metric, Variable
 from trainer.metrics.adapted import parts
 from trainer.metrics.base import MetricValue, is_builtin, named_in_errors
 from trainer.metrics.registry import check
-from trainer.step.compiled_loss import CompiledLoss
+from trainer.step.compiled_loss import CompiledLoss, is_within_rows
 from trainer.step.output_matching import match_arrays, match_choices, output_names
 from trainer.step.step_metrics import computed, updated
 
@@ -72,6 +72,8 @@ class CompiledMetrics:
             if not of_rows:
                 name = getattr(identifier, "name", None) or errors.describe(identifier)
                 return f"the metric {name} is the user's own"
+            if not is_within_rows(getattr(identifier, "axis", -1)):
+                return f"the metric {identifier.name} may be of the batch as a whole"
         return None
 
     @property

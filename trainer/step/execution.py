@@ -154,6 +154,9 @@ class Execution:
                 return self._on_replicas(state, batch)
             except UnlikeDraws as error:
                 self._lowerings.partition(batch, str(error))
+            except Exception as error:  # which the whole batch raises too, with its own shapes, or does not have
+                self._lowerings.partition(
+                    batch, f"it cannot be traced on the rows of a replica ({type(error).__name__})")
         if self._eager:  # operation by operation, XLA would divide those that it must not divide, too
             returned = self._eager_step(*jax.device_put((state, batch), self._strategy.logs_sharding))
         else:

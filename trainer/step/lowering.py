@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from trainer.compile.traces.row_mixing import why_rows_mix
+from trainer.compile.traces.row_mixing import RowsMix, why_rows_mix
 from trainer.core import replica_context
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.train_state import TrainState, shapes_of
@@ -30,17 +30,13 @@ WhyPartitioned = Callable[[TrainState, PyTree], str | None]
 """Returns why a step cannot be replicated, from the shapes of the state and of a batch; None if it can."""
 
 
-class AsksForReplicas(Exception):
-    """Code that would see the replicas, which a step of the whole batch does not have."""
-
-
 class _ProofContext(ReplicaContext):
     """The context of code that is to be replicated: it must not ask for the other replicas."""
 
     keys_differ = False
 
     def _asked(self, *args: Any, **kwargs: Any) -> Any:
-        raise AsksForReplicas
+        raise RowsMix("it asks for the replicas")
 
     all_reduce = all_gather = sum = from_first_replica = _asked
     num_replicas_in_sync = property(_asked)
@@ -97,6 +93,8 @@ def why_partitioned(
         with replica_context.enter(_ProofContext(jax.tree.leaves(batch)[0].shape[0])):
             outputs, model_state = parts.outputs(state, batch)
             values = parts.loss.custom_values(batch[1], outputs) if len(batch) > 1 else []
+        if any(value.shape[:1] != jax.tree.leaves(batch)[0].shape[:1] for value in values):
+            raise RowsMix("a loss returns other values than one for each row")
         return outputs, model_state, values
 
     x, y, _ = unpack_x_y_sample_weight(batch)
@@ -128,7 +126,9 @@ class Lowerings:
             if replicas == 1:
                 self._reasons[key] = "there is one replica"
             elif rows % replicas:
-                self._reasons[key] = f"the {rows} rows of the batch do not divide by {replicas} replicas"
+                self._reasons[key] = (f"the {rows} rows of the batch do not divide by {replicas} replicas, so that "
+                                      "each device computes all of them")
+                LOGGER.info("The %s step is partitioned: %s.", self._kind, self._reasons[key])
             elif self._proof is None:
                 self._reasons[key] = "nothing is known of it"
             elif (because := self._proof(state_shapes, shapes_of(batch))) is not None:

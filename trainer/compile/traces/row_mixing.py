@@ -8,18 +8,17 @@ computes from their number is seen.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import Literal
 
 from trainer.compile.traces.equations import jaxpr_of
 from trainer.compile.traces.row_bits import can_draw_rows
+from trainer.compile.traces.same_traces import are_same_but_for_rows
 from trainer.core.types import PyTree
 
 # A prime that sizes other than the rows' hardly have as a factor, so that it tells the axis of the rows.
@@ -44,9 +43,16 @@ _SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-ma
 _DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform", "random_gamma")
 _PROGRAMS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call",
              "custom_vjp_call", "custom_vjp_call_jaxpr", "scan", "while", "cond")
-_OF_SHAPES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims")
 # Whose derivatives of their own, of functions of rows, treat rows apart too.
 _KNOWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (jax, flax, optax))
+# A backward pass of its own may be any function of the cotangents: the mean of its results for replicas is not that of
+# the batch. This one is linear.
+_LINEAR_BACKWARD = os.path.join(os.path.dirname(str(jax.__file__)), "_src", "cudnn", "fused_attention_stablehlo.py")
+
+
+class RowsMix(Exception):
+    """A function says while it is traced that its rows mix; the message is the reason, a clause."""
+
 
 
 def why_rows_mix(
@@ -65,8 +71,7 @@ def why_rows_mix(
       known: what is known of the same function, to which is added.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> x = jnp.ones((4, 3))
+      >>>       >>> x = jnp.ones((4, 3))
       >>> why_rows_mix(lambda x: x - x.mean(1, keepdims=True), x)
       >>> why_rows_mix(lambda x: x - x.mean(0), x)
       'rows are combined (`reduce_sum`)'
@@ -83,10 +88,53 @@ def why_rows_mix(
             return reason
         for count in rows:
             if count not in known:
-                known[count] = _same(program, jax.make_jaxpr(function)(_with_rows(batch, count), *others), count)
+                other = jax.make_jaxpr(function)(_with_rows(batch, count), *others)
+                known[count] = are_same_but_for_rows(program, other, _ROWS, count)
+    except RowsMix as error:
+        return str(error)
     except Exception as error:  # it takes other numbers of rows only: a multiple of a group's, for example
         return f"it cannot be traced on any number of rows ({type(error).__name__})"
     return None if all(known[count] for count in rows) else "it computes with the number of rows"
+
+
+def certain_mixing(function: Callable[..., Any], batch: PyTree, *others: PyTree) -> str | None:
+    """Returns the operation by which a function surely computes a row's results from other rows, as a clause.
+
+    It is None for a function that is not known to do so, or that cannot be traced on any number of rows.
+
+    Args:
+      function: see `why_rows_mix`; so are the others.
+      batch: see `function`.
+      *others: see `function`.
+
+    Example:
+      >>> certain_mixing(lambda x: jax.random.normal(jax.random.key(0), x.shape), np.ones((4, 3)))
+      'random numbers of all rows are drawn by one key (`random_bits`)'
+    """
+    try:
+        program = jax.make_jaxpr(function)(_with_rows(batch, _ROWS), *others)
+    except Exception:
+        return None
+    return _certainly_mixed(program.jaxpr)
+
+
+def _certainly_mixed(jaxpr: Any) -> str | None:
+    for equation in jaxpr.eqns:
+        name, operands = equation.primitive.name, equation.invars
+        if name in _DRAWS and any(map(_row_axes, equation.outvars)) and not _row_axes(operands[0]):
+            return f"random numbers of all rows are drawn by one key (`{name}`)"
+        if name in (*_REDUCTIONS, *_CUMULATIVE, "sort") and set(_row_axes(operands[0])) & set(_axes_along(equation)):
+            return f"rows are combined (`{name}`)"
+        programs = _programs(list(equation.params.values())) if name in _PROGRAMS else ()
+        if (found := next(filter(None, map(_certainly_mixed, programs)), None)) is not None:
+            return found
+    return None
+
+
+def _axes_along(equation: Any) -> Sequence[int]:
+    """Returns the axes that a reduction, or another primitive along some axes, works along."""
+    params = equation.params
+    return params.get("dimensions", params.get("axes", (params.get("axis", params.get("dimension")),)))
 
 
 def _with_rows(batch: PyTree, rows: int) -> PyTree:
@@ -111,8 +159,11 @@ def _why_equation_mixes(equation: Any, seen: set[int]) -> str | None:
     has_rows = any(map(_row_axes, (*equation.invars, *equation.outvars)))
     programs = list(_programs(list(equation.params.values())))
     if name in _PROGRAMS:
-        if name.startswith("custom") and has_rows and not all(map(_is_known, programs)):
+        if name.startswith("custom_jvp") and has_rows and not all(
+                _source(function).startswith(_KNOWN) for function in (*programs, equation.params.get("jvp_jaxpr_fun"))):
             return f"a derivative is the user's own (`{name}`)"
+        if name.startswith("custom_vjp") and not _source(equation.params.get("bwd")).startswith(_LINEAR_BACKWARD):
+            return f"a backward pass may be no sum over rows (`{name}`)"
         if name == "scan" and equation.params["length"] % _ROWS == 0:
             return "there is a loop over the rows"
         return next(filter(None, (_why_mixed(program, seen) for program in programs)), None)
@@ -158,8 +209,7 @@ def _leaves_rows_apart(name: str, equation: Any) -> bool:
     if name == "pad":
         return params["padding_config"][of_first] == (0, 0, 0)
     if name in ("concatenate", "rev", "sort", "split", *_CUMULATIVE, *_REDUCTIONS):
-        along = params.get("dimensions", params.get("axes", (params.get("axis", params.get("dimension")),)))
-        return of_first not in along and all(found in ([], axes[0]) for found in axes)
+        return of_first not in _axes_along(equation) and all(found in ([], axes[0]) for found in axes)
     if name in ("top_k", "approx_top_k"):
         return of_first != operand.aval.ndim - 1
     if name in _WINDOWS:
@@ -188,10 +238,10 @@ def _row_axes(variable: Any) -> list[int]:
     return [axis for axis, size in enumerate(shape) if size and size % _ROWS == 0]
 
 
-def _is_known(program: Any) -> bool:
-    """Returns whether the function that a program was traced from is one of the libraries'."""
-    _, _, source = str(program.debug_info.func_src_info).partition(" at ")
-    return source.startswith(_KNOWN)
+def _source(function: Any) -> str:
+    """Returns the file that a function, or the function of a program, is from; "" if that is not known."""
+    debug_info = getattr(function, "debug_info", None)
+    return str(getattr(debug_info, "func_src_info", "")).partition(" at ")[2]
 
 
 def _programs(values: Any) -> Iterator[Any]:
@@ -201,50 +251,3 @@ def _programs(values: Any) -> Iterator[Any]:
             yield from _programs(value)
         elif hasattr(jaxpr_of(value), "eqns"):
             yield jaxpr_of(value)
-
-
-def _same(one: Any, other: Any, rows: int) -> bool:
-    """Returns whether two traces are equal but for the number of rows in shapes, which is `rows` in the other."""
-    if one is other:
-        return True
-    if len(getattr(one, "consts", ())) != len(getattr(other, "consts", ())) or not all(
-            map(_same_values, getattr(one, "consts", ()), getattr(other, "consts", ()))):
-        return False
-    one, other = (_computing(jaxpr_of(program), rows) for program in (one, other))
-    return len(one) == len(other) and all(_same_equations(*pair, rows) for pair in zip(one, other, strict=True))
-
-
-def _computing(program: Any, rows: int) -> list[Any]:
-    """Returns equations to compare; a single row is broadcast and reshaped in other ways than several are."""
-    return [equation for equation in program.eqns if rows > 1 or equation.primitive.name not in _OF_SHAPES]
-
-
-def _same_equations(one: Any, other: Any, rows: int) -> bool:
-    if one.primitive is not other.primitive or len(one.invars) != len(other.invars):
-        return False
-    literals = zip(one.invars, other.invars, strict=True)
-    if not all(isinstance(b, Literal) and _same_values(a.val, b.val) for a, b in literals if isinstance(a, Literal)):
-        return False
-    return all(_same_params(value, other.params.get(name), rows) for name, value in one.params.items())
-
-
-def _same_params(one: Any, other: Any, rows: int, in_shape: bool = False) -> bool:
-    if isinstance(one, (list, tuple)):
-        return isinstance(other, (list, tuple)) and len(one) == len(other) and all(
-            _same_params(a, b, rows, True) for a, b in zip(one, other, strict=True))
-    if hasattr(jaxpr_of(one), "eqns"):
-        return _same(one, other, rows)
-    if in_shape and isinstance(one, int) and one and one % _ROWS == 0:
-        return isinstance(other, int) and one // _ROWS * rows == other
-    if isinstance(one, float):
-        return isinstance(other, float) and _same_values(one, other)
-    return not isinstance(one, (bool, int, str)) or one == other
-
-
-def _same_values(one: Any, other: Any) -> bool:
-    if one is other or jnp.issubdtype(getattr(one, "dtype", np.float32), jax.dtypes.extended):
-        return True
-    if isinstance(one, jax.core.Tracer) or isinstance(other, jax.core.Tracer):
-        return False
-    one, other = np.asarray(one), np.asarray(other)
-    return np.array_equal(one, other, equal_nan=np.issubdtype(one.dtype, np.inexact))

@@ -73,6 +73,8 @@ def _whole_axes(name: str, equation: Any) -> list[list[int]]:
     if name == "fft":
         ndim = equation.invars[0].aval.ndim
         return [list(range(ndim - len(params["fft_lengths"]), ndim))] * 2
+    if name == "reduce":  # with a function of the user's own
+        return [list(params["dimensions"])] * (len(equation.invars) // 2)
     if name in _WINDOWS:
         windows = [axis for axis, size in enumerate(params["window_dimensions"]) if size > 1]
         return [windows] * 3 if name.startswith("select") else [windows] * 2

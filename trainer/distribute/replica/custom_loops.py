@@ -101,6 +101,8 @@ class ReplicaRunner:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Returns what `function(*args, **kwargs)` returns on each replica; see `Strategy.run`."""
+        if not isinstance(args, (tuple, list)):
+            raise errors.wrong_type("args", args, "a tuple of the function's arguments, such as `args=(x,)`")
         leaves, treedef = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_argument)
         objects = {index: leaf for index, leaf in enumerate(leaves) if is_nnx_object(leaf)}
         mesh = self._strategy.mesh

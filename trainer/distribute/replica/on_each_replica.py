@@ -30,14 +30,15 @@ def on_each_replica(function: Function) -> Function:
     a step, and where the rows of a batch do not divide by the replicas.
 
     Args:
-      function: takes arrays, in any trees. In positional arguments, those whose first axis is the batch's are split.
-        All others, and keyword arguments, are whole on each replica: so give parameters by keyword. It returns a tree
-        of arrays whose first axis is that of the replica's rows, which are joined to those of the batch. In it,
-        `get_replica_context()` is that of a single replica. Random numbers that it draws would be equal on all
-        replicas: draw them outside, for each row.
+      function: takes arrays, in any trees. Those in positional arguments have the rows of the batch as first axis, and
+        are split. Scalars and keyword arguments are whole on each replica: give parameters by keyword. It returns a
+        tree of arrays whose first axis is that of the replica's rows, which are joined to those of the batch. In it,
+        `get_replica_context()` is that of a single replica. Draw random numbers outside of it, or pass a key for each
+        row.
 
     Raises:
-      ValueError: when called in a step, if an output does not have the replica's rows in front.
+      ValueError: when called in a compiled step, if a positional array or an output does not have the rows in front,
+        or if the function combines rows (by a sum over them, for example) or draws the numbers of all by one key.
 
     Example:
       >>> import jax.numpy as jnp

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from trainer.core import replica_context
+from trainer.compile.traces.row_mixing import certain_mixing
+from trainer.core import errors, replica_context
 from trainer.core.replica_context import ReplicaContext
 from trainer.core.types import PyTree
 from trainer.distribute.placement.placement import REPLICA_AXIS
@@ -47,15 +48,16 @@ class PartitionedContext(ReplicaContext):
     def map_over_rows(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
+        given, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
+        places = [place for place, leaf in enumerate(given) if isinstance(leaf, (jax.Array, np.ndarray))]
+        first_of_kwargs = len(jax.tree.leaves(tuple(args)))
+        has_rows = [place < first_of_kwargs and given[place].ndim > 0 for place in places]
+        _check_is_per_row(function, given, structure, dict(zip(places, has_rows, strict=True)), self.rows)
         replicas = self._strategy.mesh.shape[REPLICA_AXIS]
         if replicas == 1 or not self.rows or self.rows % replicas:
             return function(*args, **kwargs)
         rows_spec = self._strategy.rows_spec
-        given, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
-        places = [place for place, leaf in enumerate(given) if isinstance(leaf, (jax.Array, np.ndarray))]
-        first_of_kwargs = len(jax.tree.leaves(tuple(args)))
-        specs = [rows_spec if place < first_of_kwargs and given[place].shape[:1] == (self.rows,) else PartitionSpec()
-                 for place in places]
+        specs = [rows_spec if is_split else PartitionSpec() for is_split in has_rows]
         context = ReplicaContext(self.rows // replicas)
 
         def on_replica(arrays: list[jax.Array]) -> Any:
@@ -70,4 +72,43 @@ class PartitionedContext(ReplicaContext):
         mapped = self._strategy.map_over_replicas(
             on_replica, (specs,), lambda outputs: jax.tree.map(lambda leaf: rows_spec, outputs),
             divides_replicas=False)
-        return mapped([given[place] for place in places])
+        try:
+            return mapped([given[place] for place in places])
+        except Exception as error:
+            if any(given[place].shape[:1] == (self.rows,) for place in places if place >= first_of_kwargs):
+                error.add_note("A keyword argument of `on_each_replica` has the rows of the batch. Keyword arguments "
+                               "are whole on each replica: pass rows by position.")
+            raise
+
+
+def _check_is_per_row(
+    function: Callable[..., Any], given: Sequence[Any], structure: Any, has_rows: Mapping[int, bool], rows: int | None
+) -> None:
+    """Raises ValueError for arguments that are not rows of the batch, or where each row is surely not computed alone.
+
+    Args:
+      function: the function that is to be called with rows of the batch.
+      given: its arguments as leaves.
+      structure: that of `(args, kwargs)`.
+      has_rows: whether each array among them, by its place, is to be split.
+      rows: the rows of the batch.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    wrong = [given[place] for place, is_split in has_rows.items() if is_split and given[place].shape[0] != rows]
+    if wrong:
+        raise ValueError(
+            f"`{name}` runs on each replica: its positional arguments hold rows of the batch, arrays of shape ({rows}, "
+            f"...). Received: {errors.describe(wrong[0])}. Pass what is whole on each replica by keyword.")
+    split = {place: given[place] for place, is_split in has_rows.items() if is_split}
+    whole = {place: given[place] for place, is_split in has_rows.items() if not is_split}
+
+    def call(split: Mapping[int, Any], whole: Mapping[int, Any]) -> Any:
+        arrays = {**split, **whole}
+        args, kwargs = jax.tree.unflatten(structure, [arrays.get(place, leaf) for place, leaf in enumerate(given)])
+        with replica_context.enter(ReplicaContext()):
+            return function(*args, **kwargs)
+
+    if split and (because := certain_mixing(call, split, whole)) is not None:
+        raise ValueError(
+            f"`{name}` runs on each replica, and must compute each row from that row alone: {because}. Compute it "
+            "outside and pass it: rows by position, such as a key or a mask for each, and the rest by keyword.")

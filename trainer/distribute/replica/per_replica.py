@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,12 @@ class PerReplica:
 
     stacked: jax.Array
     row_mask: jax.Array | None = None
+
+    def _is_no_number(self, other: object = None) -> NoReturn:
+        raise TypeError("A PerReplica has a value of each replica, and is no number or array itself. Combine them by "
+                        '`strategy.reduce("mean", value)` or "sum", or take them one by one from `value.values`.')
+
+    __float__ = __int__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _is_no_number
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:

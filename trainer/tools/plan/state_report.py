@@ -148,7 +148,7 @@ class StateReport:
         if self.peak_bytes is None:
             return []
         return ["The step is replicated: each replica computes its rows."] if self.partitioned_because is None else [
-            f"The step is partitioned by XLA: {self.partitioned_because}."]
+            f"The step is partitioned: {self.partitioned_because}."]
 
     def _step_rows(self) -> list[tuple[str, str, str]]:
         if self.peak_bytes is None or self.temporary_bytes is None:
