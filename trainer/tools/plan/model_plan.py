@@ -23,7 +23,7 @@ from trainer.tools.plan.planned_phase import PlannedPhase, host_batch, planned_p
 from trainer.tools.plan.program_contents import collectives_of, host_transfers, kernels, traffic_bytes, unknown_loops
 from trainer.tools.plan.report import Alternative, DeviceMemory, Plan
 from trainer.tools.plan.roofline import KERNEL_SECS, roofline, sent_rows
-from trainer.tools.plan.state_report import StateReport, StepSize, state_report
+from trainer.tools.plan.state_report import StateReport, state_report
 
 GROUPS_AHEAD = 2  # that `fit` has placed, at most, beside the group in use
 _MOST_OF_MEMORY = 0.92  # a `XLA_PYTHON_CLIENT_MEM_FRACTION` that leaves room for CUDA, cuDNN and NCCL
@@ -78,15 +78,16 @@ def plan(
 
 def explain(model: Model, strategy: Strategy, sample: Any, batch: Any) -> StateReport:
     """Prints and returns the report that `Strategy.explain` describes."""
+    title = f"{model.name} under {strategy!r}"
     if batch is None:
-        state, step = model.state_shapes(sample), None
+        found = state_report(title, strategy, model.state_shapes(sample))
     else:
         core_of(model).configuration.require_compiled("explain")
         train = train_phase(model, strategy, batch)
-        state, step = train.state, StepSize(
-            train.peak_bytes, int(train.compiled.memory_analysis().temp_size_in_bytes), train.phase.step_flops,
-            train.phase.partitioned_because)
-    found = state_report(f"{model.name} under {strategy!r}", strategy, state, step)
+        found = dataclasses.replace(
+            state_report(title, strategy, train.state), peak_bytes=train.peak_bytes,
+            temporary_bytes=int(train.compiled.memory_analysis().temp_size_in_bytes),
+            step_flops=train.phase.step_flops, partitioned_because=train.phase.partitioned_because)
     print(found)
     return found
 

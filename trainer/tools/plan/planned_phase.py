@@ -34,7 +34,7 @@ COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
 
 
 class PlannedPhase(NamedTuple):
-    """A phase of a model, compiled for described devices.
+    """A phase of a model, compiled for devices that are there or described.
 
     Attributes:
       phase: the phase.
@@ -55,12 +55,7 @@ class PlannedPhase(NamedTuple):
 
 
 def train_phase(model: Model, strategy: Strategy, batch: Any) -> PlannedPhase:
-    """Returns the train phase of a model, compiled under a strategy.
-
-    Args:
-      model: a compiled model, made under any strategy. It stays as it is.
-      strategy: the strategy, over devices that are there or described.
-      batch: one batch over all replicas, of arrays or shapes.
+    """Returns the train phase of a model on a batch of arrays or shapes; see `planned_phase`.
 
     Raises:
       ValueError: if the strategy is asynchronous.

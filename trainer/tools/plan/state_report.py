@@ -41,22 +41,6 @@ class ParameterRow(NamedTuple):
     device_bytes: int
 
 
-class StepSize(NamedTuple):
-    """What a train step takes of one device.
-
-    Attributes:
-      peak_bytes: of its memory, at the peak of an execution.
-      temporary_bytes: of these, what lives during a step alone: gradients, activations and temporary buffers.
-      flops: floating-point operations of one step; None if XLA does not know.
-      partitioned_because: why it is one program that XLA divides; None if replicas compute it, each its rows.
-    """
-
-    peak_bytes: int
-    temporary_bytes: int
-    flops: float | None = None
-    partitioned_because: str | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class StateReport:
     """What one device holds of a training state, in bytes; its text is a table.
@@ -159,24 +143,14 @@ class StateReport:
             *rows, ("Operations of a step", readable_number(self.step_flops, "FLOP"), "")]
 
 
-def state_report(title: str, strategy: Strategy, state: TrainState, step: StepSize | None = None) -> StateReport:
-    """Returns what one device would hold of a state of arrays or shapes under a strategy.
-
-    Args:
-      title: the report's first line.
-      strategy: the strategy.
-      state: the state.
-      step: the sizes of a step, if they are known.
-
-    Raises:
-      ValueError: if the strategy cannot place the state.
-    """
+def state_report(title: str, strategy: Strategy, state: TrainState) -> StateReport:
+    """Returns what one device would hold of a state of arrays or shapes under a strategy."""
     shardings = strategy.state_shardings(state)
     return report(
         title, named_leaves(state.params), named_leaves(shardings.params),
         named_leaves(state.opt_state), named_leaves(shardings.opt_state),
         named_leaves(state.model_state), named_leaves(shardings.model_state),
-        named_leaves(strategy.gradient_shardings(state)), step)
+        named_leaves(strategy.gradient_shardings(state)))
 
 
 def report(
@@ -188,7 +162,6 @@ def report(
     model_state: Mapping[str, Any],
     model_state_shardings: Mapping[str, Sharding],
     gradients_shardings: Mapping[str, Sharding],
-    step: StepSize | None = None,
 ) -> StateReport:
     """Returns what one device would hold.
 
@@ -201,7 +174,6 @@ def report(
       model_state: leaves of the model's state by path.
       model_state_shardings: where each is placed.
       gradients_shardings: where gradients are placed, by the paths of the parameters that have one.
-      step: what a step takes, if it is known.
 
     Raises:
       ValueError: if a leaf has no sharding, or a sharding no leaf.
@@ -243,7 +215,7 @@ def report(
                               _device_bytes(leaf, params_shardings[path])) for path, leaf in params.items())
     unsharded = sum(_bytes(leaf.shape, leaf.dtype) for _, leaves, _ in parts for leaf in leaves.values())
     return StateReport(title, rows, sizes["params"], sizes["gradients"], sizes["opt_state"], sizes["model_state"],
-                       unsharded, *(step or ()))
+                       unsharded)
 
 
 def _bytes(shape: Sequence[int], dtype: Any) -> int:
