@@ -22,6 +22,7 @@ from trainer.core.tree_paths import kept, named_leaves, with_leaves
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.partitioners import Partitioner
 from trainer.optimizers.evaluation_params import keeps_averages
+from trainer.optimizers.transforms.accumulation import AveragedGradientsState
 
 Leaves = dict[str, Any]
 """Arrays by their paths."""
@@ -184,7 +185,9 @@ class Partition:
         params, opt_state = named_leaves(state.params), named_leaves(state.opt_state)
         for name in self.tables:
             table, of_table = rows_of(self.table_of(state, name), slice(_SHORT))
-            params |= named_leaves(table)
+            # Of other sizes, as optimizers such as LAMB look at the size of what they update.
+            params |= {path: leaf * np.arange(1, len(leaf) + 1)[:, None].astype(leaf.dtype)
+                       for path, leaf in named_leaves(table).items()}
             opt_state |= named_leaves(of_table)
         return state.replace(
             params=with_leaves(state.params, params), opt_state=with_leaves(state.opt_state, opt_state))
@@ -204,7 +207,7 @@ def _is_split(leaf: Any, partitioner: Partitioner) -> bool:
 def _collects(opt_state: PyTree) -> bool:
     """Returns whether an optimizer makes some of its updates only, or keeps averages for `evaluate`."""
     def is_node(node: Any) -> bool:
-        return isinstance(node, optax.MultiStepsState)
+        return isinstance(node, (optax.MultiStepsState, AveragedGradientsState))
 
     return keeps_averages(opt_state) or any(map(is_node, jax.tree.leaves(opt_state, is_leaf=is_node)))
 

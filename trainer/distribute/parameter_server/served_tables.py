@@ -19,7 +19,7 @@ from trainer.core.tree_paths import named_leaves
 from trainer.distribute.parameter_server.partition import Leaves, Partition, rows_of
 from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.rows.table_part import SomeRows
-from trainer.distribute.parameter_server.server_calls import on_each
+from trainer.distribute.parameter_server.server_calls import call_each
 
 
 class ServedTables:
@@ -52,11 +52,11 @@ class ServedTables:
             whole, count = partition.table_of(host, name), len(self._servers)
             parts = [rows_of(whole, slice(index, None, count)) for index in range(count)]
             if is_kept:
-                changed = self._on_each("changed_places", name)
-                self._on_each("replace_rows", name, [
+                changed = call_each(self._servers, "changed_places", self._key, name)
+                call_each(self._servers, "replace_rows", self._key, name, each=[
                     (SomeRows(places, *rows_of(part, places)),) for places, part in zip(changed, parts, strict=True)])
             else:
-                self._on_each("load_table", name, parts)
+                call_each(self._servers, "load_table", self._key, name, each=parts)
         self.keep(state, partition)
 
     def fetch(self, partition: Partition, may_donate: bool) -> tuple[list[Leaves], list[Leaves]]:
@@ -70,7 +70,7 @@ class ServedTables:
         put = _put_donating if may_donate else _put
         known, self._known = self._known, {}  # servers forget what has changed
         for name in sorted(partition.tables):
-            changed: list[SomeRows] = self._on_each("changed_rows", name)
+            changed: list[SomeRows] = call_each(self._servers, "changed_rows", self._key, name)
             numbers = np.concatenate([part.places * len(self._servers) + index for index, part in enumerate(changed)])
             parts = [jax.tree.leaves((part.params, part.opt_state)) for part in changed]
             leaves = [put()(leaf, *_padded(numbers, np.concatenate(some), len(leaf))) if leaf.ndim else some[0]
@@ -84,11 +84,6 @@ class ServedTables:
     def keep(self, state: TrainState, partition: Partition) -> None:
         """Takes note of the chief's arrays for what servers have now."""
         self._known = {name: jax.tree.leaves(partition.table_of(state, name)) for name in partition.tables}
-
-    def _on_each(self, method: str, name: str, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        arguments = arguments or [()] * len(self._servers)
-        return on_each([functools.partial(server.call, method, self._key, name, *own)
-                        for server, own in zip(self._servers, arguments, strict=True)])
 
 
 def _padded(numbers: np.ndarray, rows: np.ndarray, beyond: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
 
 
@@ -97,9 +98,14 @@ class TablePart:
         with self._lock:
             return np.flatnonzero(self._is_changed)
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the rows, and then the optimizer's state of them by paths, to be read and written to."""
+        state = jax.tree.unflatten(self._state_structure, self._state)
+        return {"rows": self._rows, **named_leaves({"optimizer": state})}
+
     def _at(self, places: np.ndarray) -> SomeRows:
         params = jax.tree.unflatten(self._structure, [self._rows[places]])
-        state = [leaf[places] if leaf.ndim else leaf for leaf in self._state]
+        state = [leaf[places] if leaf.ndim else leaf.copy() for leaf in self._state]
         return SomeRows(places, params, jax.tree.unflatten(self._state_structure, state))
 
     def _nothing(self) -> SomeRows:
@@ -112,9 +118,5 @@ class TablePart:
 
     def _set(self, places: Any, params: PyTree, opt_state: PyTree) -> None:
         (self._rows[places],) = jax.tree.leaves(params)
-        for number, leaf in enumerate(jax.tree.leaves(opt_state)):
-            if leaf.ndim:
-                self._state[number][places] = leaf
-            else:
-                self._state[number] = np.asarray(leaf)
-
+        for own, leaf in zip(self._state, jax.tree.leaves(opt_state), strict=True):
+            own[places if own.ndim else ...] = leaf
