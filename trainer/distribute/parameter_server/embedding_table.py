@@ -18,7 +18,7 @@ from trainer.core import arguments, errors
 from trainer.core.train_state import initial_state, shapes_of
 from trainer.distribute.parameter_server.partition import Partition
 from trainer.distribute.parameter_server.processes.engine import Handle
-from trainer.distribute.parameter_server.rows.initial_rows import PATH
+from trainer.distribute.parameter_server.rows.stored_rows import PATH
 from trainer.distribute.parameter_server.served_model import ModelClient
 from trainer.distribute.parameter_server.server_calls import call_each
 from trainer.optimizers.update_rule import UpdateRule
@@ -94,8 +94,8 @@ class EmbeddingTable:
     def _on_each(self, method: str, folder: str | os.PathLike[str]) -> str:
         path = os.path.abspath(arguments.as_path("folder", folder, "the path of a folder"))
         servers, shape = self._client.servers, (self.num_embeddings, self.features)
-        call_each(servers, method, self._client.key, path, self._name, each=[
-            (index, len(servers), shape) for index in range(len(servers))])
+        call_each(servers, method, self._client.key, path, self._name, shape, each=[
+            (index, len(servers)) for index in range(len(servers))])
         return path
 
     def _checked(self, ids: ArrayLike) -> np.ndarray:

@@ -137,26 +137,7 @@ class Partition:
         jax.eval_shape(updated, state.params, state.opt_state, state.trainable(state.params))
         if len(self.parts) == 1 and not self.tables:
             return
-        fix = ("Use `num_ps=1`, or an optimizer that looks at one array at a time, such as Adam, LAMB or SGD without "
-               "`clip_by_global_norm`; `optax.clip` and `optax.adaptive_grad_clip` do.")
-        if self.tables:
-            fix = (f"As `variable_partitioner` splits {sorted(self.tables)}, it must look at each row on its own, as "
-                   "Adagrad, Adam, RMSprop and SGD do. Use such an optimizer, or no partitioner.")
-        whole = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(state.opt_state).items()}
-        found: dict[str, Any] = {}
-        for names in (*self.parts, *({name} for name in self.tables)):
-            params = part_of(state.params, names)
-            shapes = named_leaves(_opt_shapes(state.optimizer, params))
-            found |= {name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-            if not self.tables.isdisjoint(names) and {leaf.shape for leaf in shapes.values()} - {
-                    (), *(leaf.shape for leaf in named_leaves(params).values())}:
-                raise ValueError(f"The optimizer's state has no row for each row of {sorted(names)}. {fix}")
-        if found != whole:
-            raise ValueError("The optimizer's state cannot be split over several parameter servers: it does not "
-                             f"have the parameters' paths. {fix}")
-        if any(_collects(self.table_of(state, name)[1]) for name in self.tables):
-            raise ValueError("The optimizer averages parameters or collects gradients over several steps, in which a "
-                             f"row without a gradient would be left out. {fix}")
+        self._check_opt_state(state)
         state = self._with_short_tables(state)
         parts = [(self.state_of(state, index), slice(None)) for index in range(len(self.parts))]
         for name in sorted(self.tables):
@@ -178,7 +159,33 @@ class Partition:
                     raise ValueError(f"The optimizer looks at several {'rows or ' if self.tables else ''}arrays at "
                                      "once, as `clip_by_global_norm` does, so that an update on each of "
                                      f"{len(self.parts)} parameter servers would differ from one of all parameters. "
-                                     f"{fix}")
+                                     f"{self._fix}")
+
+    @property
+    def _fix(self) -> str:
+        if self.tables:
+            return (f"As `variable_partitioner` splits {sorted(self.tables)}, it must look at each row on its own, as "
+                    "Adagrad, Adam, RMSprop and SGD do. Use such an optimizer, or no partitioner.")
+        return ("Use `num_ps=1`, or an optimizer that looks at one array at a time, such as Adam, LAMB or SGD without "
+                "`clip_by_global_norm`; `optax.clip` and `optax.adaptive_grad_clip` do.")
+
+    def _check_opt_state(self, state: TrainState) -> None:
+        """Refuses an optimizer whose state cannot be split, or has more than the last update of each row."""
+        whole = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(state.opt_state).items()}
+        found: dict[str, Any] = {}
+        for names in (*self.parts, *({name} for name in self.tables)):
+            params = part_of(state.params, names)
+            shapes = named_leaves(_opt_shapes(state.optimizer, params))
+            found |= {name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+            if not self.tables.isdisjoint(names) and {leaf.shape for leaf in shapes.values()} - {
+                    (), *(leaf.shape for leaf in named_leaves(params).values())}:
+                raise ValueError(f"The optimizer's state has no row for each row of {sorted(names)}. {self._fix}")
+        if found != whole:
+            raise ValueError("The optimizer's state cannot be split over several parameter servers: it does not "
+                             f"have the parameters' paths. {self._fix}")
+        if any(_collects(self.table_of(state, name)[1]) for name in self.tables):
+            raise ValueError("The optimizer averages parameters or collects gradients over several steps, in which a "
+                             f"row without a gradient would be left out. {self._fix}")
 
     def _with_short_tables(self, state: TrainState) -> TrainState:
         """Returns a state of host arrays with the first rows of tables in their place."""

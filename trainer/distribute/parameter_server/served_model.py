@@ -135,8 +135,8 @@ class ModelClient:
     def __post_init__(self) -> None:
         self._pulled = [Pulled(None, None, None)] * len(self.servers)
 
-    def pull(self) -> tuple[Any, Any, int]:
-        """Returns the parameters, the model state, and the number of updates that they have had, as they are now.
+    def pull(self) -> TrainState:
+        """Returns the state as it is now, without what only servers need: the optimizer's state is zeros.
 
         Tables are not pulled: what stands for them can only be given to a `RowsFunction`.
         """
@@ -149,8 +149,9 @@ class ModelClient:
                   for name, leaf in self._table_shapes.items()}
         version, _, model_state = self._pulled[0]
         assert version is not None, "it was pulled"
-        return (with_leaves(self.shapes.params, params | absent),
-                with_leaves(self.shapes.model_state, model_state or {}), version.updates)
+        return without_opt_state(self.shapes.replace(
+            step=np.int32(self.first_step + version.updates), params=with_leaves(self.shapes.params, params | absent),
+            model_state=with_leaves(self.shapes.model_state, model_state or {}), seed=np.uint32(self.seed)))
 
     def pull_rows(self, numbers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of tables, as they are now; zeros for numbers beyond the table."""
@@ -198,6 +199,12 @@ class ModelClient:
 
     def _shares(self, name: str, numbers: np.ndarray) -> list[Share]:
         return shares(numbers[numbers < self._table_shapes[name].shape[0]], len(self.servers))
+
+
+def without_opt_state(state: TrainState) -> TrainState:
+    """Returns a state with zeros that take no memory in the place of the optimizer's state, or of its shapes."""
+    return state.replace(opt_state=jax.tree.map(
+        lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), state.opt_state))
 
 
 def _not_pulled(name: str) -> ValueError:

@@ -6,7 +6,6 @@ The chief's state has each table whole, with the optimizer's state of it.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.parameter_server.partition import Leaves, Partition, rows_of
 from trainer.distribute.parameter_server.processes.engine import Handle
+from trainer.distribute.parameter_server.rows.spread import padded_length
 from trainer.distribute.parameter_server.rows.table_part import SomeRows
 from trainer.distribute.parameter_server.server_calls import call_each
 
@@ -67,13 +67,13 @@ class ServedTables:
           may_donate: whether nothing else needs the arrays that the chief has had.
         """
         params, opt_states = [], []
-        put = _put_donating if may_donate else _put
+        put = _put(may_donate)
         known, self._known = self._known, {}  # servers forget what has changed
         for name in sorted(partition.tables):
             changed: list[SomeRows] = call_each(self._servers, "changed_rows", self._key, name)
             numbers = np.concatenate([part.places * len(self._servers) + index for index, part in enumerate(changed)])
             parts = [jax.tree.leaves((part.params, part.opt_state)) for part in changed]
-            leaves = [put()(leaf, *_padded(numbers, np.concatenate(some), len(leaf))) if leaf.ndim else some[0]
+            leaves = [put(leaf, *_padded(numbers, np.concatenate(some), len(leaf))) if leaf.ndim else some[0]
                       for leaf, some in zip(known[name], zip(*parts, strict=True), strict=True)]
             structure = jax.tree.structure((changed[0].params, changed[0].opt_state))
             table, opt_state = jax.tree.unflatten(structure, leaves)
@@ -87,21 +87,16 @@ class ServedTables:
 
 
 def _padded(numbers: np.ndarray, rows: np.ndarray, beyond: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows and their numbers in one of few lengths, as each compiles, with numbers beyond the table."""
-    length = 2 ** math.ceil(math.log2(max(len(numbers), 1)))
+    """Returns padded rows and their numbers, with numbers beyond the table."""
+    length = padded_length(len(numbers))
     padded = np.full(length, beyond, np.int32), np.zeros((length, *rows.shape[1:]), rows.dtype)
     padded[0][:len(numbers)], padded[1][:len(numbers)] = numbers, rows
     return padded
 
 
 @functools.cache
-def _put() -> Any:
-    return compiled(_with_rows)
-
-
-@functools.cache
-def _put_donating() -> Any:
-    return compiled(_with_rows, donate=(0,))
+def _put(may_donate: bool) -> Any:
+    return compiled(_with_rows, donate=(0,) if may_donate else ())
 
 
 def _with_rows(leaf: Any, numbers: Any, rows: Any) -> Any:

@@ -18,8 +18,7 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import part_of, update
-from trainer.distribute.parameter_server.rows import table_files
-from trainer.distribute.parameter_server.rows.initial_rows import PATH, initial_rows
+from trainer.distribute.parameter_server.rows import stored_rows
 from trainer.distribute.parameter_server.rows.table_part import SomeRows, TablePart
 
 
@@ -150,15 +149,6 @@ def _update(optimizer: Any, params: Any, opt_state: Any, grads: Mapping[str, Any
     return update(optimizer, with_leaves(part_of(params, grads), scaled), opt_state, params, extra)
 
 
-def _update_of_rows(update_of_part: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Returns the update of a table's rows, as that of a part with this parameter alone."""
-    def update_rows(params: Any, opt_state: Any, grads: Any, extra: Any, factor: Any) -> Any:
-        assert update_of_part is not None, "gradients have an optimizer"
-        return update_of_part(params, opt_state, named_leaves(grads), extra, factor)
-
-    return update_rows
-
-
 def _moved(value: np.ndarray, after: np.ndarray, before: np.ndarray, staleness: int) -> np.ndarray:
     """Returns model state moved as far as a step has moved it, to the very bits if none was between."""
     if staleness == 0 or not np.issubdtype(value.dtype, np.number):
@@ -229,7 +219,7 @@ class ParameterServer:
           params: the rows.
           opt_state: their optimizer state.
         """
-        self._parts[key].tables[path] = TablePart(params, opt_state, _update_of_rows(self._updates.get(key)))
+        self._parts[key].tables[path] = TablePart(path, params, opt_state, self._updates.get(key))
 
     def replace_rows(self, key: str, path: str, rows: SomeRows) -> None:
         """Takes some rows of a model's table, and keeps the others that it has."""
@@ -250,19 +240,19 @@ class ParameterServer:
     def make_table(self, key: str, optimizer: Any, *arguments: Any) -> None:
         """Makes this server's rows of a table that belongs to no model; see `initial_rows` for the arguments."""
         self.load(key, 0, optimizer, {}, {}, None)
-        self.load_table(key, PATH, *initial_rows(optimizer, *arguments))
+        self.load_table(key, stored_rows.PATH, *stored_rows.initial_rows(optimizer, *arguments))
 
     def save_table(self, key: str, *place: Any) -> None:
-        """Writes the rows of such a table; see `table_files.save` for the arguments."""
-        table_files.save(self._parts[key].tables[PATH], *place)
+        """Writes its rows of such a table; see `stored_rows.save` for the arguments."""
+        stored_rows.save(self._parts[key].tables[stored_rows.PATH], *place)
 
-    def remove_other_tables(self, folder: str, name: str, servers: int) -> None:
-        """Removes the files that other numbers of servers have written of a table."""
-        table_files.remove_others(folder, name, servers)
+    def remove_other_tables(self, *place: Any) -> None:
+        """Removes older files of such a table; see `stored_rows.remove_others` for the arguments."""
+        stored_rows.remove_others(*place)
 
     def restore_table(self, key: str, *place: Any) -> None:
-        """Reads the rows of such a table; see `table_files.restore` for the arguments."""
-        table_files.restore(self._parts[key].tables[PATH], *place)
+        """Reads its rows of such a table; see `stored_rows.restore` for the arguments."""
+        stored_rows.restore(self._parts[key].tables[stored_rows.PATH], *place)
 
     def ready(self) -> bool:
         """Returns True: the process answers."""

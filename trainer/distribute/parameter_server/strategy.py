@@ -277,7 +277,7 @@ class ParameterServerStrategy(Strategy):
 
     def shared(self, value: Any) -> SharedValue:
         """Returns what can be sent in the place of a value, which a worker gets once."""
-        return SharedValue(value, self._coordinator.release)
+        return SharedValue(lambda worker: value, self._coordinator.release)
 
 
 def _end(coordinator: ClusterCoordinator, engine: Engine, code: int = 0) -> None:

@@ -5,10 +5,8 @@ A row and its state change only when the row has a gradient ("lazy" updates, as 
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +14,7 @@ import numpy as np
 
 from trainer.core.tree_paths import named_leaves
 from trainer.core.types import PyTree
+from trainer.distribute.parameter_server.rows.spread import padded_length
 
 
 class SomeRows(NamedTuple):
@@ -36,13 +35,15 @@ class TablePart:
     """The rows of a table that one server has.
 
     Args:
+      path: the table's.
       params: a tree of one array, the rows.
       opt_state: the optimizer's state, of which each leaf has rows too, or is a number that all rows share.
-      update: `(params, opt_state, grads, extra, factor) -> (params, opt_state)` of a few rows, compiled.
+      update: `(params, opt_state, grads by path, extra, factor) -> (params, opt_state)` of a few rows, compiled; None
+        without an optimizer.
     """
 
-    def __init__(self, params: PyTree, opt_state: PyTree, update: Callable[..., Any]):
-        self._lock = threading.Lock()
+    def __init__(self, path: str, params: PyTree, opt_state: PyTree, update: Callable[..., Any] | None):
+        self._lock, self._path = threading.Lock(), path
         (rows,), self._structure = jax.tree.flatten(params)
         leaves, self._state_structure = jax.tree.flatten(opt_state)
         # Of its own, to be written to.
@@ -56,8 +57,7 @@ class TablePart:
         with self._lock:
             return self._rows[places]
 
-    def push(self, places: np.ndarray, grads: np.ndarray, extra: Mapping[str, Any] = MappingProxyType({}),
-             factor: Any = 1.0) -> None:
+    def push(self, places: np.ndarray, grads: np.ndarray, extra: Mapping[str, Any], factor: Any) -> None:
         """Updates the rows at some places.
 
         Args:
@@ -66,8 +66,8 @@ class TablePart:
           extra: what the optimizer may ask for besides.
           factor: scales the gradients.
         """
-        # Of few lengths, as each compiles: the rest is of rows that are not there.
-        length = 2 ** math.ceil(math.log2(max(len(places), 1)))
+        assert self._update is not None, "gradients have an optimizer"
+        length = padded_length(len(places))  # the rest is of rows that are not there
         padded = np.zeros((length, *grads.shape[1:]), self._rows.dtype)
         padded[:len(places)] = grads
         index = np.zeros(length, np.int64)
@@ -75,7 +75,7 @@ class TablePart:
         with self._lock:
             before = self._at(index) if len(self._rows) else self._nothing()
             params, state = jax.device_get(self._update(
-                before.params, before.opt_state, jax.tree.unflatten(self._structure, [padded]), dict(extra), factor))
+                before.params, before.opt_state, {self._path: padded}, dict(extra), factor))
             self._set(places, jax.tree.map(lambda leaf: leaf[:len(places)], params),
                       jax.tree.map(lambda leaf: leaf[:len(places)] if leaf.ndim else leaf, state))
             self._is_changed[places] = True
