@@ -14,6 +14,7 @@ from trainer.distribute.parameter_server.push_context import PushContext
 from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
 from trainer.distribute.parameter_server.rows.served_rows import plain
 from trainer.distribute.parameter_server.served_model import ModelClient, without_opt_state
+from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.replica.replicated_state import is_state
@@ -21,13 +22,9 @@ from trainer.distribute.strategies.strategy import Strategy
 
 
 class WorkerStrategy(Strategy):
-    """The strategy of code in a worker, which is one replica.
+    """The strategy of code in a worker, which is one replica."""
 
-    Args:
-      worker: the `Worker`.
-    """
-
-    def __init__(self, worker: Any):
+    def __init__(self, worker: Worker):
         super().__init__(default_devices()[:1])
         self.worker_index = worker.index
         self._input_context = InputContext(worker.num_workers, worker.index)
@@ -77,10 +74,7 @@ class WorkerStrategy(Strategy):
         key = fn, structure, place, None if client is None else client.key
         if key not in self._steps:
             self._steps[key] = _Step(fn, structure, place, client)
-        returned, pushed, numbers = self._steps[key](leaves, state, client)
-        if client is not None:
-            client.push(None, *pushed, numbers)
-        return returned
+        return self._steps[key](leaves, state, client)
 
 
 class _Step:
@@ -100,15 +94,15 @@ class _Step:
         self._compiled = RowsFunction(
             self._traced, *((), ()) if client is None else (client.shapes.params, client.partition.tables))
 
-    def __call__(
-        self, leaves: list[Any], state: TrainState | None, client: ModelClient | None
-    ) -> tuple[Any, tuple[Any, Any, Any], dict[str, Any]]:
+    def __call__(self, leaves: list[Any], state: TrainState | None, client: ModelClient | None) -> Any:
         rest = [None if index == self._place else leaf for index, leaf in enumerate(leaves)]
         moving = None if state is None else state.replace(params={}, opt_state=None)
         (values, pushed), numbers = self._compiled(
             None if client is None else client.pull_rows, {} if state is None else state.params, moving, rest)
-        returned = [state if value is None else value for value in values]
-        return jax.tree.unflatten(self._returned, returned), pushed, numbers
+        if client is not None:
+            grads, value, model_state = pushed
+            client.push(None, grads, value, model_state, numbers)
+        return jax.tree.unflatten(self._returned, [state if value is None else value for value in values])
 
     def _traced(self, params: Any, state: TrainState | None, leaves: list[Any]) -> tuple[list[Any], Any]:
         rows = next((leaf.shape[0] for leaf in jax.tree.leaves(leaves) if leaf.ndim), 1)
