@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.core import arguments, errors
-from trainer.core.train_state import initial_state, shapes_of
+from trainer.core.train_state import initial_state
 from trainer.distribute.parameter_server.partition import Partition
 from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.rows.stored_rows import PATH
@@ -118,7 +118,7 @@ def make_table(
       ValueError: for an optimizer that looks at several rows, or does not make an update of each push.
     """
     partition = Partition(tuple(frozenset[str]() for _ in servers), frozenset({PATH}))
-    some_rows = np.random.default_rng(0).normal(size=(2, features)).astype(np.float32)
+    some_rows = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
     try:
         state = jax.device_get(initial_state({PATH: some_rows}, {}, rule, jnp.uint32(0)))
         partition.check(state)
@@ -128,5 +128,6 @@ def make_table(
     key = f"table {name}"
     call_each(servers, "make_table", key, rule, each=[
         (range(index, num_embeddings, len(servers)), features, initializer, seed) for index in range(len(servers))])
-    shapes = shapes_of(state).replace(params={PATH: jax.ShapeDtypeStruct((num_embeddings, features), np.float32)})
+    shapes = state.replace(params={PATH: jax.ShapeDtypeStruct((num_embeddings, features), np.float32)},
+                           opt_state=None, optimizer=None)
     return EmbeddingTable(name, num_embeddings, features, ModelClient(key, tuple(servers), partition, shapes, 0, 0))

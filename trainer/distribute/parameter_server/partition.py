@@ -147,7 +147,8 @@ class Partition:
         leaves, structure = jax.tree.flatten(state.trainable(state.params))
         # Of sizes that differ from array to array and from row to row, and large: an optimizer that clips shows it.
         grads = jax.tree.unflatten(structure, [
-            ((index + 1) * rng.normal(size=np.shape(leaf))).astype(leaf.dtype) for index, leaf in enumerate(leaves)])
+            (10 * (index + 1) * rng.normal(size=np.shape(leaf))).astype(leaf.dtype)
+            for index, leaf in enumerate(leaves)])
 
         expected = named_leaves(jax.device_get(compiled(updated)(state.params, state.opt_state, grads)))
         for (params, opt_state), rows in parts:
