@@ -34,8 +34,8 @@ class EmbeddingTable:
       features: how many values each row has.
     """
 
-    def __init__(self, name: str, num_embeddings: int, features: int, client: ModelClient):
-        self.num_embeddings, self.features = num_embeddings, features
+    def __init__(self, name: str, client: ModelClient):
+        self.num_embeddings, self.features = client.shapes.params[PATH].shape
         self._name, self._client = name, client
 
     def lookup(self, ids: ArrayLike) -> np.ndarray:
@@ -130,4 +130,4 @@ def make_table(
         (range(index, num_embeddings, len(servers)), features, initializer, seed) for index in range(len(servers))])
     shapes = state.replace(params={PATH: jax.ShapeDtypeStruct((num_embeddings, features), np.float32)},
                            opt_state=None, optimizer=None)
-    return EmbeddingTable(name, num_embeddings, features, ModelClient(key, tuple(servers), partition, shapes, 0, 0))
+    return EmbeddingTable(name, ModelClient(key, tuple(servers), partition, shapes, 0, 0))
