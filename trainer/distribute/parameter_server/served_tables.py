@@ -54,9 +54,9 @@ class ServedTables:
             if is_kept:
                 changed = call_each(self._servers, "changed_places", self._key, name)
                 call_each(self._servers, "replace_rows", self._key, name, each=[
-                    (SomeRows(places, *rows_of(part, places)),) for places, part in zip(changed, parts, strict=True)])
+                    (SomeRows(places, rows_of(part, places)),) for places, part in zip(changed, parts, strict=True)])
             else:
-                call_each(self._servers, "load_table", self._key, name, each=parts)
+                call_each(self._servers, "load_table", self._key, name, each=[(part,) for part in parts])
         self.keep(state, partition)
 
     def fetch(self, partition: Partition, may_donate: bool) -> tuple[list[Leaves], list[Leaves]]:
@@ -72,11 +72,10 @@ class ServedTables:
         for name in sorted(partition.tables):
             changed: list[SomeRows] = call_each(self._servers, "changed_rows", self._key, name)
             numbers = np.concatenate([part.places * len(self._servers) + index for index, part in enumerate(changed)])
-            parts = [jax.tree.leaves((part.params, part.opt_state)) for part in changed]
+            parts = [jax.tree.leaves(part.table) for part in changed]
             leaves = [put(leaf, *_padded(numbers, np.concatenate(some), len(leaf))) if leaf.ndim else some[0]
                       for leaf, some in zip(known[name], zip(*parts, strict=True), strict=True)]
-            structure = jax.tree.structure((changed[0].params, changed[0].opt_state))
-            table, opt_state = jax.tree.unflatten(structure, leaves)
+            table, opt_state = jax.tree.unflatten(jax.tree.structure(changed[0].table), leaves)
             params.append(named_leaves(table))
             opt_states.append(named_leaves(opt_state))
         return params, opt_states

@@ -19,7 +19,7 @@ from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import part_of, update
 from trainer.distribute.parameter_server.rows import stored_rows
-from trainer.distribute.parameter_server.rows.table_part import SomeRows, TablePart
+from trainer.distribute.parameter_server.rows.table_part import RowsWithState, SomeRows, TablePart
 
 
 class Version(NamedTuple):
@@ -210,16 +210,9 @@ class ParameterServer:
             version, params, model_state = part.now
             return version.updates, _on_host(params), _on_host(part.opt_state), model_state
 
-    def load_table(self, key: str, path: str, params: Any, opt_state: Any) -> None:
-        """Takes its part of a model's table; see `TablePart`.
-
-        Args:
-          key: which model.
-          path: which of its parameters.
-          params: the rows.
-          opt_state: their optimizer state.
-        """
-        self._parts[key].tables[path] = TablePart(path, params, opt_state, self._updates.get(key))
+    def load_table(self, key: str, path: str, table: RowsWithState) -> None:
+        """Takes its rows of a model's table, which is the parameter of that path."""
+        self._parts[key].tables[path] = TablePart(path, table, self._updates.get(key))
 
     def replace_rows(self, key: str, path: str, rows: SomeRows) -> None:
         """Takes some rows of a model's table, and keeps the others that it has."""
@@ -240,7 +233,7 @@ class ParameterServer:
     def make_table(self, key: str, optimizer: Any, *arguments: Any) -> None:
         """Makes this server's rows of a table that belongs to no model; see `initial_rows` for the arguments."""
         self.load(key, 0, optimizer, {}, {}, None)
-        self.load_table(key, stored_rows.PATH, *stored_rows.initial_rows(optimizer, *arguments))
+        self.load_table(key, stored_rows.PATH, stored_rows.initial_rows(optimizer, *arguments))
 
     def save_table(self, key: str, *place: Any) -> None:
         """Writes its rows of such a table; see `stored_rows.save` for the arguments."""

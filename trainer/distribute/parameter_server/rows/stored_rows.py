@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.compile.jit import compiled
-from trainer.core.types import PyTree
-from trainer.distribute.parameter_server.rows.table_part import TablePart
+from trainer.distribute.parameter_server.rows.table_part import RowsWithState, TablePart
 
 PATH = "rows"  # of the one parameter of such a table
 _SHAPE = "shape"  # of the whole table, in each file
@@ -22,7 +21,7 @@ _ROWS_AT_ONCE = 2**16  # that are made at a time
 
 def initial_rows(
     optimizer: Any, numbers: range, features: int, initializer: Callable[..., Any], seed: int
-) -> tuple[PyTree, PyTree]:
+) -> RowsWithState:
     """Returns rows, each derived from the seed and its number, and the state of an `UpdateRule` for them."""
     def make(numbers: Any) -> Any:
         key = jax.random.key(seed)
