@@ -10,27 +10,17 @@ import optax
 import pytest
 from flax import linen as nn
 
+from tests.support.inline_cluster import InlineHandle
 from trainer import distribute, optimizers
 from trainer.distribute.parameter_server.embedding_table import make_table
 from trainer.distribute.parameter_server.server import ParameterServer
 from trainer.optimizers.update_rule import UpdateRule
 
 
-class Direct:
-    """A server in this process."""
-
-    name = "ps 0"
-
-    def __init__(self):
-        self.server = ParameterServer(False)
-
-    def call(self, method, *arguments, timeout=None):
-        return getattr(self.server, method)(*arguments)
-
-
 def made(servers, optimizer="sgd", rows=11, features=3, seed=0):
-    return make_table([Direct() for _ in range(servers)], "users", rows, features,
-                      UpdateRule(optimizers.get(optimizer)), nn.initializers.normal(1.0), seed)
+    handles = [InlineHandle(f"ps {index}", functools.partial(ParameterServer, False)) for index in range(servers)]
+    return make_table(handles, "users", rows, features, UpdateRule(optimizers.get(optimizer)),
+                      nn.initializers.normal(1.0), seed)
 
 
 @pytest.mark.slow
