@@ -34,6 +34,7 @@ from parameter_server import await_workers
 
 import trainer
 from trainer import callbacks, distribute
+from trainer.core.ambient.processes import SentContext
 from trainer.distribute.parameter_server.processes.failures import EXIT_CODE
 
 ROWS, BATCH, SAVE_FREQ = 120, 4, 10
@@ -68,7 +69,7 @@ def processes_of(strategy: distribute.ParameterServerStrategy, role: str) -> lis
     if hasattr(strategy._servers[0], "_process"):
         handles = strategy._servers if role == "server" else [slot.handle for slot in slots]
         return [handle._process.pid for handle in handles]
-    workers = [slot.handle.call("run", os.getpid, (), {}) for slot in slots]
+    workers = [slot.handle.call("run", os.getpid, (), {}, SentContext()) for slot in slots]
     others = [pid for pid in descendants(os.getpid()) if "ray::RayHost" in command_of(pid) and pid not in workers]
     return workers if role == "worker" else others
 

@@ -24,7 +24,7 @@ from measuring import table, write_section
 from parameter_server import closures, nothing, run_parts, section, strategy_of, transfers
 
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
-from trainer.distribute.parameter_server.server_calls import on_each
+from trainer.distribute.parameter_server.server_calls import call_each
 
 # --- convergence ------------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ def measure_scale(engine: str, rounds: int) -> None:
     server = sum(costs.values()) / 2
     begin = time.perf_counter()
     for _ in range(10):
-        on_each([lambda: None] * FAR_SERVERS)
+        call_each([_Idle(0.0)] * FAR_SERVERS, "ready")
     fan_out = (time.perf_counter() - begin) / 10
     queue = {workers: chief_alone(workers, 0.0, rounds) for workers in (2, 100, FAR_WORKERS)}
     _, _, cpu = closures(engine, rounds)

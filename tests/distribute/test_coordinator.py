@@ -352,7 +352,7 @@ def test_a_warning_that_is_an_error_leaves_nobody_waiting(coordinator):
 def test_workers_forget_an_iterator_that_the_chief_has_let_go_of(coordinator):
     iterator = iter(coordinator.create_per_worker_dataset(lambda: iter(range(9))))
     coordinator.schedule(next, (iterator,)).fetch()
-    key = iterator._key
+    key = iterator.__as_resource__().key
     coordinator.join()
     del iterator
     for _ in range(20):

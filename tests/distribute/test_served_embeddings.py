@@ -345,8 +345,8 @@ def test_a_step_that_looks_at_all_parameters_is_refused(kind, options):
 
 
 @pytest.mark.parametrize(("optimizer", "message"), [
-    ("lamb", "several rows or arrays at once"), (optax.MultiSteps(optax.sgd(0.1), 2), "collects gradients"),
-    (optax.lookahead(optax.sgd(0.1), 2, 0.5), "averages parameters"),
+    ("lamb", "several rows or arrays"), (optimizers.SGD(0.1, gradient_accumulation_steps=2), "collects gradients"),
+    (optax.MultiSteps(optax.sgd(0.1), 2), "collects gradients"), (optax.lookahead(optax.sgd(0.1), 2, 0.5), "averages"),
     (optax.adafactor(0.1, min_dim_size_to_factor=2), "no row for each row"),
     (optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)), "several rows or arrays at once")])
 @pytest.mark.parametrize("servers", [1, 2])

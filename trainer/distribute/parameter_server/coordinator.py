@@ -197,7 +197,7 @@ class ClusterCoordinator:
           WorkerLostError: if workers were lost that cannot be replaced.
         """
         with self._changed:
-            self._changed.wait_for(self._is_idle)
+            self.wait_until_idle()
             self._raise_error()
 
     def done(self) -> bool:
@@ -248,7 +248,9 @@ class ClusterCoordinator:
     def cancel(self) -> None:
         """Cancels what is queued; what is running ends."""
         with self._changed:
-            self._cancel_queue()
+            for closure in self._queue:
+                closure.value._future.cancel()
+            self._queue.clear()
             self._changed.notify_all()
 
     def release(self, key: str) -> None:
@@ -261,8 +263,7 @@ class ClusterCoordinator:
         """Cancels what is queued, and ends the threads once their functions have ended or their workers are gone."""
         with self._changed:
             self._is_closed = True
-            self._cancel_queue()
-            self._changed.notify_all()
+            self.cancel()
             self._has_work.notify_all()
 
     def _is_idle(self) -> bool:
@@ -271,14 +272,9 @@ class ClusterCoordinator:
     def _raise_error(self) -> None:
         """Raises the error of a function once all have ended; called with the lock."""
         if self._error is not None:
-            self._changed.wait_for(self._is_idle)
+            self.wait_until_idle()
             error, self._error = self._error, None
             raise error
-
-    def _cancel_queue(self) -> None:
-        for closure in self._queue:
-            closure.value._future.cancel()
-        self._queue.clear()
 
     def _failed(self, error: BaseException, closure: _Closure | None = None) -> None:
         """Notes an error, the first of several; called with the lock."""
@@ -286,7 +282,7 @@ class ClusterCoordinator:
             closure.value._future.set_exception(error)
         if self._error is None:
             self._error = error
-        self._cancel_queue()
+        self.cancel()
 
     def _serve(self, slot: _WorkerSlot) -> None:
         while True:
@@ -402,6 +398,5 @@ class ClusterCoordinator:
                     if all(slot.is_lost for slot in self._slots):
                         self._failed(WorkerLostError(f"No worker is left. worker {slot.index} cannot be started again: "
                                                      f"{error}"))
-                        self._changed.notify_all()
                     # Its machine may come back; meanwhile the others work.
                     self._changed.wait_for(lambda: self._is_closed, min(0.1 * 2 ** attempt, RETRY_SECS))

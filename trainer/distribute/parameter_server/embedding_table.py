@@ -1,21 +1,27 @@
 """Tables of embeddings that no process holds whole: workers look rows up, and push gradients of those rows alone.
 
-Row r of a table is on server r % n of n; see `rows/stored_part.py` for what a server does.
+To the servers such a table is a model of one parameter, whose rows they make, save and restore themselves.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.core import arguments, errors
+from trainer.core.train_state import initial_state
+from trainer.distribute.parameter_server.partition import Partition
 from trainer.distribute.parameter_server.processes.engine import Handle
-from trainer.distribute.parameter_server.rows.spread import shares
-from trainer.distribute.parameter_server.server_calls import on_each
+from trainer.distribute.parameter_server.rows.stored_rows import PATH
+from trainer.distribute.parameter_server.served_model import ModelClient
+from trainer.distribute.parameter_server.server_calls import call_each
+from trainer.optimizers.update_rule import UpdateRule
 
 
 class EmbeddingTable:
@@ -28,9 +34,9 @@ class EmbeddingTable:
       features: how many values each row has.
     """
 
-    def __init__(self, key: str, num_embeddings: int, features: int, servers: Sequence[Handle]):
-        self.num_embeddings, self.features = num_embeddings, features
-        self._key, self._servers = key, tuple(servers)
+    def __init__(self, name: str, client: ModelClient):
+        self.num_embeddings, self.features = client.shapes.params[PATH].shape
+        self._name, self._client = name, client
 
     def lookup(self, ids: ArrayLike) -> np.ndarray:
         """Returns the rows of some ids: float32 of shape `(*ids.shape, features)`.
@@ -44,12 +50,7 @@ class EmbeddingTable:
         """
         numbers = self._checked(ids)
         unique, places = np.unique(numbers, return_inverse=True)
-        rows = np.empty((len(unique), self.features), np.float32)
-        parts = shares(unique, len(self._servers))
-        answers = on_each([functools.partial(server.call, "lookup", self._key, part.places)
-                           for server, part in zip(self._servers, parts, strict=True)])
-        for part, answer in zip(parts, answers, strict=True):
-            rows[part.mask] = answer
+        rows = self._client.pull_rows({PATH: unique})[PATH]
         return rows[places.reshape(-1)].reshape(*numbers.shape, self.features)
 
     def push(self, ids: ArrayLike, grads: ArrayLike) -> None:
@@ -70,8 +71,7 @@ class EmbeddingTable:
         unique, places = np.unique(numbers, return_inverse=True)
         summed = np.zeros((len(unique), self.features), np.float32)
         np.add.at(summed, places.reshape(-1), grads.reshape(-1, self.features))
-        on_each([functools.partial(server.call, "push_rows", self._key, part.places, summed[part.mask])
-                 for server, part in zip(self._servers, shares(unique, len(self._servers)), strict=True)])
+        self._client.push(None, {PATH: summed}, None, {}, {PATH: unique})
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the rows, and the optimizer's state of each, into a folder that all servers see.
@@ -79,10 +79,9 @@ class EmbeddingTable:
         Each server writes a file of its own, which takes the place of an older one when it is whole. Nothing may be
         running.
         """
-        path = _path(folder)
-        os.makedirs(path, exist_ok=True)
-        self._on_each("save_table", path)
-        self._servers[0].call("remove_other_tables", self._key, path)
+        path = self._on_each("save_table", folder)
+        servers = self._client.servers
+        servers[0].call("remove_other_tables", path, self._name, len(servers))
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
         """Reads what `save` wrote, also on another number of servers.
@@ -90,10 +89,14 @@ class EmbeddingTable:
         Raises:
           ValueError: if there is no such table in the folder, or it is of another size or optimizer.
         """
-        self._on_each("restore_table", _path(folder))
+        self._on_each("restore_table", folder)
 
-    def _on_each(self, method: str, path: str) -> None:
-        on_each([functools.partial(server.call, method, self._key, path) for server in self._servers])
+    def _on_each(self, method: str, folder: str | os.PathLike[str]) -> str:
+        path = os.path.abspath(arguments.as_path("folder", folder, "the path of a folder"))
+        servers, shape = self._client.servers, (self.num_embeddings, self.features)
+        call_each(servers, method, self._client.key, path, self._name, shape, each=[
+            (index, len(servers)) for index in range(len(servers))])
+        return path
 
     def _checked(self, ids: ArrayLike) -> np.ndarray:
         numbers = np.asarray(ids)
@@ -105,5 +108,26 @@ class EmbeddingTable:
         return numbers
 
 
-def _path(folder: str | os.PathLike[str]) -> str:
-    return os.path.abspath(arguments.as_path("folder", folder, "the path of a folder"))
+def make_table(
+    servers: Sequence[Handle], name: str, num_embeddings: int, features: int, rule: UpdateRule,
+    initializer: Callable[..., Any], seed: int,
+) -> EmbeddingTable:
+    """Has servers make a table; see `ParameterServerStrategy.create_embedding_table`.
+
+    Raises:
+      ValueError: for an optimizer that looks at several rows, or does not make an update of each push.
+    """
+    partition = Partition(tuple(frozenset[str]() for _ in servers), frozenset({PATH}))
+    some_rows = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
+    try:
+        state = jax.device_get(initial_state({PATH: some_rows}, {}, rule, jnp.uint32(0)))
+        partition.check(state)
+    except ValueError as error:
+        raise ValueError("`optimizer` must look at each row of a table on its own, and update it by each gradient, as "
+                         f"Adagrad, Adam, RMSprop and SGD do. Received: {rule.optimizer.name}.") from error
+    key = f"table {name}"
+    call_each(servers, "make_table", key, rule, each=[
+        (range(index, num_embeddings, len(servers)), features, initializer, seed) for index in range(len(servers))])
+    shapes = state.replace(params={PATH: jax.ShapeDtypeStruct((num_embeddings, features), np.float32)},
+                           opt_state=None, optimizer=None)
+    return EmbeddingTable(name, ModelClient(key, tuple(servers), partition, shapes, 0, 0))

@@ -22,6 +22,7 @@ from trainer.core.tree_paths import kept, named_leaves, with_leaves
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.partitioners import Partitioner
 from trainer.optimizers.evaluation_params import keeps_averages
+from trainer.optimizers.transforms.accumulation import AveragedGradientsState
 
 Leaves = dict[str, Any]
 """Arrays by their paths."""
@@ -136,26 +137,7 @@ class Partition:
         jax.eval_shape(updated, state.params, state.opt_state, state.trainable(state.params))
         if len(self.parts) == 1 and not self.tables:
             return
-        fix = ("Use `num_ps=1`, or an optimizer that looks at one array at a time, such as Adam, LAMB or SGD without "
-               "`clip_by_global_norm`; `optax.clip` and `optax.adaptive_grad_clip` do.")
-        if self.tables:
-            fix = (f"As `variable_partitioner` splits {sorted(self.tables)}, it must look at each row on its own, as "
-                   "Adagrad, Adam, RMSprop and SGD do. Use such an optimizer, or no partitioner.")
-        whole = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(state.opt_state).items()}
-        found: dict[str, Any] = {}
-        for names in (*self.parts, *({name} for name in self.tables)):
-            params = part_of(state.params, names)
-            shapes = named_leaves(_opt_shapes(state.optimizer, params))
-            found |= {name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
-            if not self.tables.isdisjoint(names) and {leaf.shape for leaf in shapes.values()} - {
-                    (), *(leaf.shape for leaf in named_leaves(params).values())}:
-                raise ValueError(f"The optimizer's state has no row for each row of {sorted(names)}. {fix}")
-        if found != whole:
-            raise ValueError("The optimizer's state cannot be split over several parameter servers: it does not "
-                             f"have the parameters' paths. {fix}")
-        if any(_collects(self.table_of(state, name)[1]) for name in self.tables):
-            raise ValueError("The optimizer averages parameters or collects gradients over several steps, in which a "
-                             f"row without a gradient would be left out. {fix}")
+        self._check_opt_state(state)
         state = self._with_short_tables(state)
         parts = [(self.state_of(state, index), slice(None)) for index in range(len(self.parts))]
         for name in sorted(self.tables):
@@ -165,7 +147,8 @@ class Partition:
         leaves, structure = jax.tree.flatten(state.trainable(state.params))
         # Of sizes that differ from array to array and from row to row, and large: an optimizer that clips shows it.
         grads = jax.tree.unflatten(structure, [
-            ((index + 1) * rng.normal(size=np.shape(leaf))).astype(leaf.dtype) for index, leaf in enumerate(leaves)])
+            (10 * (index + 1) * rng.normal(size=np.shape(leaf))).astype(leaf.dtype)
+            for index, leaf in enumerate(leaves)])
 
         expected = named_leaves(jax.device_get(compiled(updated)(state.params, state.opt_state, grads)))
         for (params, opt_state), rows in parts:
@@ -177,14 +160,42 @@ class Partition:
                     raise ValueError(f"The optimizer looks at several {'rows or ' if self.tables else ''}arrays at "
                                      "once, as `clip_by_global_norm` does, so that an update on each of "
                                      f"{len(self.parts)} parameter servers would differ from one of all parameters. "
-                                     f"{fix}")
+                                     f"{self._fix}")
+
+    @property
+    def _fix(self) -> str:
+        if self.tables:
+            return (f"As `variable_partitioner` splits {sorted(self.tables)}, it must look at each row on its own, as "
+                    "Adagrad, Adam, RMSprop and SGD do. Use such an optimizer, or no partitioner.")
+        return ("Use `num_ps=1`, or an optimizer that looks at one array at a time, such as Adam, LAMB or SGD without "
+                "`clip_by_global_norm`; `optax.clip` and `optax.adaptive_grad_clip` do.")
+
+    def _check_opt_state(self, state: TrainState) -> None:
+        """Refuses an optimizer whose state cannot be split, or has more than the last update of each row."""
+        whole = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(state.opt_state).items()}
+        found: dict[str, Any] = {}
+        for names in (*self.parts, *({name} for name in self.tables)):
+            params = part_of(state.params, names)
+            shapes = named_leaves(_opt_shapes(state.optimizer, params))
+            found |= {name: (leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+            if not self.tables.isdisjoint(names) and {leaf.shape for leaf in shapes.values()} - {
+                    (), *(leaf.shape for leaf in named_leaves(params).values())}:
+                raise ValueError(f"The optimizer's state has no row for each row of {sorted(names)}. {self._fix}")
+        if found != whole:
+            raise ValueError("The optimizer's state cannot be split over several parameter servers: it does not "
+                             f"have the parameters' paths. {self._fix}")
+        if any(_collects(self.table_of(state, name)[1]) for name in self.tables):
+            raise ValueError("The optimizer averages parameters or collects gradients over several steps, in which a "
+                             f"row without a gradient would be left out. {self._fix}")
 
     def _with_short_tables(self, state: TrainState) -> TrainState:
         """Returns a state of host arrays with the first rows of tables in their place."""
         params, opt_state = named_leaves(state.params), named_leaves(state.opt_state)
         for name in self.tables:
             table, of_table = rows_of(self.table_of(state, name), slice(_SHORT))
-            params |= named_leaves(table)
+            # Of other sizes, as optimizers such as LAMB look at the size of what they update.
+            params |= {path: leaf * np.arange(1, len(leaf) + 1)[:, None].astype(leaf.dtype)
+                       for path, leaf in named_leaves(table).items()}
             opt_state |= named_leaves(of_table)
         return state.replace(
             params=with_leaves(state.params, params), opt_state=with_leaves(state.opt_state, opt_state))
@@ -204,7 +215,7 @@ def _is_split(leaf: Any, partitioner: Partitioner) -> bool:
 def _collects(opt_state: PyTree) -> bool:
     """Returns whether an optimizer makes some of its updates only, or keeps averages for `evaluate`."""
     def is_node(node: Any) -> bool:
-        return isinstance(node, optax.MultiStepsState)
+        return isinstance(node, (optax.MultiStepsState, AveragedGradientsState))
 
     return keeps_averages(opt_state) or any(map(is_node, jax.tree.leaves(opt_state, is_leaf=is_node)))
 

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from trainer.data import HostArrays
 from trainer.data.sources.batches import as_batch
 from trainer.data.sources.sources import SampleSource
-from trainer.distribute.parameter_server.processes.wire import Resource
 from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.replica.distributed_dataset import InputContext
@@ -54,11 +53,7 @@ class PerWorkerIterator(SharedValue):
     """
 
     def __init__(self, make: Callable[[InputContext], Any], release: Callable[[str], None]):
-        super().__init__(None, release)
-        self._make = make
-
-    def __as_resource__(self) -> Resource:
-        return Resource(self._key, functools.partial(_iterator_of, self._make))
+        super().__init__(functools.partial(_iterator_of, make), release)
 
     def __iter__(self) -> PerWorkerIterator:
         return self

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from trainer.core.replica_context import ReduceOp, ReplicaContext
 from trainer.core.types import PyTree
@@ -54,8 +53,3 @@ class PushContext(ReplicaContext):
     ) -> tuple[Any, Any]:
         self.value = extra.get("value")
         return jax.tree.map(_Unknown, params), opt_state
-
-
-def without_memory(shapes: PyTree) -> Any:
-    """Returns arrays of zeros of given shapes that take no memory, in the place of what servers keep."""
-    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), shapes)

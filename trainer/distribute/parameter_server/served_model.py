@@ -22,8 +22,8 @@ from trainer.distribute.parameter_server.processes.engine import Handle
 from trainer.distribute.parameter_server.rows.served_rows import Absent
 from trainer.distribute.parameter_server.rows.spread import Share, shares
 from trainer.distribute.parameter_server.served_tables import ServedTables
-from trainer.distribute.parameter_server.server import Pulled, Push, Version
-from trainer.distribute.parameter_server.server_calls import on_each
+from trainer.distribute.parameter_server.server import Pulled, Push
+from trainer.distribute.parameter_server.server_calls import call_each
 
 
 class ServedModel:
@@ -77,13 +77,9 @@ class ServedModel:
         self.first_step, self._seed = int(host.step), int(host.seed)
         model_state = named_leaves(host.model_state)
 
-        def sent(index: int) -> Callable[[], None]:
-            params, opt_state = partition.state_of(host, index)
-            return functools.partial(
-                self._servers[index].call, "load", self.key, self.generation,
-                state.optimizer if is_new else None, params, opt_state, model_state if index == 0 else None)
-
-        on_each([sent(index) for index in range(len(self._servers))])
+        call_each(self._servers, "load", self.key, self.generation, state.optimizer if is_new else None, each=[
+            (*partition.state_of(host, index), model_state if index == 0 else None)
+            for index in range(len(self._servers))])
         self._tables.load(state, host, partition, is_new)
         self._loaded = state.optimizer
 
@@ -100,7 +96,7 @@ class ServedModel:
           may_donate: whether nothing else needs the arrays of the state that was loaded or fetched last.
         """
         assert self._partition is not None, "it was loaded"
-        found = on_each([functools.partial(server.call, "snapshot", self.key) for server in self._servers])
+        found = call_each(self._servers, "snapshot", self.key)
         params, opt_states = self._tables.fetch(self._partition, may_donate)
         state = self._partition.joined(
             like, [part for _, part, _, _ in found] + params, [part for _, _, part, _ in found] + opt_states)
@@ -137,35 +133,33 @@ class ModelClient:
     seed: int
 
     def __post_init__(self) -> None:
-        self._pulled: list[Pulled] = []
+        self._pulled = [Pulled(None, None, None)] * len(self.servers)
 
-    def pull(self) -> tuple[Any, Any, int]:
-        """Returns the parameters, the model state, and the number of updates that they have had, as they are now.
+    def pull(self) -> TrainState:
+        """Returns the state as it is now, without what only servers need: the optimizer's state is zeros.
 
         Tables are not pulled: what stands for them can only be given to a `RowsFunction`.
         """
-        known: list[Version | None] = [pulled.version for pulled in self._pulled]
-        known = known or [None] * len(self.servers)
-
-        answers: list[Pulled] = on_each([functools.partial(server.call, "pull", self.key, version)
-                                         for server, version in zip(self.servers, known, strict=True)])
+        answers: list[Pulled] = call_each(
+            self.servers, "pull", self.key, each=[(pulled.version,) for pulled in self._pulled])
         self._pulled = [answer if answer.params is not None else answer._replace(params=self._pulled[index].params)
                         for index, answer in enumerate(answers)]
         params: dict[str, Any] = {name: leaf for pulled in self._pulled for name, leaf in (pulled.params or {}).items()}
         absent = {name: Absent(leaf.shape, leaf.dtype, functools.partial(_not_pulled, name))
                   for name, leaf in self._table_shapes.items()}
-        first = self._pulled[0]
-        return (with_leaves(self.shapes.params, params | absent),
-                with_leaves(self.shapes.model_state, first.model_state or {}), first.version.updates)
+        version, _, model_state = self._pulled[0]
+        assert version is not None, "it was pulled"
+        return without_opt_state(self.shapes.replace(
+            step=np.int32(self.first_step + version.updates), params=with_leaves(self.shapes.params, params | absent),
+            model_state=with_leaves(self.shapes.model_state, model_state or {}), seed=np.uint32(self.seed)))
 
     def pull_rows(self, numbers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of tables, as they are now; zeros for numbers beyond the table."""
         rows = {name: np.zeros((len(some), *self._table_shapes[name].shape[1:]), self._table_shapes[name].dtype)
                 for name, some in numbers.items()}
         parts = {name: self._shares(name, some) for name, some in numbers.items()}
-        places = [{name: of[index].places for name, of in parts.items()} for index in range(len(self.servers))]
-        answers = on_each([functools.partial(server.call, "model_rows", self.key, own)
-                           for server, own in zip(self.servers, places, strict=True)])
+        answers = call_each(self.servers, "pull_rows", self.key, each=[
+            ({name: of[index].places for name, of in parts.items()},) for index in range(len(self.servers))])
         for index, answer in enumerate(answers):
             for name, some in answer.items():
                 mask = parts[name][index].mask
@@ -174,7 +168,7 @@ class ModelClient:
 
     def push(self, number: int | None, grads: Any, value: Any, model_state: Any,
              numbers: Mapping[str, np.ndarray]) -> int:
-        """Sends the outcome of a step on what was last pulled; returns its largest staleness.
+        """Sends the outcome of a step on what was last pulled, if anything was; returns its largest staleness.
 
         Args:
           number: which step of the state's it is; each is applied once. None applies every one.
@@ -187,16 +181,17 @@ class ModelClient:
         moved = named_leaves(model_state)
         parts = {name: self._shares(name, some) for name, some in numbers.items() if name in by_name}
 
-        def call(index: int) -> Callable[[], int | None]:
-            server, pulled = self.servers[index], self._pulled[index]
+        def outcome(index: int) -> Push:
+            pulled = self._pulled[index]
             own = {name: np.asarray(leaf) for name, leaf in by_name.items() if name in self.partition.parts[index]}
             rows = {name: (of[index].places, by_name[name][:len(of[index].mask)][of[index].mask])
                     for name, of in parts.items()}
             states = (moved, pulled.model_state) if index == 0 and pulled.model_state is not None else None
-            push = Push(pulled.version, number, own, value, states, rows)
-            return functools.partial(server.call, "push", self.key, push)
+            return Push(pulled.version, number, own, value, states, rows)
 
-        return max(staleness or 0 for staleness in on_each([call(index) for index in range(len(self.servers))]))
+        answers = call_each(self.servers, "push", self.key, each=[
+            (outcome(index),) for index in range(len(self.servers))])
+        return max(staleness or 0 for staleness in answers)
 
     @functools.cached_property
     def _table_shapes(self) -> dict[str, Any]:
@@ -204,6 +199,12 @@ class ModelClient:
 
     def _shares(self, name: str, numbers: np.ndarray) -> list[Share]:
         return shares(numbers[numbers < self._table_shapes[name].shape[0]], len(self.servers))
+
+
+def without_opt_state(state: TrainState) -> TrainState:
+    """Returns a state with zeros that take no memory in the place of the optimizer's state, or of its shapes."""
+    return state.replace(opt_state=jax.tree.map(
+        lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), state.opt_state))
 
 
 def _not_pulled(name: str) -> ValueError:

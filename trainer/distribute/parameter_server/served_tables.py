@@ -6,7 +6,6 @@ The chief's state has each table whole, with the optimizer's state of it.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,9 @@ from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
 from trainer.distribute.parameter_server.partition import Leaves, Partition, rows_of
 from trainer.distribute.parameter_server.processes.engine import Handle
+from trainer.distribute.parameter_server.rows.spread import padded_length
 from trainer.distribute.parameter_server.rows.table_part import SomeRows
-from trainer.distribute.parameter_server.server_calls import on_each
+from trainer.distribute.parameter_server.server_calls import call_each
 
 
 class ServedTables:
@@ -52,11 +52,11 @@ class ServedTables:
             whole, count = partition.table_of(host, name), len(self._servers)
             parts = [rows_of(whole, slice(index, None, count)) for index in range(count)]
             if is_kept:
-                changed = self._on_each("changed_places", name)
-                self._on_each("replace_rows", name, [
-                    (SomeRows(places, *rows_of(part, places)),) for places, part in zip(changed, parts, strict=True)])
+                changed = call_each(self._servers, "changed_places", self._key, name)
+                call_each(self._servers, "replace_rows", self._key, name, each=[
+                    (SomeRows(places, rows_of(part, places)),) for places, part in zip(changed, parts, strict=True)])
             else:
-                self._on_each("load_table", name, parts)
+                call_each(self._servers, "load_table", self._key, name, each=[(part,) for part in parts])
         self.keep(state, partition)
 
     def fetch(self, partition: Partition, may_donate: bool) -> tuple[list[Leaves], list[Leaves]]:
@@ -67,16 +67,15 @@ class ServedTables:
           may_donate: whether nothing else needs the arrays that the chief has had.
         """
         params, opt_states = [], []
-        put = _put_donating if may_donate else _put
+        put = _put(may_donate)
         known, self._known = self._known, {}  # servers forget what has changed
         for name in sorted(partition.tables):
-            changed: list[SomeRows] = self._on_each("changed_rows", name)
+            changed: list[SomeRows] = call_each(self._servers, "changed_rows", self._key, name)
             numbers = np.concatenate([part.places * len(self._servers) + index for index, part in enumerate(changed)])
-            parts = [jax.tree.leaves((part.params, part.opt_state)) for part in changed]
-            leaves = [put()(leaf, *_padded(numbers, np.concatenate(some), len(leaf))) if leaf.ndim else some[0]
+            parts = [jax.tree.leaves(part.table) for part in changed]
+            leaves = [put(leaf, *_padded(numbers, np.concatenate(some), len(leaf))) if leaf.ndim else some[0]
                       for leaf, some in zip(known[name], zip(*parts, strict=True), strict=True)]
-            structure = jax.tree.structure((changed[0].params, changed[0].opt_state))
-            table, opt_state = jax.tree.unflatten(structure, leaves)
+            table, opt_state = jax.tree.unflatten(jax.tree.structure(changed[0].table), leaves)
             params.append(named_leaves(table))
             opt_states.append(named_leaves(opt_state))
         return params, opt_states
@@ -85,28 +84,18 @@ class ServedTables:
         """Takes note of the chief's arrays for what servers have now."""
         self._known = {name: jax.tree.leaves(partition.table_of(state, name)) for name in partition.tables}
 
-    def _on_each(self, method: str, name: str, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        arguments = arguments or [()] * len(self._servers)
-        return on_each([functools.partial(server.call, method, self._key, name, *own)
-                        for server, own in zip(self._servers, arguments, strict=True)])
-
 
 def _padded(numbers: np.ndarray, rows: np.ndarray, beyond: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows and their numbers in one of few lengths, as each compiles, with numbers beyond the table."""
-    length = 2 ** math.ceil(math.log2(max(len(numbers), 1)))
+    """Returns padded rows and their numbers, with numbers beyond the table."""
+    length = padded_length(len(numbers))
     padded = np.full(length, beyond, np.int32), np.zeros((length, *rows.shape[1:]), rows.dtype)
     padded[0][:len(numbers)], padded[1][:len(numbers)] = numbers, rows
     return padded
 
 
 @functools.cache
-def _put() -> Any:
-    return compiled(_with_rows)
-
-
-@functools.cache
-def _put_donating() -> Any:
-    return compiled(_with_rows, donate=(0,))
+def _put(may_donate: bool) -> Any:
+    return compiled(_with_rows, donate=(0,) if may_donate else ())
 
 
 def _with_rows(leaf: Any, numbers: Any, rows: Any) -> Any:

@@ -18,8 +18,8 @@ import numpy as np
 from trainer.compile.jit import compiled
 from trainer.core.tree_paths import named_leaves, with_leaves
 from trainer.distribute.parameter_server.partition import part_of, update
-from trainer.distribute.parameter_server.rows.stored_part import StoredPart
-from trainer.distribute.parameter_server.rows.table_part import SomeRows, TablePart
+from trainer.distribute.parameter_server.rows import stored_rows
+from trainer.distribute.parameter_server.rows.table_part import RowsWithState, SomeRows, TablePart
 
 
 class Version(NamedTuple):
@@ -38,12 +38,12 @@ class Pulled(NamedTuple):
     """What a worker pulls.
 
     Attributes:
-      version: that of the parameters.
+      version: that of the parameters; None before the first pull.
       params: them by path; None if they are those of the version that the worker has.
       model_state: the model state by path, where the server holds it.
     """
 
-    version: Version
+    version: Version | None
     params: dict[str, np.ndarray] | None
     model_state: dict[str, np.ndarray] | None
 
@@ -52,7 +52,7 @@ class Push(NamedTuple):
     """The outcome of a train step.
 
     Attributes:
-      version: that of the parameters it was computed with.
+      version: that of the parameters it was computed with; None for gradients of rows that have no version.
       number: which step of their generation it is of, from 0 on; None for a function that may run more than once.
       grads: gradients by path: those of this server, or fewer.
       value: the loss, for optimizers that ask for it; None without one.
@@ -60,7 +60,7 @@ class Push(NamedTuple):
       rows: gradients of rows of tables by path, and the places of these rows; None without any.
     """
 
-    version: Version
+    version: Version | None
     number: int | None
     grads: dict[str, np.ndarray]
     value: np.ndarray | None
@@ -102,9 +102,10 @@ class _ServedPart:
     def push(self, pushed: Push) -> int | None:
         with self.lock:
             version = self.now.version
-            if pushed.version.generation != version.generation or not self._applied.add(pushed.number):
+            computed_with = pushed.version or version
+            if computed_with.generation != version.generation or not self._applied.add(pushed.number):
                 return None
-            staleness = version.updates - pushed.version.updates
+            staleness = version.updates - computed_with.updates
             self._apply(pushed, staleness)
         return staleness
 
@@ -148,15 +149,6 @@ def _update(optimizer: Any, params: Any, opt_state: Any, grads: Mapping[str, Any
     return update(optimizer, with_leaves(part_of(params, grads), scaled), opt_state, params, extra)
 
 
-def _update_of_rows(update_of_part: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Returns the update of a table's rows, as that of a part with this parameter alone."""
-    def update_rows(params: Any, opt_state: Any, grads: Any, extra: Any, factor: Any) -> Any:
-        assert update_of_part is not None, "gradients have an optimizer"
-        return update_of_part(params, opt_state, named_leaves(grads), extra, factor)
-
-    return update_rows
-
-
 def _moved(value: np.ndarray, after: np.ndarray, before: np.ndarray, staleness: int) -> np.ndarray:
     """Returns model state moved as far as a step has moved it, to the very bits if none was between."""
     if staleness == 0 or not np.issubdtype(value.dtype, np.number):
@@ -179,7 +171,6 @@ class ParameterServer:
         self._scales = scales_by_staleness
         self._parts: dict[str, _ServedPart] = {}
         self._updates: dict[str, Callable[..., Any]] = {}
-        self._tables: dict[str, StoredPart] = {}
 
     def load(
         self, key: str, generation: int, optimizer: Any, params: Any, opt_state: Any, model_state: Any
@@ -219,22 +210,15 @@ class ParameterServer:
             version, params, model_state = part.now
             return version.updates, _on_host(params), _on_host(part.opt_state), model_state
 
-    def load_table(self, key: str, path: str, params: Any, opt_state: Any) -> None:
-        """Takes its part of a model's table; see `TablePart`.
-
-        Args:
-          key: which model.
-          path: which of its parameters.
-          params: the rows.
-          opt_state: their optimizer state.
-        """
-        self._parts[key].tables[path] = TablePart(params, opt_state, _update_of_rows(self._updates.get(key)))
+    def load_table(self, key: str, path: str, table: RowsWithState) -> None:
+        """Takes its rows of a model's table, which is the parameter of that path."""
+        self._parts[key].tables[path] = TablePart(path, table, self._updates.get(key))
 
     def replace_rows(self, key: str, path: str, rows: SomeRows) -> None:
         """Takes some rows of a model's table, and keeps the others that it has."""
         self._parts[key].tables[path].replace(rows)
 
-    def model_rows(self, key: str, places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def pull_rows(self, key: str, places: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns rows of a model's tables by path, by their places in this part."""
         return {path: self._parts[key].tables[path].lookup(some) for path, some in places.items()}
 
@@ -246,29 +230,22 @@ class ParameterServer:
         """Returns the rows of a model's table that have changed since the last time."""
         return self._parts[key].tables[path].changed()
 
-    def create_table(self, key: str, *args: Any) -> None:
-        """Makes this server's part of a table of no model; see `StoredPart` for the arguments."""
-        self._tables[key] = StoredPart(*args)
+    def make_table(self, key: str, optimizer: Any, *arguments: Any) -> None:
+        """Makes this server's rows of a table that belongs to no model; see `initial_rows` for the arguments."""
+        self.load(key, 0, optimizer, {}, {}, None)
+        self.load_table(key, stored_rows.PATH, stored_rows.initial_rows(optimizer, *arguments))
 
-    def lookup(self, key: str, places: np.ndarray) -> np.ndarray:
-        """Returns rows of a table, by their places in this part."""
-        return self._tables[key].lookup(places)
+    def save_table(self, key: str, *place: Any) -> None:
+        """Writes its rows of such a table; see `stored_rows.save` for the arguments."""
+        stored_rows.save(self._parts[key].tables[stored_rows.PATH], *place)
 
-    def push_rows(self, key: str, places: np.ndarray, grads: np.ndarray) -> None:
-        """Updates rows of a table, by their places in this part."""
-        self._tables[key].push(places, grads)
+    def remove_other_tables(self, *place: Any) -> None:
+        """Removes older files of such a table; see `stored_rows.remove_others` for the arguments."""
+        stored_rows.remove_others(*place)
 
-    def save_table(self, key: str, folder: str) -> None:
-        """Writes this part of a table."""
-        self._tables[key].save(folder, key)
-
-    def remove_other_tables(self, key: str, folder: str) -> None:
-        """Removes what other numbers of servers have written of a table."""
-        self._tables[key].remove_others(folder, key)
-
-    def restore_table(self, key: str, folder: str) -> None:
-        """Reads this part of a table."""
-        self._tables[key].restore(folder, key)
+    def restore_table(self, key: str, *place: Any) -> None:
+        """Reads its rows of such a table; see `stored_rows.restore` for the arguments."""
+        stored_rows.restore(self._parts[key].tables[stored_rows.PATH], *place)
 
     def ready(self) -> bool:
         """Returns True: the process answers."""

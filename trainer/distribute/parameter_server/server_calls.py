@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
-from trainer.distribute.parameter_server.processes.engine import RemoteCallError
+from trainer.distribute.parameter_server.processes.engine import Handle, RemoteCallError
 from trainer.distribute.parameter_server.processes.failures import ParameterServerLostError, ProcessLostError
 
-Answer = TypeVar("Answer")
 
+def call_each(
+    servers: Sequence[Handle], method: str, *common: Any, each: Sequence[tuple[Any, ...]] | None = None
+) -> list[Any]:
+    """Calls a method of several servers at the same time, and returns the answers in their order.
 
-def on_each(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """Returns what calls of several servers return, made at the same time.
+    Args:
+      servers: the servers.
+      method: the method of `ParameterServer`.
+      *common: arguments of all calls.
+      each: further arguments of the call of each server.
 
     Raises:
       ParameterServerLostError: if one of them is gone.
     """
-    if len(calls) == 1:
-        return [_of_server(calls[0])]
-    with concurrent.futures.ThreadPoolExecutor(len(calls)) as threads:
-        return list(threads.map(_of_server, calls))
+    arguments = [(*common, *own) for own in each or [()] * len(servers)]
+    if len(servers) == 1:
+        return [_call(servers[0], method, arguments[0])]
+    with concurrent.futures.ThreadPoolExecutor(len(servers)) as threads:
+        return list(threads.map(_call, servers, itertools.repeat(method), arguments))
 
 
-def _of_server(call: Callable[[], Answer]) -> Answer:
+def _call(server: Handle, method: str, arguments: tuple[Any, ...]) -> Any:
     try:
-        return call()
+        return server.call(method, *arguments)
     except ProcessLostError as error:
         raise ParameterServerLostError(
             f"{error} The parameters that it held are gone. Start the same command again: with "

@@ -22,7 +22,7 @@ class SharedFunction:
     PREFIX = "function "
 
     def __init__(self, function: Callable[..., Any], key: str):
-        self._function, self._key = function, key
+        self._resource = Resource(key, lambda worker: function)
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> SharedFunction:
@@ -35,23 +35,21 @@ class SharedFunction:
 
     def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""
-        function = self._function
-        return Resource(self._key, lambda worker: function)
+        return self._resource
 
 
 class SharedValue:
     """A value that a worker gets once, such as the arrays of `fit`, and keeps as long as this exists.
 
     Args:
-      value: the value.
+      build: returns the value from the `Worker` that it is for.
       release: called with its key when this exists no longer.
     """
 
-    def __init__(self, value: Any, release: Callable[[str], None]):
-        self._value, self._key = value, f"value {next(_numbers)}"
-        weakref.finalize(self, release, self._key).atexit = False
+    def __init__(self, build: Callable[[Any], Any], release: Callable[[str], None]):
+        self._resource = Resource(f"value {next(_numbers)}", build)
+        weakref.finalize(self, release, self._resource.key).atexit = False
 
     def __as_resource__(self) -> Resource:
         """Returns what a worker gets for it."""
-        value = self._value
-        return Resource(self._key, lambda worker: value)
+        return self._resource

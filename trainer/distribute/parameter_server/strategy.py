@@ -18,7 +18,7 @@ from trainer.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.core import arguments, errors
 from trainer.data import HostArrays
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
-from trainer.distribute.parameter_server.embedding_table import EmbeddingTable
+from trainer.distribute.parameter_server.embedding_table import EmbeddingTable, make_table
 from trainer.distribute.parameter_server.partitioners import Partitioner
 from trainer.distribute.parameter_server.per_worker import PerWorkerDataset
 from trainer.distribute.parameter_server.processes.engine import Engine, Handle
@@ -31,10 +31,8 @@ from trainer.distribute.parameter_server.processes.local_processes import LocalP
 from trainer.distribute.parameter_server.processes.ray_cluster import RayCluster
 from trainer.distribute.parameter_server.processes.tf_config_cluster import ROLES, check_roles, serve
 from trainer.distribute.parameter_server.processes.wire import Resource
-from trainer.distribute.parameter_server.rows.stored_part import check_optimizer
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.server import ParameterServer
-from trainer.distribute.parameter_server.server_calls import on_each
 from trainer.distribute.parameter_server.shared import SharedValue
 from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
@@ -219,15 +217,12 @@ class ParameterServerStrategy(Strategy):
             raise ValueError(f"There is a table {name!r} already. Choose another name, or use that table.")
         num_embeddings, features = (arguments.as_count(argument, value) for argument, value in (
             ("num_embeddings", num_embeddings), ("features", features)))
-        rule = UpdateRule(as_optimizer(optimizer)).optimizer
-        check_optimizer(rule)
         if initializer is None:
             initializer = jax.nn.initializers.truncated_normal(1 / math.sqrt(features))
-        made = (num_embeddings, features, rule, initializer, arguments.as_seed("seed", seed))
-        on_each([functools.partial(server.call, "create_table", name, index, self.num_ps, *made)
-                 for index, server in enumerate(self._servers)])
+        table = make_table(self._servers, name, num_embeddings, features, UpdateRule(as_optimizer(optimizer)),
+                           initializer, arguments.as_seed("seed", seed))
         self._tables.add(name)
-        return EmbeddingTable(name, num_embeddings, features, self._servers)
+        return table
 
     def distribute_datasets_from_function(  # type: ignore[override]
         self, dataset_fn: Callable[[InputContext], Any]
@@ -282,7 +277,7 @@ class ParameterServerStrategy(Strategy):
 
     def shared(self, value: Any) -> SharedValue:
         """Returns what can be sent in the place of a value, which a worker gets once."""
-        return SharedValue(value, self._coordinator.release)
+        return SharedValue(lambda worker: value, self._coordinator.release)
 
 
 def _end(coordinator: ClusterCoordinator, engine: Engine, code: int = 0) -> None:

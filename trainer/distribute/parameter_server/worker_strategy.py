@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from trainer.core import replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import restricted
-from trainer.distribute.parameter_server.push_context import PushContext, without_memory
+from trainer.distribute.parameter_server.push_context import PushContext
 from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
 from trainer.distribute.parameter_server.rows.served_rows import plain
-from trainer.distribute.parameter_server.served_model import ModelClient
+from trainer.distribute.parameter_server.served_model import ModelClient, without_opt_state
+from trainer.distribute.parameter_server.worker import Worker
 from trainer.distribute.placement.devices import default_devices
 from trainer.distribute.replica.distributed_dataset import InputContext
 from trainer.distribute.replica.replicated_state import is_state
@@ -22,13 +22,9 @@ from trainer.distribute.strategies.strategy import Strategy
 
 
 class WorkerStrategy(Strategy):
-    """The strategy of code in a worker, which is one replica.
+    """The strategy of code in a worker, which is one replica."""
 
-    Args:
-      worker: the `Worker`.
-    """
-
-    def __init__(self, worker: Any):
+    def __init__(self, worker: Worker):
         super().__init__(default_devices()[:1])
         self.worker_index = worker.index
         self._input_context = InputContext(worker.num_workers, worker.index)
@@ -36,12 +32,8 @@ class WorkerStrategy(Strategy):
         self._steps: dict[Any, _Step] = {}
 
     def pulled_state(self, client: ModelClient) -> TrainState:
-        """Returns a model's state as the servers have it, without what only they need: the optimizer's is zeros."""
-        params, model_state, updates = client.pull()
-        shapes = client.shapes
-        state = shapes.replace(
-            step=np.int32(client.first_step + updates), params=params, model_state=model_state,
-            opt_state=without_memory(shapes.opt_state), seed=np.uint32(client.seed))
+        """Returns a model's state as `ModelClient.pull` does, for `run`."""
+        state = client.pull()
         self._clients = {key: value for key, value in self._clients.items() if value[1].key != client.key}
         self._clients[id(state)] = state, client
         return state
@@ -82,10 +74,7 @@ class WorkerStrategy(Strategy):
         key = fn, structure, place, None if client is None else client.key
         if key not in self._steps:
             self._steps[key] = _Step(fn, structure, place, client)
-        returned, pushed, numbers = self._steps[key](leaves, state, client)
-        if client is not None:
-            client.push(None, *pushed, numbers)
-        return returned
+        return self._steps[key](leaves, state, client)
 
 
 class _Step:
@@ -105,22 +94,22 @@ class _Step:
         self._compiled = RowsFunction(
             self._traced, *((), ()) if client is None else (client.shapes.params, client.partition.tables))
 
-    def __call__(
-        self, leaves: list[Any], state: TrainState | None, client: ModelClient | None
-    ) -> tuple[Any, tuple[Any, Any, Any], dict[str, np.ndarray]]:
+    def __call__(self, leaves: list[Any], state: TrainState | None, client: ModelClient | None) -> Any:
         rest = [None if index == self._place else leaf for index, leaf in enumerate(leaves)]
         moving = None if state is None else state.replace(params={}, opt_state=None)
         (values, pushed), numbers = self._compiled(
             None if client is None else client.pull_rows, {} if state is None else state.params, moving, rest)
-        returned = [state if value is None else value for value in values]
-        return jax.tree.unflatten(self._returned, returned), pushed, numbers
+        if client is not None:
+            grads, value, model_state = pushed
+            client.push(None, grads, value, model_state, numbers)
+        return jax.tree.unflatten(self._returned, [state if value is None else value for value in values])
 
     def _traced(self, params: Any, state: TrainState | None, leaves: list[Any]) -> tuple[list[Any], Any]:
         rows = next((leaf.shape[0] for leaf in jax.tree.leaves(leaves) if leaf.ndim), 1)
         context = PushContext(rows)
         if state is not None and self._shapes is not None and self._place is not None:
-            leaves[self._place] = state = state.replace(
-                params=params, opt_state=without_memory(self._shapes.opt_state))
+            leaves[self._place] = state = without_opt_state(
+                state.replace(params=params, opt_state=self._shapes.opt_state))
         args, kwargs = jax.tree.unflatten(self._structure, leaves)
         with replica_context.enter(context):
             returned = self._function(*args, **kwargs)

@@ -114,14 +114,6 @@ class RemotePhase(CompiledPhase):
     def _trained(self, state: TrainState, running: Any, group: PlacedGroup, batches: range) -> tuple[TrainState, Any]:
         coordinator = self._cluster.coordinator
         coordinator.require_open()
-        try:
-            return self._trained_by(coordinator, state, running, group, batches)
-        except BaseException:  # such as KeyboardInterrupt, which must not wait
-            coordinator.cancel()
-            raise
-
-    def _trained_by(self, coordinator: ClusterCoordinator, state: TrainState, running: Any, group: PlacedGroup,
-                    batches: range) -> tuple[TrainState, Any]:
         coordinator.join()
         if state is not self._last:  # the first, or a user or a callback has changed it: the learning rate, for example
             self._last = None
@@ -131,7 +123,11 @@ class RemotePhase(CompiledPhase):
             self._client = self._cluster.shared(self._served.client(shapes))
             self._next_number = 0
         self._last = None  # should a step fail, servers have what the chief does not know
-        outcomes = self._make_steps(coordinator, _batches(group, batches))
+        try:
+            outcomes = self._make_steps(coordinator, _batches(group, batches))
+        except BaseException:  # such as KeyboardInterrupt, which must not wait
+            coordinator.cancel()
+            raise
         state, updates = self._served.fetch(state, self._strategy.place_state, may_donate=True)
         if updates != self._next_number:
             raise RuntimeError(f"{self._next_number} steps were made, but the parameter servers have {updates} "

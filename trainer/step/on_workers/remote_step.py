@@ -15,28 +15,17 @@ from trainer.data import HostArrays, unpack_x_y_sample_weight
 from trainer.data.sources.batches import BatchSpec, as_batch
 from trainer.data.sources.buffers import POOL
 from trainer.distribute.parameter_server.per_worker import WorkerIterator
-from trainer.distribute.parameter_server.push_context import PushContext, without_memory
+from trainer.distribute.parameter_server.push_context import PushContext
 from trainer.distribute.parameter_server.rows.rows_function import RowsFunction
 from trainer.distribute.parameter_server.rows.served_rows import plain
-from trainer.distribute.parameter_server.served_model import ModelClient
+from trainer.distribute.parameter_server.served_model import ModelClient, without_opt_state
 from trainer.step import steps
 
 
 def outcome_of_step(
-    user_step: steps.Step, shapes: TrainState, params: Any, moving: Any, batch: Any
+    user_step: steps.Step, shapes: TrainState, params: Any, moving: tuple[Any, Any, Any], batch: Any
 ) -> tuple[Any, ...]:
-    """Returns what a step leaves: gradients, loss, model state, logs and rows.
-
-    Args:
-      user_step: the model's `train_step`.
-      shapes: the state's, whose optimizer state the servers have.
-      params: the parameters.
-      moving: the step count, the model state and the seed.
-      batch: the batch, of which the worker is the only replica.
-
-    Raises:
-      ValueError: if the step needs parameters that it has updated, or applies gradients twice.
-    """
+    """Returns the gradients, loss, model state, logs and rows of a step; `moving` is step, model state and seed."""
     contexts: list[PushContext] = []
 
     def make_context(rows: int) -> PushContext:
@@ -44,8 +33,7 @@ def outcome_of_step(
         return contexts[0]
 
     step, model_state, seed = moving
-    state = shapes.replace(step=step, params=params, model_state=model_state, seed=seed,
-                           opt_state=without_memory(shapes.opt_state))
+    state = without_opt_state(shapes.replace(step=step, params=params, model_state=model_state, seed=seed))
     left, logs, rows = steps.train_one_batch(user_step, make_context, state, batch)
     grads = plain(contexts[0].grads or {})
     return grads, contexts[0].value, left.model_state, logs, jnp.asarray(rows, jnp.float32)
@@ -94,9 +82,9 @@ class RemoteStep:
 
     def __call__(self, client: ModelClient, number: int, batch: Any) -> tuple[list[np.ndarray], Any, int]:
         """Makes one step; returns the leaves of its logs, its rows, and the largest staleness of its gradients."""
-        params, model_state, _ = client.pull()
-        moving = np.int32(client.first_step + number), model_state, np.uint32(client.seed)
-        outcome, numbers = self._compiled(client.pull_rows, params, moving, batch)
+        state = client.pull()
+        moving = np.int32(client.first_step + number), state.model_state, state.seed
+        outcome, numbers = self._compiled(client.pull_rows, state.params, moving, batch)
         grads, value, model_state, logs, rows = outcome
         staleness = client.push(number, grads, value, model_state, numbers)
         return jax.tree.leaves(logs), rows, staleness

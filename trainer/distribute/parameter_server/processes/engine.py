@@ -6,6 +6,7 @@ import abc
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from trainer.distribute.parameter_server.processes.failures import RemoteFailure
 from trainer.distribute.parameter_server.processes.host import RAISED
 from trainer.distribute.parameter_server.processes.wire import Packed, pack, unpack
 
@@ -70,9 +71,9 @@ class RemoteCallError(Exception):
     """A method of another process's object has raised.
 
     Attributes:
-      failure: a `RemoteFailure`.
+      failure: the exception.
     """
 
-    def __init__(self, failure: Any):
+    def __init__(self, failure: RemoteFailure):
         super().__init__(failure.message)
         self.failure = failure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from trainer.core.tree_paths import kept, named_leaves, with_leaves
 from trainer.core.types import PyTree
 from trainer.distribute.parameter_server.rows.asked_ids import Rows, asked_ids
 from trainer.distribute.parameter_server.rows.served_rows import ServedRows, Table, lookups_in_linen
+from trainer.distribute.parameter_server.rows.spread import padded_length
 
 Lookup = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 """Returns rows of tables by their numbers; those that are beyond a table may have any values."""
@@ -69,7 +69,7 @@ class RowsFunction:
         """Returns the rows that ids ask for, ascending, and numbers beyond the table up to one of few lengths."""
         unique = np.unique(np.concatenate([np.zeros(0, np.int32), *(ids.reshape(-1) for ids in asked)]))
         unique = unique[unique >= 0]
-        numbers = np.full(2 ** math.ceil(math.log2(max(len(unique), 1))), self._tables[name].shape[0], np.int32)
+        numbers = np.full(padded_length(len(unique)), self._tables[name].shape[0], np.int32)
         numbers[:len(unique)] = unique
         return numbers
 
