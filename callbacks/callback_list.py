@@ -5,6 +5,7 @@ Owns the order of calls, and the knowledge of which hooks are listened to.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
+
+
+_OWN_HOOKS: weakref.WeakKeyDictionary[type, set[str]] = weakref.WeakKeyDictionary()  # by class
 
 
 class CallbackList(Callback):
@@ -87,7 +91,7 @@ class CallbackList(Callback):
             if type(callback) is History:
                 callback.reads_late = len(self.callbacks) == 1
         self._is_chief = jax.process_index() == 0
-        self._wanted: dict[str, bool] = {}  # whether hooks are overridden, once this was asked
+        self._own_hooks: set[str] | None = None  # of any callback, once a hook was asked for
         self._save_at: int | None = None  # the next batch of this epoch after which a callback saves
         if model is not None:
             self.set_model(model)
@@ -107,7 +111,7 @@ class CallbackList(Callback):
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._wanted.clear()
+        self._own_hooks = None
         for callback in self.callbacks:
             callback.set_model(model)
 
@@ -116,9 +120,9 @@ class CallbackList(Callback):
 
         A hook with the attribute `is_for_other_loops` need not be called by a loop that calls `on_execution_end`.
         """
-        if hook not in self._wanted:
-            self._wanted[hook] = any(_overrides(callback, hook) for callback in self.callbacks)
-        return self._wanted[hook]
+        if self._own_hooks is None:
+            self._own_hooks = set().union(*map(_own_hooks, self.callbacks))
+        return hook in self._own_hooks
 
     def wants_batch_hooks(self, phase: str) -> bool:
         """Returns whether any callback has to be called for every batch of "train", "test" or "predict"."""
@@ -318,9 +322,16 @@ class CallbackList(Callback):
 
 def _overrides(callback: Callback, hook: str) -> bool:
     """Returns whether a callback has a hook of its own, on the class or on the instance, that this loop has to call."""
-    method = getattr(callback, hook)
-    function = getattr(method, "__func__", method)
-    return function is not getattr(Callback, hook) and not getattr(function, "is_for_other_loops", False)
+    return hook in _own_hooks(callback)
+
+
+def _own_hooks(callback: Callback) -> set[str]:
+    kind = type(callback)
+    if kind not in _OWN_HOOKS:
+        _OWN_HOOKS[kind] = {name for name, default in vars(Callback).items() if callable(default) and (
+            getattr(kind, name) is not default and not getattr(getattr(kind, name), "is_for_other_loops", False))}
+    return _OWN_HOOKS[kind] | {name for name, value in vars(callback).items()
+                               if not getattr(value, "is_for_other_loops", False)}
 
 
 def _check_place(callback: Callback) -> None:

@@ -99,10 +99,11 @@ class Callback:
     run_folder: str | None = None
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        parameters = inspect.signature(cls.__init__).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        for name in () if takes_any else sorted(options.keys() - set(parameters)):
-            raise unknown_argument(cls.__name__, name, parameters)
+        if options:
+            parameters = inspect.signature(cls.__init__).parameters
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            for name in () if takes_any else sorted(options.keys() - set(parameters)):
+                raise unknown_argument(cls.__name__, name, parameters)
         return super().__new__(cls)
 
     def set_params(self, params: Mapping[str, Any]) -> None:

@@ -125,7 +125,7 @@ def check_count(argument: str, value: Any, minimum: int = 1, optional: bool = Fa
       TypeError: if it is no whole number.
       ValueError: if it is less than `minimum`.
     """
-    if value is not None or not optional:
+    if (value is not None or not optional) and not (type(value) is int and value >= minimum):
         as_count(argument, value, minimum, f"a whole number of at least {minimum}{' or None' if optional else ''}")
 
 

@@ -84,8 +84,9 @@ class Reader:
             raise ValueError("The data are endless: say how many batches an epoch has by `steps_per_epoch` "
                              "(`validation_steps`, `steps`).")
         self._source = source
-        is_of_rows = isinstance(source, DatasetSource) and not source.dataset.is_mapped
-        self.arrays: HostArrays | None = source.dataset.arrays if is_of_rows else None
+        self.arrays: HostArrays | None = None
+        if isinstance(source, DatasetSource) and not source.dataset.is_mapped:
+            self.arrays = source.dataset.arrays
         self._steps = steps_per_epoch
         self._limit = limit_batches
         self._first_epoch = first_epoch if source.is_one_shot else 0

@@ -100,7 +100,7 @@ class StatefulModel(OverridableSteps):
         return worker_copy.as_resource(self)
 
     def __train_step_as_resource__(self) -> Any:
-        """Returns what a worker gets of this model for `fit`."""
+        """Returns what a worker of parameter servers gets of the model for `fit`."""
         from trainer.model import worker_copy
 
         return worker_copy.SharedTrainStep(self)

@@ -13,8 +13,7 @@ from trainer.distribute.parameter_server.served_model import ModelClient, Served
 from trainer.distribute.parameter_server.strategy import ParameterServerStrategy
 from trainer.distribute.parameter_server.worker_strategy import WorkerStrategy
 from trainer.model.core.configuration import Configuration
-from trainer.model.core.model_core import ModelCore, core_of
-from trainer.model.overridable_steps import OverridableSteps
+from trainer.model.core.model_core import ModelCore, UserModel, core_of
 from trainer.modules import FunctionalModule
 
 _numbers = itertools.count()
@@ -22,7 +21,7 @@ _OF_THE_CHIEF = ("_core", "history")
 _CONFIGURED = ("is_compiled", "loss", "metrics", "options", "rules", "trainable")
 
 
-def as_resource(model: OverridableSteps) -> Resource | None:
+def as_resource(model: UserModel) -> Resource | None:
     """Returns what a worker gets for a model; None for one that is not made under a `ParameterServerStrategy`.
 
     The servers then have its state, and the chief fetches it when it is needed again.
@@ -54,7 +53,7 @@ def as_resource(model: OverridableSteps) -> Resource | None:
 class SharedTrainStep:
     """The `train_step` of a model, as a worker gets it for `fit`: without a state of its own."""
 
-    def __init__(self, model: OverridableSteps):
+    def __init__(self, model: UserModel):
         self._model = model
         self._key = f"train step {next(_numbers)}"  # another for each: its attributes may differ
 
@@ -64,12 +63,12 @@ class SharedTrainStep:
         return Resource(self._key, lambda worker: copy(worker).train_step)
 
 
-def _copier(model: OverridableSteps, client: ModelClient | None) -> Callable[[Any], OverridableSteps]:
+def _copier(model: UserModel, client: ModelClient | None) -> Callable[[Any], UserModel]:
     """Returns a function that makes the copy in a worker."""
     attributes = {name: value for name, value in vars(model).items() if name not in _OF_THE_CHIEF}
     core = core_of(model)
     configured = {name: getattr(core.configuration, name) for name in _CONFIGURED}
-    return functools.partial(_in_worker, type(model), attributes, core.module, configured, client)
+    return functools.partial(_in_worker, type(model), attributes, core.defaults, core.module, configured, client)
 
 
 def _fetched(strategy: ParameterServerStrategy, served: ServedModel, shapes: TrainState) -> TrainState:
@@ -78,15 +77,15 @@ def _fetched(strategy: ParameterServerStrategy, served: ServedModel, shapes: Tra
 
 
 def _in_worker(
-    kind: type[OverridableSteps], attributes: dict[str, Any], module: FunctionalModule, configured: dict[str, Any],
-    client: ModelClient | None, worker: Any,
-) -> OverridableSteps:
+    kind: type[UserModel], attributes: dict[str, Any], defaults: type, module: FunctionalModule,
+    configured: dict[str, Any], client: ModelClient | None, worker: Any,
+) -> UserModel:
     model = object.__new__(kind)
     vars(model).update(attributes)
     strategy: WorkerStrategy = worker.resource_or_make("strategy", WorkerStrategy)
     configuration = Configuration()
     vars(configuration).update(configured)
-    core = model._core = ModelCore(model, OverridableSteps, module, strategy, 0, configuration)
+    core = model._core = ModelCore(model, defaults, module, strategy, 0, configuration)
     core.run = _OfTheChief()  # type: ignore[assignment]
     core.state = _ServedState(strategy, client)  # type: ignore[assignment]
     return model

@@ -45,14 +45,17 @@ _FLAGS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_
 class UserModel(Protocol):
     """The methods of a model that users may override, as `model/overridable_steps.py` documents them."""
 
+    name: str
     _core: ModelCore
-    sample_inputs: Callable[[Batch], Any]
-    train_step: Callable[[TrainState, Batch], tuple[dict[str, Any], TrainState]]
-    test_step: Callable[[TrainState, Batch], dict[str, Any]]
-    predict_step: Callable[[TrainState, Batch], Any]
-    compute_loss: Callable[[Any, Any, Any, Any], jax.Array]
-    apply: Callable[..., tuple[Any, Any]]
-    make_rng: Callable[[TrainState, str], jax.Array]
+
+    def sample_inputs(self, batch: Batch) -> Any: ...
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]: ...
+    def test_step(self, state: TrainState, batch: Batch) -> dict[str, Any]: ...
+    def predict_step(self, state: TrainState, batch: Batch) -> Any: ...
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> jax.Array: ...
+    def apply(self, params: Any, state: TrainState, x: Any, *, module: str | None = None,
+              training: bool = False) -> tuple[Any, Any]: ...
+    def make_rng(self, state: TrainState, stream: str) -> jax.Array: ...
 
     def __train_step_as_resource__(self) -> Any:
         """Returns an object whose `__as_resource__` gives `train_step` to workers, without a state."""

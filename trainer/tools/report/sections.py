@@ -11,6 +11,7 @@ import jax
 
 from trainer.callbacks.record.curves import curves, metric_names
 from trainer.core.units import readable_bytes, readable_number
+from trainer.model.core.model_core import core_of
 from trainer.model.forward import table_of_layers
 from trainer.modules import summary_cells, totals
 from trainer.tools.report.page import UNKNOWN, Picture, Section, Table
@@ -102,7 +103,7 @@ def model_section(model: Model) -> Section:
     """Returns the table of a model's layers."""
     if not model.built:
         return Section("Model", [repr(model)])
-    layers, name, total, trainable, state_count = table_of_layers(model)
+    layers, name, total, trainable, state_count = table_of_layers(core_of(model), model.name)
     heading, *rows = summary_cells(layers, name)
     below = [line.partition(": ") for line in totals(layers, total, trainable, state_count)]
     return Section("Model", [Table(rows, heading, is_code=True),
