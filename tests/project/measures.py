@@ -22,8 +22,8 @@ PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_exit", "_current_frames"}
 _WORD = re.compile(r"[A-Za-z']+")
 # "what" as a noun, and "one" as a pronoun: not before a noun, and not as a number.
 _WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
-_ONE = re.compile(r"\bones\b|\bone(?=[.,;:)]|\s+(?:is|are|was|that|which|who|of|has|may|can|for|in|with|and|or|by|to)\b)",
-                  re.IGNORECASE)
+_ONE = re.compile(r"\bones\b|\bone(?=[.,;:)]|\s+(?:is|are|was|that|which|who|of|has|may|can|for|in|with|and|or|by|to)"
+                  r"\b)", re.IGNORECASE)
 _CODE = re.compile(r"`[^`]*`|^\s*(?:>>>|\.\.\.).*$", re.MULTILINE)
 
 
@@ -106,9 +106,9 @@ def private_names(tree: ast.Module) -> set[str]:
 def docstrings(tree: ast.Module) -> Iterator[str]:
     """Yields the docstrings of a source."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if text := ast.get_docstring(node):
-                yield text
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (
+                text := ast.get_docstring(node)):
+            yield text
 
 
 def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -154,8 +154,8 @@ def main(root: pathlib.Path) -> None:
     print(f"private names used across files {len(found.reaches)}")
     print(f"parameters typed bare Any: public {share[True]:.1f} %, all {of_all:.1f} %")
     print(f"bodies of more than 50 lines {len(found.long_bodies)}")
-    print(f"docstring words {found.docstring_words:,}; per 1,000: what {1000 * found.whats / found.docstring_words:.1f}, "
-          f"pronoun one {1000 * found.ones / found.docstring_words:.1f}")
+    whats, ones = (1000 * count / found.docstring_words for count in (found.whats, found.ones))
+    print(f"docstring words {found.docstring_words:,}; per 1,000: what {whats:.1f}, pronoun one {ones:.1f}")
 
 
 if __name__ == "__main__":
