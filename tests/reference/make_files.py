@@ -51,8 +51,8 @@ def train(backup: str, stop_at: int | None = None, verbose: int = 0):
 
     model = new_model()
     history = model.fit(X, Y, batch_size=BATCH_SIZE, epochs=EPOCHS, verbose=verbose, validation_split=0.2, callbacks=[
-        callbacks.BackupAndRestore(backup, save_freq=SAVED_AT, double_checkpoint=False), callbacks.EarlyStopping("val_loss", patience=5),
-        *([Stop()] if stop_at else [])])
+        callbacks.BackupAndRestore(backup, save_freq=SAVED_AT, double_checkpoint=False),
+        callbacks.EarlyStopping("val_loss", patience=5), *([Stop()] if stop_at else [])])
     return model, history
 
 
