@@ -4,8 +4,6 @@ Owns the `Logger` protocol, files of its own, and adapters of packages that trac
 when its logger is made. What a run is, in numbers and texts, comes from the model.
 """
 
-from trainer.callbacks.loggers.aim_run import Aim
-from trainer.callbacks.loggers.comet_experiment import Comet
 from trainer.callbacks.loggers.csv_file import CSVFile
 from trainer.callbacks.loggers.json_lines import JSONLines
 from trainer.callbacks.loggers.log_to import LogTo
@@ -15,5 +13,5 @@ from trainer.callbacks.loggers.tensorboard_files import TensorBoardFiles
 from trainer.callbacks.loggers.tracker import Tracker
 from trainer.callbacks.loggers.wandb_run import WandB
 
-__all__ = ["Aim", "CSVFile", "Comet", "JSONLines", "LogTo", "Logger", "MLflow", "ResumableLogger", "TensorBoardFiles",
-           "Tracker", "WandB"]
+__all__ = ["CSVFile", "JSONLines", "LogTo", "Logger", "MLflow", "ResumableLogger", "TensorBoardFiles", "Tracker",
+           "WandB"]

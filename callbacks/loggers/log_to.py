@@ -41,8 +41,8 @@ class LogTo(LateLogsCallback):
     may have gone, it is a warning, once.
 
     Args:
-      *loggers: `CSVFile`, `JSONLines`, `TensorBoardFiles`, `MLflow`, `WandB`, `Comet` and `Aim` of
-        `trainer.callbacks.loggers`, or any `Logger`.
+      *loggers: `CSVFile`, `JSONLines`, `TensorBoardFiles`, `MLflow` and `WandB` of `trainer.callbacks.loggers`, or any
+        `Logger`.
       log_every: "epoch", or the number of batches. No more batches than that are then executed at once.
       params: more parameters, such as those of the module, or others in place of those above.
 
