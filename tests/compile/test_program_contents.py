@@ -6,7 +6,6 @@ from trainer.compile.hlo_text import Program
 from trainer.compile.program_contents import (
     Collective,
     collectives_of,
-    donated_arguments,
     host_transfers,
     kernels,
     traffic_bytes,
@@ -131,11 +130,10 @@ def test_what_is_updated_in_place_counts_where_it_changes():
     assert (before - after) / 6 == 2 * 8 * 4 * 4 - (8 * 4 + 2 * 4)
 
 
-def test_loops_host_transfers_and_donations_are_found(program):
+def test_loops_and_host_transfers_are_found(program):
     assert [loop.trip_count for loop in program.loops] == [5, None]
     assert unknown_loops(program) == ["while.2"]
     assert host_transfers(program) == ["to_host"]
-    assert donated_arguments(program) == 2
 
 
 def test_text_that_is_none_gives_nothing():

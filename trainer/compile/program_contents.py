@@ -234,9 +234,3 @@ def unknown_loops(program: Program) -> list[str]:
     A GPU asks the host before each iteration of such a loop, and its queue runs empty.
     """
     return [loop.name for loop in program.loops if loop.trip_count is None]
-
-
-def donated_arguments(program: Program) -> int:
-    """Returns how many arguments give their buffers to results."""
-    aliases = program.header.partition("input_output_alias={")[2].partition("entry_computation_layout")[0]
-    return len(re.findall(r"(?:may|must)-alias", aliases))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -16,9 +17,8 @@ def as_html(page: Page, footer: str) -> str:
     """Returns a report as the text of an HTML file."""
     import jinja2
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("trainer.tools.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True)
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(os.path.dirname(__file__)), autoescape=True,
+                                     trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters.update(number_columns=_number_columns, runs_of_tables=_runs_of_tables,
                                base64=lambda data: base64.b64encode(data).decode())
     return environment.get_template("page.html.jinja").render(page=page, footer=footer)

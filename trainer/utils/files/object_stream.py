@@ -57,7 +57,7 @@ class _Unpickler(pickle.Unpickler):
         return _Array(0)
 
     def _scalar(self, dtype: _Dtype, contents: bytes) -> np.generic:
-        return np.frombuffer(contents, dtype.dtype).reshape(())[()]
+        return np.frombuffer(contents, dtype.dtype).reshape(1)[0]
 
     def _array(self, contents: bytes | list[Any], dtype: _Dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
         return _array(contents, dtype, shape, order)
@@ -80,11 +80,11 @@ class _Dtype:
         self.dtype = dtype
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        order, *fields = state[1:5]
-        if fields != [None, None, None]:
+        fields = state[2:5]
+        if fields != (None, None, None):
             raise pickle.UnpicklingError("it has a dtype with fields, which plain data do not need")
-        if _text(order) in ("<", ">"):
-            self.dtype = self.dtype.newbyteorder(_text(order))
+        order: Any = _text(state[1])
+        self.dtype = self.dtype.newbyteorder(order)
 
 
 class _Array(np.ndarray):
@@ -92,7 +92,8 @@ class _Array(np.ndarray):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, is_fortran, contents = state
-        super().__setstate__(_array(contents, dtype, shape, "F" if is_fortran else "C").__reduce__()[2])
+        made: Any = _array(contents, dtype, shape, "F" if is_fortran else "C")
+        super().__setstate__(made.__reduce__()[2])
 
 
 def _array(contents: bytes | list[Any], dtype: _Dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
