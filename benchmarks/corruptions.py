@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of the only corruption to make; writes nothing")
     options = parser.parse_args()
-    logging.disable()  # Orbax reports each write that fails, at length
+    logging.disable()  # of each run that goes on
     start, training, troubles = time.monotonic(), damaged_runs.Training(), possible_troubles()
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     with tempfile.TemporaryDirectory() as parent:

@@ -62,7 +62,7 @@ class History(Callback):
     @history.setter
     def history(self, history: dict[str, list[Any]]) -> None:
         self._history = history
-        self._epochs: dict[str, list[int]] | None = {}  # of the values; None in states of older versions
+        self._epochs: dict[str, list[int]] = {}  # of the values
         self._unread: tuple[int, Mapping[str, Any]] | None = None
 
     def epochs_of(self, log: str) -> list[int]:
@@ -83,8 +83,8 @@ class History(Callback):
             known = ", ".join(map(repr, self.history)) or "none yet"
             raise KeyError(f"The history has no log {log!r}. Known logs: {known}.")
         values = self.history[log]
-        epochs = (self._epochs or {}).get(log, [])
-        # Values may be assigned, or of a state that did not tell.
+        epochs = self._epochs.get(log, [])
+        # Values may be assigned.
         return list(epochs) if len(epochs) == len(values) else (
             list(self.epoch) if len(self.epoch) == len(values) else list(range(len(values))))
 
@@ -140,8 +140,6 @@ class History(Callback):
         epoch, logs = self._unread
         values = list(logs.items())  # may be interrupted, or fail
         self._unread = None
-        if self._epochs is None:
-            self._epochs = {}
         for name, value in values:
             self._history.setdefault(name, []).append(_python_number(value))
             self._epochs.setdefault(name, []).append(epoch)

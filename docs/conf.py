@@ -59,7 +59,6 @@ intersphinx_mapping = {} if os.environ.get("DOCS_ONLINE") != "1" else {
     "jax": ("https://docs.jax.dev/en/latest", None),
     "flax": ("https://flax.readthedocs.io/en/latest", None),
     "optax": ("https://optax.readthedocs.io/en/latest", None),
-    "orbax": ("https://orbax.readthedocs.io/en/latest", None),
     "grain": ("https://google-grain.readthedocs.io/en/latest", None),
 }
 html_theme = "sphinx_book_theme"

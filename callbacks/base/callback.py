@@ -133,16 +133,13 @@ class Callback:
         Called after `on_train_begin` and, in the middle of an epoch, its `on_epoch_begin`, which start afresh.
 
         Raises:
-          ValueError: if `state` has a name that this callback does not keep.
+          ValueError: if the names in `state` are not those that this callback keeps.
         """
-        unknown = sorted(set(state) - set(self.state_attributes))
-        if unknown:
-            raise ValueError(
-                f"`state` is not one of {type(self).__name__}: it has {unknown}. "
-                f"Expected: {list(self.state_attributes)}."
-            )
+        if set(state) != set(self.state_attributes):
+            raise ValueError(f"`state` is not of {type(self).__name__}: it has {sorted(state)}. Expected: "
+                             f"{list(self.state_attributes)}.")
         for name in self.state_attributes:
-            setattr(self, name, copied_containers(state.get(name)))
+            setattr(self, name, copied_containers(state[name]))
 
     def note_of_beginning(self) -> Any:
         """Returns what `begin_anew` needs, as JSON can hold it; None if that is nothing.

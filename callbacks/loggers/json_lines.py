@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from trainer.callbacks.loggers.own_file import as_file_path, ready_file
 from trainer.core import arguments
 
 
@@ -46,7 +47,7 @@ class JSONLines:
     """
 
     def __init__(self, path: str | os.PathLike[str], append: bool = False):
-        self.path = as_file_path("path", path)
+        self.path = _as_file_path(path)
         arguments.require_bool(append=append)
         self.append = append
         self._end: int | None = None  # bytes that are kept when the file is opened; None: all to append, none otherwise
@@ -91,7 +92,7 @@ class JSONLines:
 
     def _write(self, value: Mapping[str, Any]) -> None:
         if not self._is_begun:
-            ready_file(self.path)
+            _make_ready(self.path)
             end = self._end_now()
             with open(self.path, "a+b") as file:
                 file.truncate(min(end, file.tell()))
@@ -101,6 +102,34 @@ class JSONLines:
         with open(self.path, "ab") as file:
             file.write(line.encode())
             self._end = file.tell()
+
+
+def _as_file_path(value: Any) -> str:
+    """Returns the path of a file that exists or not, as text."""
+    path = arguments.as_path("path", value)
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, "`path` must be the path of a file, and is that of a folder. Give the "
+                                "name of a file in it", path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"`path` must be the path of a regular file, which can be cut. Received: {path!r}, which is "
+                         "none.")
+    return path
+
+
+def _make_ready(path: str) -> None:
+    """Makes the folder of a file, and raises OSError if the file could not be written."""
+    _as_file_path(path)
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise type(error)(error.errno, f"The log {path!r} cannot be written to its folder ({error.strerror}). Give a "
+                          "path in a folder that can be made and written", folder) from error
+    if os.path.exists(target) and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "The log cannot be written (Permission denied). Give another path", path)
 
 
 def _end_line(file: BinaryIO) -> None:

@@ -14,7 +14,6 @@ from trainer.callbacks.base.late_logs_callback import LateLogsCallback
 from trainer.callbacks.base.log_values import learning_rates, scalars
 from trainer.callbacks.base.run_protocol import run_of
 from trainer.callbacks.base.train_batch_callback import TrainBatchCallback
-from trainer.callbacks.loggers.csv_file import CSVFile
 from trainer.callbacks.loggers.json_lines import JSONLines
 from trainer.callbacks.loggers.logger import Logger, ResumableLogger
 from trainer.callbacks.record.run_description import params_of
@@ -41,8 +40,7 @@ class LogTo(LateLogsCallback):
     may have gone, it is a warning, once.
 
     Args:
-      *loggers: `CSVFile`, `JSONLines`, `TensorBoardFiles`, `MLflow`, `WandB`, `Comet` and `Aim` of
-        `trainer.callbacks.loggers`, or any `Logger`.
+      *loggers: `JSONLines`, `TensorBoardFiles`, `MLflow` and `WandB` of `trainer.callbacks.loggers`, or any `Logger`.
       log_every: "epoch", or the number of batches. No more batches than that are then executed at once.
       params: more parameters, such as those of the module, or others in place of those above.
 
@@ -52,8 +50,8 @@ class LogTo(LateLogsCallback):
 
     Example:
 
-    >>> from trainer.callbacks.loggers import CSVFile, JSONLines
-    >>> log = LogTo(CSVFile("run/log.csv"), JSONLines("run/log.jsonl"), log_every=100, params={"width": 64})
+    >>> from trainer.callbacks.loggers import JSONLines
+    >>> log = LogTo(JSONLines("run/log.jsonl"), log_every=100, params={"width": 64})
     >>> history = model.fit(x, y, epochs=3, callbacks=[log])  # doctest: +SKIP
     """
 
@@ -62,7 +60,7 @@ class LogTo(LateLogsCallback):
     def __init__(self, *loggers: Logger, log_every: Literal["epoch"] | int = "epoch",
                  params: Mapping[str, Any] | None = None):
         if not loggers:
-            raise ValueError("`LogTo` needs a logger, such as `LogTo(loggers.CSVFile(\"log.csv\"))`.")
+            raise ValueError("`LogTo` needs a logger, such as `LogTo(loggers.JSONLines(\"log.jsonl\"))`.")
         for logger in loggers:
             if isinstance(logger, type) or not isinstance(logger, Logger):
                 raise wrong_type("loggers", logger, "instances with `log_metrics`, `log_params`, `log_artifact` and "
@@ -180,15 +178,13 @@ class LogTo(LateLogsCallback):
 
 
 def _check_files_differ(loggers: tuple[Logger, ...]) -> None:
-    files: dict[str, Logger] = {}
+    files: set[str] = set()
     for logger in loggers:
-        if isinstance(logger, (CSVFile, JSONLines)):
+        if isinstance(logger, JSONLines):
             file = os.path.realpath(logger.path)
             if file in files:
-                raise ValueError(f"`LogTo` has two loggers for the file {logger.path!r}: a "
-                                 f"`{type(files[file]).__name__}` and a `{type(logger).__name__}`. Give each a path of "
-                                 "its own.")
-            files[file] = logger
+                raise ValueError(f"`LogTo` has two loggers for the file {logger.path!r}. Give each a path of its own.")
+            files.add(file)
 
 
 def _is_chief() -> bool:

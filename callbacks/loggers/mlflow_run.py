@@ -41,7 +41,7 @@ class MLflow(Tracker):
         try:
             import mlflow
         except ImportError as error:
-            raise missing_package("MLflow", "mlflow", "mlflow") from error
+            raise missing_package("MLflow", "mlflow") from error
         given = {"experiment": experiment, "run_name": run_name, "tracking_uri": tracking_uri, "run_id": run_id}
         arguments.require_text(**{name: value for name, value in given.items() if value is not None})
         super().__init__(run_id)

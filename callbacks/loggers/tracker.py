@@ -110,7 +110,7 @@ class Tracker(abc.ABC):
     def _close(self, run: Any, failed: bool) -> None: ...
 
 
-def missing_package(logger: str, package: str, extra: str) -> ImportError:
-    """Returns the error for a package that cannot be imported."""
+def missing_package(logger: str, package: str) -> ImportError:
+    """Returns the error for a package that cannot be imported, and is in the extra of the same name."""
     return ImportError(f"`{logger}` needs {package}, which cannot be imported. Install it with "
-                       f"`pip install 'trainer-jax[{extra}]'`.")
+                       f"`pip install 'trainer-jax[{package}]'`.")

@@ -34,7 +34,7 @@ class WandB(Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise missing_package("WandB", "wandb", "wandb") from error
+            raise missing_package("WandB", "wandb") from error
         if project is not None:
             settings["project"] = project
         if run is not None and settings:

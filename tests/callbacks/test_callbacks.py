@@ -325,8 +325,11 @@ def test_a_saved_state_does_not_change_with_the_callback(model):
 
 
 def test_a_state_of_another_callback_is_refused():
-    with pytest.raises(ValueError, match=r"not one of ReduceLROnPlateau: it has \['best_epoch', 'best_weights', "):
+    with pytest.raises(ValueError, match=r"not of ReduceLROnPlateau: it has \['best', 'best_epoch', 'best_weights', "):
         ReduceLROnPlateau().load_state_dict(EarlyStopping().state_dict())
+    state = {name: value for name, value in ReduceLROnPlateau().state_dict().items() if name != "wait"}
+    with pytest.raises(ValueError, match=r"it has \['best', 'cooldown_counter'\]\. Expected: \['best', 'wait', "):
+        ReduceLROnPlateau().load_state_dict(state)
 
 
 def test_a_list_saves_and_restores_the_state_of_each_callback(model):

@@ -42,9 +42,10 @@ def test_epochs_are_kept_where_a_run_is_resumed():
     assert second.epochs_of("loss") == [0, 1, 2, 3] and second.epochs_of("val_loss") == [1, 3]
 
 
-def test_a_state_of_an_older_version_is_taken():
+def test_values_that_were_assigned_are_of_the_first_epochs():
     history = History()
-    history.load_state_dict({"history": {"loss": [1.0, 2.0], "val_loss": [3.0]}, "epoch": [0, 1]})
+    history.history = {"loss": [1.0, 2.0], "val_loss": [3.0]}
+    history.epoch = [0, 1]
     history.on_epoch_end(2, {"loss": 3.0})
     assert history.epochs_of("loss") == [0, 1, 2] and history.epochs_of("val_loss") == [0]
     assert history.history == {"loss": [1.0, 2.0, 3.0], "val_loss": [3.0]}

@@ -1,6 +1,5 @@
 """LogTo and the loggers that write files: what they write, when they read, and how they go on after an interruption."""
 
-import csv
 import json
 import pathlib
 
@@ -72,8 +71,7 @@ def fit(*callbacks, model=None, epochs=3, **options):
 
 
 def file_loggers(folder):
-    return [loggers.CSVFile(folder / "log.csv"), loggers.JSONLines(folder / "log.jsonl"),
-            loggers.TensorBoardFiles(folder / "events")]
+    return [loggers.JSONLines(folder / "log.jsonl"), loggers.TensorBoardFiles(folder / "events")]
 
 
 def noted(read, batch):
@@ -83,11 +81,6 @@ def noted(read, batch):
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # --- what is logged --------------------------------------------------------------------------------------------------
@@ -223,11 +216,10 @@ def test_a_logger_that_fails_later_costs_a_warning_and_not_the_training():
     (lambda: LogTo(Notes(), log_every=0), ValueError, r"`log_every` must be 'epoch' or a whole number"),
     (lambda: LogTo(Notes(), log_every="step"), ValueError, r"`log_every` must be 'epoch' or"),
     (lambda: LogTo(Notes(), params=[1]), TypeError, r"`params` must be a dict"),
-    (lambda: loggers.CSVFile(""), ValueError, r"`path` must be"),
-    (lambda: loggers.CSVFile("a.csv", append="yes"), TypeError, r"`append` must be True or False"),
+    (lambda: loggers.JSONLines(""), ValueError, r"`path` must be"),
+    (lambda: loggers.JSONLines("a.jsonl", append="yes"), TypeError, r"`append` must be True or False"),
     (lambda: loggers.JSONLines("/dev/null"), ValueError, r"regular file, .*'/dev/null', which is none"),
-    (lambda: LogTo(loggers.CSVFile("a"), loggers.JSONLines("./a")), ValueError,
-     r"two loggers for the file './a': a `CSVFile` and a `JSONLines`"),
+    (lambda: LogTo(loggers.JSONLines("a"), loggers.JSONLines("./a")), ValueError, "two loggers for the file './a'"),
 ])
 def test_what_cannot_be_used_is_said_at_once(make, error, message):
     with pytest.raises(error, match=message):
@@ -239,13 +231,12 @@ def test_what_cannot_be_used_is_said_at_once(make, error, message):
 
 def test_files_hold_what_was_logged(tmp_path):
     history = fit(LogTo(*file_loggers(tmp_path), log_every=3)).history
-    epochs = [row for row in rows(tmp_path / "log.csv") if row["loss"]]
-    assert [float(row["val_loss"]) for row in epochs] == history["val_loss"]
-    assert [int(row["step"]) for row in epochs] == [6, 12, 18]
-    assert json.loads((tmp_path / "log.params.json").read_text())["epochs"] == 3
     first, *others = lines(tmp_path / "log.jsonl")
     assert first["params"]["epochs"] == 3
-    assert [line["loss"] for line in others if "loss" in line] == history["loss"]
+    epochs = [line for line in others if "loss" in line]
+    assert [line["step"] for line in epochs] == [6, 12, 18]
+    for name in ("loss", "val_loss"):
+        assert [line[name] for line in epochs] == history[name]
     (points,) = [points for tag, points in event_files.scalars(tmp_path / "events").items() if tag.endswith("/loss")]
     assert points == [(step, pytest.approx(loss)) for step, loss in zip([6, 12, 18], history["loss"], strict=True)]
 
@@ -255,7 +246,7 @@ def test_another_fit_with_the_same_loggers_begins_the_files_anew(tmp_path):
     log = LogTo(*file_loggers(tmp_path))
     fit(log)
     fit(log, epochs=1)
-    assert len(rows(tmp_path / "log.csv")) == 1 and len(lines(tmp_path / "log.jsonl")) == 2
+    assert len(lines(tmp_path / "log.jsonl")) == 2
 
 
 def test_numbers_that_are_not_finite_are_null_in_json_lines(tmp_path):
@@ -264,44 +255,33 @@ def test_numbers_that_are_not_finite_are_null_in_json_lines(tmp_path):
     assert lines(tmp_path / "log.jsonl") == [{"step": 1, "loss": None, "other": None}]
 
 
-def test_a_column_that_comes_later_is_empty_before(tmp_path):
-    log = loggers.CSVFile(tmp_path / "new" / "log.tsv")
-    log.log_metrics({"loss": 1.0}, step=0)
-    log.log_metrics({"a,b": 2.0}, step=1)
-    assert (tmp_path / "new" / "log.tsv").read_text() == "step\tloss\ta,b\n0\t1.0\t\n1\t\t2.0\n"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [loggers.CSVFile, loggers.JSONLines])
-def test_a_file_that_cannot_be_written_ends_the_training_at_once(tmp_path, kind):
+def test_a_file_that_cannot_be_written_ends_the_training_at_once(tmp_path):
     with pytest.raises(IsADirectoryError, match=r"`path` must be the path of a file, and is that of a folder"):
-        kind(tmp_path)
-    log = kind(tmp_path / "log")
+        loggers.JSONLines(tmp_path)
+    log = loggers.JSONLines(tmp_path / "log")
     (tmp_path / "log").mkdir()  # since then
     with pytest.raises(IsADirectoryError):
         fit(LogTo(log))
     (tmp_path / "file").write_text("kept")
     with pytest.raises(OSError, match=r"cannot be written to its folder .*Give a path in a folder"):
-        fit(LogTo(kind(tmp_path / "file" / "log")))
+        fit(LogTo(loggers.JSONLines(tmp_path / "file" / "log")))
     assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [loggers.CSVFile, loggers.JSONLines])
-def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path, kind):
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "log")
     for epochs in (2, 1):
-        fit(LogTo(kind(tmp_path / "link")), epochs=epochs)
+        fit(LogTo(loggers.JSONLines(tmp_path / "link")), epochs=epochs)
     assert (tmp_path / "link").is_symlink() and len((tmp_path / "disk" / "log").read_text().splitlines()) == 2
-    assert not list((tmp_path / "disk").glob("*.tmp"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_same", [True, False])
 def test_files_that_are_appended_to_keep_what_was_there(tmp_path, is_same):
     def log():
-        return LogTo(loggers.CSVFile(tmp_path / "log.csv", append=True),
-                     loggers.JSONLines(tmp_path / "log.jsonl", append=True))
+        return LogTo(loggers.JSONLines(tmp_path / "log.jsonl", append=True))
 
     first = log()
     fit(first, epochs=2)
@@ -310,18 +290,9 @@ def test_files_that_are_appended_to_keep_what_was_there(tmp_path, is_same):
     second.params_given["more"] = 1
     model = compiled()
     model.fit(X, Y, epochs=1, verbose=0, callbacks=[second])  # without validation
-    assert [(row["step"], bool(row["val_loss"])) for row in rows(tmp_path / "log.csv")] == [
-        ("0", True), ("1", True), ("0", False)]
     assert (tmp_path / "log.jsonl").read_text().startswith(before)
-    assert [("params" in line, line.get("step")) for line in lines(tmp_path / "log.jsonl")[3:]] == [
-        (True, None), (False, 0)]
-
-
-def test_rows_are_not_added_to_another_table(tmp_path):
-    (tmp_path / "log.csv").write_text("epoch,loss\n0,1.0\n")
-    with pytest.raises(ValueError, match=r"whose first column is 'step'\. Received: .* columns 'epoch', 'loss'"):
-        fit(LogTo(loggers.CSVFile(tmp_path / "log.csv", append=True)))
-    assert (tmp_path / "log.csv").read_text() == "epoch,loss\n0,1.0\n"
+    assert [("params" in line, line.get("step"), "val_loss" in line) for line in lines(tmp_path / "log.jsonl")[3:]] == [
+        (True, None, False), (False, 0, False)]
 
 
 def test_a_line_that_was_cut_is_ended_before_others_are_appended(tmp_path):
@@ -343,15 +314,13 @@ def test_files_of_a_run_that_was_resumed_are_those_of_one_that_was_not_interrupt
             BackupAndRestore(tmp_path / "backup", save_freq=save_freq))
     fit(LogTo(*file_loggers(tmp_path / "resumed"), log_every=2), Crash(9, 9),
         BackupAndRestore(tmp_path / "backup", save_freq=save_freq))
-    for name in ("log.csv", "log.jsonl", "log.params.json"):
-        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert (tmp_path / "resumed" / "log.jsonl").read_bytes() == (tmp_path / "whole" / "log.jsonl").read_bytes()
 
 
 @pytest.mark.slow
 def test_a_run_that_is_resumed_keeps_what_it_was_appended_to(tmp_path):
     def log(folder):
-        return LogTo(loggers.CSVFile(tmp_path / folder / "log.csv", append=True),
-                     loggers.JSONLines(tmp_path / folder / "log.jsonl", append=True), log_every=2)
+        return LogTo(loggers.JSONLines(tmp_path / folder / "log.jsonl", append=True), log_every=2)
 
     for folder in ("whole", "resumed"):
         fit(log(folder), epochs=1)
@@ -359,8 +328,7 @@ def test_a_run_that_is_resumed_keeps_what_it_was_appended_to(tmp_path):
     with pytest.raises(KeyError):
         fit(log("resumed"), Crash(1, 4), BackupAndRestore(tmp_path / "backup", save_freq=2))
     fit(log("resumed"), Crash(9, 9), BackupAndRestore(tmp_path / "backup", save_freq=2))
-    for name in ("log.csv", "log.jsonl"):
-        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert (tmp_path / "resumed" / "log.jsonl").read_bytes() == (tmp_path / "whole" / "log.jsonl").read_bytes()
 
 
 def test_tensorboard_is_told_to_leave_out_the_steps_that_come_again(tmp_path):

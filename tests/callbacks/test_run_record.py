@@ -68,7 +68,8 @@ def test_a_record_tells_what_a_run_was_and_how_it_went(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [
     lambda folder: TensorBoard(folder), lambda folder: BackupAndRestore(folder, delete_checkpoint=False),
-    lambda folder: LogTo(loggers.CSVFile(folder / "log.csv")), lambda folder: LogTo(loggers.TensorBoardFiles(folder))])
+    lambda folder: LogTo(loggers.JSONLines(folder / "log.jsonl")),
+    lambda folder: LogTo(loggers.TensorBoardFiles(folder))])
 def test_what_has_a_folder_gets_a_record_there(tmp_path, make):
     fit(make(tmp_path))
     assert read(tmp_path)["status"] == "finished"

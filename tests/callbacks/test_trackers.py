@@ -1,4 +1,4 @@
-"""The loggers of MLflow, Weights & Biases, Comet and Aim, with the packages themselves and without a server."""
+"""The loggers of MLflow and Weights & Biases, with the packages themselves and without a server."""
 
 import importlib.util
 import os
@@ -13,8 +13,7 @@ from tests.support.tracked_runs import TRACKERS
 from trainer.callbacks import BackupAndRestore, Callback, LogTo, loggers
 
 X, Y, _ = classification(24)
-EXTRAS = {"mlflow": "mlflow", "wandb": "wandb", "comet_ml": "comet", "aim": "aim"}
-LOGGERS = {"mlflow": loggers.MLflow, "wandb": loggers.WandB, "comet_ml": loggers.Comet, "aim": loggers.Aim}
+LOGGERS = {"mlflow": loggers.MLflow, "wandb": loggers.WandB}
 
 # What the packages do, and leave behind, is not ours.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_packages")]
@@ -25,8 +24,7 @@ def quiet_packages(monkeypatch, tmp_path):
     """Lets the packages write to the test's folder alone, and takes back what they leave in the environment."""
     before = dict(os.environ)
     monkeypatch.chdir(tmp_path)
-    for name, value in {"WANDB_SILENT": "true", "COMET_LOGGING_CONSOLE": "ERROR", "HOME": str(tmp_path),
-                        "COMET_DISABLE_AUTO_LOGGING": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
+    for name, value in {"WANDB_SILENT": "true", "HOME": str(tmp_path), "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
         os.environ[name] = value
     yield
     for name in os.environ.keys() - before.keys():
@@ -82,7 +80,7 @@ def test_an_exception_ends_the_run_of_the_package(package, tmp_path):
     with pytest.raises(KeyError, match="crash"):
         fit(LogTo(make(tmp_path), log_every=1), Crash(0, 3))
     (run,) = runs(tmp_path)
-    assert run["status"] == "failed" or package == "aim"  # which has no such state
+    assert run["status"] == "failed"
     assert [step for step, _ in run["metrics"]["batch_loss"]] == [1, 2, 3]  # all that the callback was told of
 
 
@@ -95,7 +93,7 @@ def test_a_run_that_resumes_goes_on_in_the_run_of_the_package(package, tmp_path)
         fit(LogTo(make(tmp_path), log_every=2), Crash(1, 4), BackupAndRestore(tmp_path / "backup"))
     fit(LogTo(make(tmp_path), log_every=2), Crash(9, 9), BackupAndRestore(tmp_path / "backup"))
     (expected,) = runs(whole)
-    if package in ("mlflow", "aim"):
+    if package == "mlflow":
         (run,) = runs(tmp_path)
         assert run["params"] == expected["params"] and run["status"] == "finished"
         assert {name: sorted(points) for name, points in run["metrics"].items()} == {
@@ -113,7 +111,7 @@ def test_a_run_that_was_given_stays_open(package, tmp_path):
     make, runs = TRACKERS[package]
     other = make(tmp_path)
     run, closing = other.run, other.finish
-    given = {"mlflow": "run_id", "comet_ml": "experiment"}.get(package, "run")
+    given = "run_id" if package == "mlflow" else "run"
     settings = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"} if package == "mlflow" else {}
     fit(LogTo(LOGGERS[package](**{given: run}, **settings)))
     if package == "mlflow":
@@ -131,7 +129,7 @@ def test_an_artifact_is_kept(package, tmp_path):
     logger.log_params({"seed": 0})
     logger.log_artifact(file)
     logger.finish()
-    if package in ("mlflow", "aim"):
+    if package == "mlflow":
         copies = [path for path in tmp_path.rglob("notes*") if path != file]
         assert [path.read_text() for path in copies] == ["hello"]
 
@@ -139,13 +137,11 @@ def test_an_artifact_is_kept(package, tmp_path):
 @pytest.mark.parametrize("name", LOGGERS)
 def test_a_missing_package_is_named_with_the_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"`{LOGGERS[name].__name__}` needs {name}.*trainer-jax\[{EXTRAS[name]}\]"):
+    with pytest.raises(ImportError, match=rf"`{LOGGERS[name].__name__}` needs {name}.*trainer-jax\[{name}\]"):
         LOGGERS[name]()
 
 
-def test_a_run_is_not_given_with_settings_for_another(package):
-    if package == "mlflow":
-        pytest.skip("MLflow's client needs to know where the run is")
-    given = {"comet_ml": "experiment"}.get(package, "run")
-    with pytest.raises(ValueError, match=rf"`{given}` is there already, so .* takes no name with it"):
-        LOGGERS[package](**{given: object(), "name": "other"})
+def test_a_run_is_not_given_with_settings_for_another():
+    pytest.importorskip("wandb")
+    with pytest.raises(ValueError, match=r"`run` is there already, so .* takes no name with it"):
+        loggers.WandB(run=object(), name="other")

@@ -14,7 +14,6 @@ import sklearn.datasets
 
 import trainer
 from trainer.datasets import keras_files, scikit_learn
-from trainer.utils.files import object_stream
 
 datasets = trainer.datasets
 
@@ -231,71 +230,10 @@ class Evil:
         return os.system, ("touch /tmp/evil",)
 
 
-class Recorded:
-    pass
-
-
-PLAIN = [
-    [1, 255, 256, 70000, -1, 2**40, -(2**70), 2.5, True, False, None], {"a": [1], "b": {"c": (1, 2, 3, 4)}},
-    ((), (1,), (1, 2), [[]] * 2), "text ü", b"bytes", b"x" * 300, "y" * 300, list(range(3000)),
-    {"first": np.arange(6, dtype=">i4").reshape(2, 3), "second": np.asfortranarray(np.ones((2, 3)))},
-    [np.float32(1.5), np.int64(-3)],
-]
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("value", PLAIN, ids=range(len(PLAIN)))
-def test_plain_data_are_read_as_they_were_written(value, protocol):
-    found = object_stream.parse(pickle.dumps(value, protocol))
-    if isinstance(value, dict) and "first" in value:
-        for key, array in value.items():
-            np.testing.assert_array_equal(found[key], array)
-            assert found[key].dtype == array.dtype
-    else:
-        assert found == value and type(found) is type(value)
-
-
-def test_streams_of_python_2_are_read():
-    # As those of CIFAR begin: byte strings with a length of one byte and of four, and a dtype of a byte string.
-    pixels = bytes(range(6))
-    stream = (b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03(K\x06K\x09eU\x04dataq\x04"
-              b"cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85q\x07U\x01b"
-              b"q\x08\x87q\x09Rq\x0a(K\x01K\x02K\x03\x86q\x0bcnumpy\ndtype\nq\x0c"
-              b"U\x02u1q\x0dK\x00K\x01\x87q\x0eRq\x0f(K\x03U\x01|q\x10NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tq\x11b"
-              b"\x89T\x06\x00\x00\x00" + pixels + b"q\x12tq\x13bu.")
-    found = object_stream.parse(stream)
-    expected = pickle.loads(stream, encoding="bytes")
-    assert found[b"labels"] == expected[b"labels"] == [6, 9]
-    np.testing.assert_array_equal(found[b"data"], expected[b"data"])
-    assert found[b"data"].dtype == np.uint8
-
-
-def test_what_is_there_twice_is_one_object():
-    array = np.arange(3)
-    found = object_stream.parse(pickle.dumps([array, array], 2))
-    assert found[0] is found[1] and found[0].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("value", [Evil(), [Evil()], {"a": Evil()}, Recorded(), print, np.random.default_rng(0)])
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_what_would_run_code_is_refused(value, protocol):
-    with pytest.raises(ValueError, match="The stream of objects"):
-        object_stream.parse(pickle.dumps(value, protocol))
-    assert not os.path.exists("/tmp/evil")
-
-
 def test_a_data_set_that_would_run_code_is_refused_by_name(tmp_path):
     np.savez(tmp_path / "x.npz", x=objects([Evil(), Evil()]), y=np.arange(2))
     with pytest.raises(ValueError, match=r"x.npz' is malformed .*asks for posix.system.*Nothing of it was run"):
         datasets.reuters.load_data(tmp_path / "x.npz")
-
-
-def test_a_cut_stream_is_refused():
-    whole = pickle.dumps([1, 2, {"a": np.arange(3)}], 2)
-    assert object_stream.parse(whole)
-    for end in range(len(whole)):
-        with pytest.raises(ValueError, match="The stream of objects"):
-            object_stream.parse(whole[:end])
 
 
 @pytest.mark.parametrize(("call", "error", "message"), [

@@ -4,6 +4,9 @@ import contextlib
 import inspect
 import json
 import logging
+import re
+import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -42,6 +45,25 @@ def test_the_code_on_logging_does_what_the_page_says(tmp_path, monkeypatch, caps
     assert [row["epoch"] for row in rows if "val_loss" in row] == [0, 1, 2]
     assert names["history"].epoch == [0, 1]
     assert "trainer.callbacks INFO hello" in (tmp_path / "training.log").read_text()
+
+
+@pytest.mark.parametrize(("package", "name", "calls"), [
+    ("comet_ml", "Comet", ["log_parameters", "log_metrics", "log_asset", "end"]),
+    ("aim", "Aim", ["set_artifacts_uri", "__setitem__", "track", "log_artifact", "close"])])
+def test_the_recipes_for_trackers_are_loggers(package, name, calls, monkeypatch):
+    block, = re.findall(rf"^```py\n(import {package}\n.*?)^```", (project_files.ROOT / LOGGING).read_text(),
+                        re.MULTILINE | re.DOTALL)
+    run = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, package, mock.Mock(start=lambda **_: run, Run=lambda **_: run))
+    names = {}
+    exec(block, names)
+    logger = names[name]()
+    assert isinstance(logger, loggers.Logger)
+    logger.log_params({"width": 16})
+    logger.log_metrics({"loss": 0.5}, step=0)
+    logger.log_artifact("notes.txt")
+    logger.finish()
+    assert [call[0] for call in run.mock_calls] == calls
 
 
 @pytest.mark.slow

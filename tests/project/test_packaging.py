@@ -21,8 +21,8 @@ import trainer
 from tests.support import pages, project_files
 
 PYPROJECT = tomllib.loads((project_files.ROOT / "pyproject.toml").read_text())
-HEAVY = ("flax.nnx", "rich", "grain", "orbax", "matplotlib", "sklearn", "tensorflow", "torch", "tensorboardX", "ray",
-         "keras", "IPython")
+HEAVY = ("flax.nnx", "rich", "grain", "orbax", "matplotlib", "jinja2", "sklearn", "tensorflow", "torch",
+         "tensorboardX", "ray", "keras", "IPython")
 BASELINE = "import jax, flax, optax"  # what any program around Flax imports anyway
 # Each name is imported when it is first used; tests alone use `testing`.
 EVERYTHING = "import trainer\n[getattr(trainer, name) for name in trainer.__all__ if name != 'testing']"
@@ -186,10 +186,11 @@ def test_the_wheel_and_the_sdist_are_whole_and_have_nothing_else(published):
         in_wheel = {name for name in file.namelist() if not name.split("/")[0].endswith(".dist-info")}
     modules = {f"{name.replace('.', '/')}{'/__init__' if path.name == '__init__.py' else ''}.py"
                for name, path in project_files.modules().items()}
-    assert in_wheel == modules | {"trainer/py.typed"}
+    others = {"trainer/py.typed", "trainer/tools/report/page.html.jinja"}
+    assert in_wheel == modules | others
     with tarfile.open(sdist) as file:
         in_sdist = {name.partition("/")[2] for name in file.getnames()}
-    assert modules | {"README.md", "LICENSE", "pyproject.toml", "trainer/py.typed"} <= in_sdist
+    assert modules | others | {"README.md", "LICENSE", "pyproject.toml"} <= in_sdist
 
 
 @pytest.mark.exhaustive

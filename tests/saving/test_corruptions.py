@@ -40,7 +40,6 @@ def test_damage_gives_the_same_numbers_or_a_clear_error(training, saved, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a file cut short", "a bit flipped", "a folder emptied", "a checkpoint removed",
                                   "a part taken from the other checkpoint"])
-# Not where Orbax cannot write: then it leaves coroutines behind, which warn whenever they are collected.
 @pytest.mark.parametrize("trouble", ["read-only folder", "long files fail"])
 def test_damage_on_a_disk_that_cannot_be_written_is_a_clear_error(training, saved, kind, trouble):
     verdict = judged(training, saved, kind, trouble)
@@ -68,8 +67,6 @@ def test_nothing_of_the_state_before_a_resume_gets_into_the_numbers(training, sa
     assert (damaged_runs.differences(figures, training.expected), count) == ([], 9)
 
 
-# Orbax, which sees no damaged files otherwise, closes its event loop while other reads are still under way.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_verdict_is_wrong_where_damage_is_not_noticed(training, saved, monkeypatch):
     monkeypatch.setattr(folder, "check_manifest", lambda path: None)
     verdicts = [judged(training, saved, kind) for kind in ("a file replaced by a folder", "bytes appended")]

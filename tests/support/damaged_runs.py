@@ -50,7 +50,7 @@ class Hung(BaseException):
 class Interrupt(cb.Callback):
     """Raises after the training batch `last`, counted over the epochs; counts what was trained.
 
-    With its state the document of a checkpoint is longer than any file that Orbax writes.
+    With its state the document of a checkpoint is longer than any file that can be written where "long files fail".
     """
 
     state_attributes = ("notes",)

@@ -6,7 +6,6 @@ import json
 import pathlib
 import struct
 import time
-import zipfile
 
 from trainer.callbacks import loggers
 
@@ -24,53 +23,6 @@ def mlflow_runs(folder):
              "metrics": {name: [(metric.step, metric.value) for metric in client.get_metric_history(
                  run.info.run_id, name)] for name in run.data.metrics}}
             for run in client.search_runs([experiment])]
-
-
-def aim_logger(folder):
-    return loggers.Aim("digits", repo=folder, capture_terminal_logs=False, system_tracking_interval=None)
-
-
-def aim_runs(folder):
-    import aim
-
-    found = []
-    for name in aim.Repo(str(folder)).list_all_runs():
-        # For reading alone, Aim would look into an index that its server makes.
-        run = aim.Run(name, repo=str(folder), capture_terminal_logs=False, system_tracking_interval=None)
-        points = {metric.name: [(step, value) for step, (value, _, _) in metric.data.items()]
-                  for metric in run.metrics()}
-        found.append({"params": run["hparams"], "metrics": points, "status": "finished"})
-        run.close()
-    return found
-
-
-def comet_logger(folder):
-    import comet_ml
-
-    config = comet_ml.ExperimentConfig(
-        offline_directory=str(folder / "comet"), log_code=False, log_git_metadata=False, log_env_details=False,
-        auto_output_logging=False, display_summary_level=0, log_graph=False, parse_args=False)
-    return loggers.Comet("digits", online=False, experiment_config=config)
-
-
-def comet_runs(folder):
-    found = []
-    for path in sorted((folder / "comet").glob("*.zip"), key=lambda path: path.stat().st_mtime):
-        with zipfile.ZipFile(path) as archive:
-            messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
-        run = {"params": {}, "metrics": {}, "status": None}
-        for message in messages:
-            payload = message["payload"]
-            if message["type"] == "metric_msg":
-                metric = payload["metric"]
-                run["metrics"].setdefault(metric["metricName"], []).append(
-                    (metric["step"], float(metric["metricValue"])))
-            elif message["type"] == "parameter_msg":
-                run["params"][payload["param"]["paramName"]] = payload["param"]["paramValue"]
-            elif message["type"] == "log_other" and payload["key"] == "status":
-                run["status"] = payload["value"]
-        found.append(run)
-    return found
 
 
 def wandb_logger(folder):
@@ -124,5 +76,4 @@ def leveldb_records(path: pathlib.Path):
 
 
 # By the name of the package: the logger, and what the package has of its runs.
-TRACKERS = {"mlflow": (mlflow_logger, mlflow_runs), "wandb": (wandb_logger, wandb_runs),
-            "comet_ml": (comet_logger, comet_runs), "aim": (aim_logger, aim_runs)}
+TRACKERS = {"mlflow": (mlflow_logger, mlflow_runs), "wandb": (wandb_logger, wandb_runs)}

@@ -240,7 +240,8 @@ def test_another_file_of_that_name_is_refused(tmp_path, text, message):
         trainer.report(tmp_path)
 
 
-def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"trainer-jax\[plot\]"):
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_without_a_package_the_extra_is_named(package, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"and {package} cannot be imported.*trainer-jax\[plot\]"):
         trainer.report(run[0])

@@ -70,7 +70,7 @@ def _array(data: bytes) -> np.ndarray:
     if not read_header(file)[2].hasobject:
         file.seek(0)
         return np.lib.format.read_array(file, allow_pickle=False)
-    return object_stream.parse(data[file.tell():])
+    return np.asarray(object_stream.parse(data[file.tell():]))
 
 
 def idx_array(path: str) -> np.ndarray:
@@ -90,7 +90,7 @@ def cifar_batches(paths: list[str], labels: str) -> tuple[np.ndarray, np.ndarray
     for path in paths:
         with naming_file(path), open(path, "rb") as file:
             batch = {_text(key): value for key, value in object_stream.parse(file.read()).items()}
-            images.append(batch["data"].reshape(-1, 3, 32, 32))
+            images.append(np.asarray(batch["data"]).reshape(-1, 3, 32, 32))
             classes.append(np.asarray(batch[labels], np.uint8))
     return np.concatenate(images).transpose(0, 2, 3, 1), np.concatenate(classes)[:, None]
 

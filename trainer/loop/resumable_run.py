@@ -30,7 +30,7 @@ from trainer.saving.checkpoint import Checkpoint, CheckpointError, CheckpointFol
 
 _KIND = "run"
 _KEYS = ("epoch", "batch", "batches", "logs", "initial_epoch", "epochs", "settings", "stop_training", "data",
-         "validation", "fingerprint", "callbacks")  # of every version
+         "validation", "validation_sets", "fingerprint", "callbacks")
 _PROGRAMS = "programs"  # of the settings: they differ with the packages too
 _PLATFORM = "platform"  # of the settings: another gives other bits, but the same numbers to float tolerance
 _TYPES = "types"  # of the fingerprint of data: other types are other steps
@@ -250,7 +250,7 @@ class TrainingRun:
         with self._timing.measure("checkpoint"):
             restored = tree_paths.with_leaves(now, self._restored(checkpoint, tree_paths.named_leaves(now)))
         if has_same_data:  # and arrays of the same shapes, without which each program differs
-            self._compare_programs(path, document["settings"].get(_PROGRAMS, {}))
+            self._compare_programs(path, document["settings"][_PROGRAMS])
         self._is_restored = True
         if document["batch"] > 0:
             # Before the states: what a callback did at the beginning of the epoch is in them, and counts once.
@@ -343,9 +343,9 @@ class TrainingRun:
     def _check_arguments(self, path: str, saved: dict[str, Any]) -> None:
         if self._is_restored:
             raise ValueError("Two `BackupAndRestore` callbacks have a checkpoint of this run. Use one.")
-        now, then = self._settings(), dict(saved["settings"])  # an older version saved fewer of them
-        then.pop(_PROGRAMS, None)
-        self._compare_platforms(path, then.pop(_PLATFORM, {}), now[_PLATFORM])
+        now, then = self._settings(), dict(saved["settings"])
+        del then[_PROGRAMS]
+        self._compare_platforms(path, then.pop(_PLATFORM), now[_PLATFORM])
         differ = [f"{name} (received {now.get(name)!r}, in the checkpoint {value!r})"
                   for name, value in then.items() if now.get(name) != value]
         if saved["initial_epoch"] != self._epochs[0]:
@@ -401,8 +401,6 @@ class TrainingRun:
             reader = readers.get(name)
             now: dict[str, Any] | None = (self._fingerprint or {}).get(name)
             then: dict[str, Any] | None = saved.get(name)
-            if now is not None and then is not None:  # an older version saved less of it
-                now = {key: value for key, value in now.items() if key in then}
             if now == then:
                 continue
             if now is None or then is None:

@@ -79,6 +79,7 @@ class Strategy(CustomLoops):
         self._cross_device_ops = cross_device_ops or NcclAllReduce()
         self._cross_device_ops.check_replicas(self.num_replicas_in_sync)
         self._whole = NamedSharding(mesh, PartitionSpec())
+        # Of groups of batches, whose leaves are `(batches, rows, ...)`: rows are split over the replicas.
         self._batch_sharding = NamedSharding(mesh, PartitionSpec(None, REPLICA_AXIS))
         self._rows_sharding = NamedSharding(mesh, self.rows_spec)
         self._numbers: dict[int, jax.Array] = {}
@@ -159,11 +160,6 @@ class Strategy(CustomLoops):
     def logs_sharding(self) -> NamedSharding:
         """Where running logs live: a copy on each device."""
         return self._whole
-
-    @property
-    def batch_sharding(self) -> NamedSharding:
-        """Where groups of batches live, whose leaves are `(batches, rows, ...)`: rows split over the replicas."""
-        return self._batch_sharding
 
     @property
     def outputs_sharding(self) -> NamedSharding:

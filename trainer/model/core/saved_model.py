@@ -79,10 +79,11 @@ def restore(path: str, holder: StateHolder) -> None:
             raise ValueError(f"{path!r} has version {document['format_version']} of the format of training states. "
                              f"This trainer knows version {FORMAT_VERSION}. Install the version that wrote it.")
         inputs = jax.tree.map(lambda leaf: np.zeros((INIT_ROWS, *leaf.shape[1:]), leaf.dtype), document["inputs"])
+        then = document["optimizer"]
     if not holder.is_built:
         holder.build(inputs)
     state = holder.current
-    now, then = optimizer_kinds(state.optimizer), document.get("optimizer")  # an older version did not save it
+    now = optimizer_kinds(state.optimizer)
     if now is None and then is not None:
         raise ValueError(f"The model is not compiled, and {path!r} is a training state of the optimizer {then!r}. Call "
                          f"`compile(...)` as when it was saved, before `load`. {see('not-compiled')}")

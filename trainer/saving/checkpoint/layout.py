@@ -5,8 +5,6 @@ Owns what the writer and the reader must agree on. Reads and writes nothing itse
 
 from __future__ import annotations
 
-import math
-import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,21 +16,6 @@ STATE = "state"
 PROCESSES = "processes"  # in the document: how many have written the state
 
 Spec = tuple[tuple[int, ...], np.dtype]  # a shape and a dtype
-
-
-def item_name(name: str) -> str:
-    """Returns what older versions call an array inside of an Orbax item: other names for other arrays, no separators.
-
-    >>> item_name("encoder/Dense_0/kernel")
-    'encoder%2FDense_0%2Fkernel'
-    """
-    # A dot joins the parts of a nested name in Orbax, and urllib leaves it as it is.
-    return urllib.parse.quote(name, safe="", errors="surrogatepass").replace(".", "%2E") or "%"
-
-
-def is_in_state(spec: Spec) -> bool:
-    """Tells whether Orbax has saved an array, which rejects those without elements: their description is enough."""
-    return math.prod(spec[0]) > 0
 
 
 def specs_as_json(specs: Mapping[str, Spec]) -> dict[str, Any]:

@@ -29,13 +29,13 @@ class Checkpoint:
       path: its folder.
       document: the plain value that was saved with the arrays.
       specs: each array's shape and dtype by name.
-      processes: how many have written the arrays; None if an older version did, with Orbax.
+      processes: how many processes have written the arrays.
     """
 
     path: str
     document: Any
     specs: Mapping[str, layout.Spec]
-    processes: int | None = None
+    processes: int
 
     def targets_here(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns targets for `restore` of all arrays, whole on this process's first device."""
@@ -59,14 +59,11 @@ class Checkpoint:
         """
         structs = {name: _struct_of(name, target) for name, target in targets.items()}
         self._check_same({name: (struct.shape, np.dtype(struct.dtype)) for name, struct in structs.items()})
-        folder = os.path.join(self.path, layout.STATE)
-        if self.processes is None:
-            return _read_with_orbax(folder, structs)
         restored: dict[str, jax.Array] = {}
         failure: Exception | None = None
         try:
             with errors.naming_file(self.path):
-                index = parts.read_index(folder, self.processes)
+                index = parts.read_index(os.path.join(self.path, layout.STATE), self.processes)
                 for name, struct in structs.items():
                     restored[name] = parts.read_array(index[name], struct)
         except Exception as error:
@@ -117,8 +114,7 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = True) -> Checkp
             content = json.load(file)
         with safetensors_file.read_arrays(os.path.join(path, layout.DOCUMENT_ARRAYS)) as arrays:
             document = plain.decode(content["document"], dict(arrays))
-        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]),
-                          content.get(layout.PROCESSES))
+        return Checkpoint(path, document, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
 
 
 def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
@@ -126,26 +122,6 @@ def _struct_of(name: str, target: Any) -> jax.ShapeDtypeStruct:
         raise errors.wrong_type(f"targets[{name!r}]", target,
                                 "a `jax.ShapeDtypeStruct` with a sharding, or a JAX array")
     return jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=target.sharding)
-
-
-def _read_with_orbax(path: str, targets: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Reads the arrays as older versions wrote them."""
-    in_state = {name: target for name, target in targets.items()
-                if layout.is_in_state((target.shape, np.dtype(target.dtype)))}
-    items: dict[str, jax.Array] = {}
-    if in_state:
-        import orbax.checkpoint as ocp  # takes about a second to import
-
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            items = checkpointer.restore(path, args=ocp.args.StandardRestore(
-                {layout.item_name(name): target for name, target in in_state.items()}))
-    return {name: items[layout.item_name(name)] if name in in_state else _without_elements(target)
-            for name, target in targets.items()}
-
-
-def _without_elements(target: jax.ShapeDtypeStruct) -> jax.Array:
-    whole = np.zeros(target.shape, target.dtype)
-    return jax.make_array_from_callback(target.shape, target.sharding, lambda index: whole[index])
 
 
 def _text_of(spec: layout.Spec) -> str:

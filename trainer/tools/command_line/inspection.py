@@ -267,20 +267,19 @@ def _of_checkpoint(path: str) -> Inspection:
         with open(os.path.join(path, layout.DOCUMENT), encoding="ascii") as file:
             content = json.load(file)
         checkpoint = checkpoints.Checkpoint(  # its state's files may be whole
-            path, None, layout.specs_from_json(content["arrays"]), content.get(layout.PROCESSES))
+            path, None, layout.specs_from_json(content["arrays"]), content[layout.PROCESSES])
     index: Mapping[str, list[Any]] = {}
     state_folder = os.path.join(path, layout.STATE)
-    if checkpoint.processes is not None:
-        try:
-            index = parts.read_index(state_folder, checkpoint.processes)
-        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
-            problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {error}."]
+    try:
+        index = parts.read_index(state_folder, checkpoint.processes)
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        problems += [] if problems else [f"The index of {state_folder!r} cannot be read: {error}."]
     broken = {os.path.join(path, name) for name in damages}
     in_state = any(name.startswith(f"{layout.STATE}/") for name in damages)
 
     def state_of(name: str) -> str:
         files = {part.path for part in index.get(name, ())}
-        if not files:  # of an older format, or the index is damaged: all of the state's files count
+        if not files:  # the index is damaged: all of the state's files count
             return DAMAGED if in_state else VERIFIED
         return DAMAGED if {os.path.abspath(file) for file in files} & {os.path.abspath(file) for file in broken} else (
             VERIFIED)
@@ -290,14 +289,13 @@ def _of_checkpoint(path: str) -> Inspection:
     kinds = {"run": "checkpoint of a run of `fit`", "training state": "training state, as `Model.save` writes it"}
     facts = {name: document[name] for name in ("format_version", "epoch", "epochs", "batch", "batches", "optimizer")
              if name in document}
-    facts["files"] = "written by Orbax, an older format" if checkpoint.processes is None else (
-        f"of {checkpoint.processes} process{'' if checkpoint.processes == 1 else 'es'}")
+    facts["files"] = f"of {checkpoint.processes} process{'' if checkpoint.processes == 1 else 'es'}"
     return Inspection(path, kinds.get(str(document.get("kind")), "checkpoint"), rows, _step(checkpoint, index, rows),
                       facts, problems)
 
 
 def _step(checkpoint: Any, index: Mapping[str, list[Any]], rows: list[ArrayRow]) -> int | None:
-    """Returns the number of updates of a checkpoint's state; None where it is damaged or of an older format."""
+    """Returns the number of updates of a checkpoint's state; None where it is damaged."""
     import jax
 
     from trainer.saving.checkpoint import parts

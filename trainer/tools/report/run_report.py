@@ -52,7 +52,7 @@ def report(
     Raises:
       FileNotFoundError: if the folder has no `run.json`.
       NotADirectoryError: for another file.
-      ImportError: if matplotlib is not installed.
+      ImportError: if matplotlib or Jinja2 is not installed.
       TypeError: if the names of classes are no list.
       ValueError: if `run.json` is none of this package, for data without a model, whose rows are more or fewer than
         their labels, and for an unknown format.
@@ -86,10 +86,11 @@ def report(
     if class_names is not None and data is None:
         raise ValueError("`class_names` is for the confusion matrix. Give `data`, too.")
     try:
+        import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError("A report draws with matplotlib, which cannot be imported. Install it with "
-                          "`pip install 'trainer-jax[plot]'`.") from error
+        raise ImportError(f"A report is made with matplotlib and Jinja2, and {error.name} cannot be imported. Install "
+                          "both with `pip install 'trainer-jax[plot]'`.") from error
     target = os.path.join(folder, f"report{SUFFIXES[format]}") if path is None else arguments.as_path("path", path)
     record = _read(folder)
     if model is not None:

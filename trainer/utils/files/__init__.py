@@ -1,1 +1,1 @@
-"""Files from URLs, checked before they are used, and archives that are extracted without leaving their folder."""
+"""Files from URLs, checked before they are used; archives that cannot leave their folder; pickled plain data."""

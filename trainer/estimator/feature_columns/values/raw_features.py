@@ -133,11 +133,6 @@ def missing_in(categories: np.ndarray) -> np.ndarray:
     return categories == (MISSING_TEXT if categories.dtype == object else MISSING_NUMBER)
 
 
-def map_texts(function: Callable[[Any], np.ndarray], categories: np.ndarray) -> np.ndarray:
-    """Returns `function` of all strings, as a list, in the shape of `categories`."""
-    return function(categories.ravel().tolist()).reshape(categories.shape)
-
-
 def _as_objects(texts: list[bytes], shape: tuple[int, ...]) -> np.ndarray:
     objects = np.empty(len(texts), object)
     objects[:] = texts
