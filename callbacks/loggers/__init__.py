@@ -4,16 +4,6 @@ Owns the `Logger` protocol, files of its own, and adapters of packages that trac
 when its logger is made. What a run is, in numbers and texts, comes from the model.
 """
 
-from trainer.callbacks.loggers.aim_run import Aim
-from trainer.callbacks.loggers.comet_experiment import Comet
-from trainer.callbacks.loggers.csv_file import CSVFile
-from trainer.callbacks.loggers.json_lines import JSONLines
-from trainer.callbacks.loggers.log_to import LogTo
-from trainer.callbacks.loggers.logger import Logger, ResumableLogger
-from trainer.callbacks.loggers.mlflow_run import MLflow
-from trainer.callbacks.loggers.tensorboard_files import TensorBoardFiles
-from trainer.callbacks.loggers.tracker import Tracker
-from trainer.callbacks.loggers.wandb_run import WandB
+from trainer.core.public_names import attach_stub
 
-__all__ = ["Aim", "CSVFile", "Comet", "JSONLines", "LogTo", "Logger", "MLflow", "ResumableLogger", "TensorBoardFiles",
-           "Tracker", "WandB"]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

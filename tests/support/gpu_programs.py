@@ -18,7 +18,7 @@ from trainer import distribute, models
 from trainer.compile.hlo_text import Program
 from trainer.compile.program_contents import collectives_of, donated_arguments, host_transfers, unknown_loops
 from trainer.core.timing import Timing
-from trainer.data import Group
+from trainer.data.sources.batches import Group
 from trainer.model.planned_step import PlannedPhase, planned_phase, strategy_over
 
 SEEN_ON = ("jaxlib 0.10.2", "jaxlib 0.12.0.1")

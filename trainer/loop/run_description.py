@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from trainer.core.errors import describe
-from trainer.data import Reader
+from trainer.data.reader import Reader
 from trainer.optimizers.named import NamedRules
 from trainer.optimizers.update_rule import UpdateRule
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from trainer.core.train_state import TrainState
-from trainer.data import Batch, Reader
+from trainer.data.reader import Reader
+from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.loop.run_context import RunContext
 from trainer.step.compiled_phase import CompiledPhase

@@ -13,7 +13,7 @@ from trainer.losses.focal import (
     CategoricalFocalCrossentropy,
     CategoricalGeneralizedCrossEntropy,
 )
-from trainer.losses.hinge import CategoricalHinge, Hinge, SquaredHinge
+from trainer.losses.hinges import CategoricalHinge, Hinge, SquaredHinge
 from trainer.losses.probabilistic import (
     BinaryCrossentropy,
     CategoricalCrossentropy,

@@ -13,9 +13,10 @@ from trainer import losses
 from trainer.core import configs
 from trainer.core.errors import see, unknown_name, wrong_type
 from trainer.losses import Loss, as_loss
+from trainer.losses import registry as loss_registry
 from trainer.losses.base import FunctionLoss
-from trainer.metrics import accuracy, correlation
-from trainer.metrics.accuracy import (
+from trainer.metrics import accuracies, correlation
+from trainer.metrics.accuracies import (
     Accuracy,
     BinaryAccuracy,
     CategoricalAccuracy,
@@ -130,8 +131,8 @@ _BY_NAME: dict[str, type[Metric]] = {
 
 # What a wrapper's configuration, and Keras's `serialize` of a function, names.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{cls.function.__name__: cls.function for cls in losses.registry.CLASSES},
-    **{function.__name__: function for module in (accuracy, correlation) for function in vars(module).values()
+    **{cls.function.__name__: cls.function for cls in loss_registry.CLASSES},
+    **{function.__name__: function for module in (accuracies, correlation) for function in vars(module).values()
        if inspect.isfunction(function) and function.__module__ == module.__name__},
 }
 

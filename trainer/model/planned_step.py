@@ -23,7 +23,7 @@ from trainer.compile.program_contents import collectives_of, host_transfers, ker
 from trainer.core import precision
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
-from trainer.data import Batch
+from trainer.data.sources.batches import Batch
 from trainer.distribute import FullyShardedStrategy, ModelParallelStrategy, Strategy
 from trainer.distribute.placement.described import EXTRA, Topology, described_devices
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS, NETWORK_BANDWIDTH

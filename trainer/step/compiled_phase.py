@@ -32,8 +32,8 @@ from trainer.core import trace_purity
 from trainer.core.replica_context import ReplicaContext, single_context
 from trainer.core.timing import Timing
 from trainer.core.train_state import shapes_of
-from trainer.data import Group
 from trainer.data.resident import batch_at, stack_length
+from trainer.data.sources.batches import Group
 from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import REPLICA_AXIS, PlacedGroup, to_devices

@@ -1,0 +1,15 @@
+from trainer.datasets import (
+    boston_housing as boston_housing,
+    breast_cancer as breast_cancer,
+    california_housing as california_housing,
+    cifar10 as cifar10,
+    cifar100 as cifar100,
+    diabetes as diabetes,
+    digits as digits,
+    fashion_mnist as fashion_mnist,
+    imdb as imdb,
+    iris as iris,
+    mnist as mnist,
+    reuters as reuters,
+    wine as wine,
+)
