@@ -1,7 +1,6 @@
 """A Keras-style trainer for Flax modules: the same numbers on any number of devices."""
 
 import os as _os
-import typing as _typing
 
 # A file of Coqui's `trainer` and `coqui-tts-trainer`, which install a package of this name.
 _FOREIGN = "trainer_utils.py"
@@ -19,7 +18,7 @@ from trainer.core.public_names import attach_stub  # noqa: E402
 _load, __dir__, __all__ = attach_stub(__name__, hidden=["TrainerClassifier", "TrainerRegressor"])
 
 
-def __getattr__(name: str) -> _typing.Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
         from importlib.metadata import version
 

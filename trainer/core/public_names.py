@@ -10,12 +10,11 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable, Collection
-from typing import Any
 
 
 def attach_stub(
     package: str, hidden: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Returns `__getattr__`, `__dir__` and `__all__` for a package with the names of its stub.
 
     Args:
@@ -26,19 +25,18 @@ def attach_stub(
     >>> __getattr__("L2").__name__, "OrthogonalRegularizer" in __all__
     ('L2', True)
     """
-    module: Any = sys.modules[package]
-    stub = ast.parse(module.__spec__.loader.get_data(f"{module.__file__}i"))
+    module = sys.modules[package]
+    with open(f"{module.__file__}i", encoding="utf-8") as file:
+        stub = ast.parse(file.read())
     homes = {alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     names = sorted(homes.keys() - set(hidden))
 
-    def load(name: str) -> Any:
+    def load(name: str) -> object:
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
-        if home == package:
-            value = importlib.import_module(f"{package}.{name}")
-        else:
-            value = getattr(__import__(home, fromlist=[name]), name)
+        value: object = (importlib.import_module(f"{package}.{name}") if home == package
+                         else getattr(__import__(home, fromlist=[name]), name))
         setattr(module, name, value)
         return value
 
