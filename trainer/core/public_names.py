@@ -21,6 +21,7 @@ def attach_stub(
       package: the `__name__` of the package, or of a module, that calls this.
       hidden: names that are left out of `__all__`, because they need an optional library.
 
+    >>> import trainer.regularizers
     >>> __getattr__, __dir__, __all__ = attach_stub("trainer.regularizers")
     >>> __getattr__("L2").__name__, "OrthogonalRegularizer" in __all__
     ('L2', True)

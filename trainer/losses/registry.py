@@ -63,7 +63,7 @@ def get(identifier: Any) -> LossOrFunction | None:
 def serialize(loss: LossOrFunction) -> dict[str, Any]:
     """Returns a loss or a function as plain data, in Keras's form.
 
-    >>> serialize(Huber(delta=2.0))["config"]
+    >>> serialize(regression.Huber(delta=2.0))["config"]
     {'name': 'huber_loss', 'reduction': 'sum_over_batch_size', 'delta': 2.0}
     """
     return _REGISTRY.serialize(loss)
@@ -82,7 +82,7 @@ def deserialize(
       ValueError: for an unknown name.
       TypeError: for what is no configuration.
 
-    >>> deserialize(serialize(Huber(delta=2.0))).delta
+    >>> deserialize(serialize(regression.Huber(delta=2.0))).delta
     2.0
     """
     return _REGISTRY.deserialize(name, custom_objects)
