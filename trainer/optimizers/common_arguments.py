@@ -19,19 +19,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 class FurtherArguments(TypedDict, total=False):
-    """The arguments that follow `weight_decay` in every optimizer with a Keras name.
-
-    Attributes:
-      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
-      clipvalue: the largest absolute value in a gradient; larger values are cut.
-      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
-      use_ema: refused if true: `compile(ema_decay=...)` keeps a moving average of the weights.
-      ema_momentum: goes with `use_ema`.
-      ema_overwrite_frequency: goes with `use_ema`.
-      loss_scale_factor: refused: `compile(precision=...)` scales gradients.
-      gradient_accumulation_steps: over so many calls gradients are averaged, and the last of them makes an update.
-      name: a name to know the optimizer by; by default its class's, in lower case.
-    """
+    """`CommonArguments` without `weight_decay`, for optimizers that have it among their own."""
 
     clipnorm: float | None
     clipvalue: float | None
@@ -51,6 +39,15 @@ class CommonArguments(FurtherArguments, total=False):
 
     Attributes:
       weight_decay: how much of itself, times the learning rate, each parameter loses before an update; None for none.
+      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
+      clipvalue: the largest absolute value in a gradient; larger values are cut.
+      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
+      use_ema: refused if true: `compile(ema_decay=...)` keeps a moving average of the weights.
+      ema_momentum: goes with `use_ema`.
+      ema_overwrite_frequency: goes with `use_ema`.
+      loss_scale_factor: refused: `compile(precision=...)` scales gradients.
+      gradient_accumulation_steps: over so many calls gradients are averaged, and the last of them makes an update.
+      name: a name to know the optimizer by; by default its class's, in lower case.
     """
 
     weight_decay: float | None
@@ -107,7 +104,8 @@ def with_common_arguments(
         "clipvalue": optax.clip,
         "global_clipnorm": optax.clip_by_global_norm,
     }
-    given: dict[str, Any] = {name: value for name, value in common.items() if name in makers and value is not None}
+    values: dict[str, Any] = {**common}
+    given = {name: values[name] for name in makers if values.get(name) is not None}
     if len(given) > 1:
         raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set. "
                          f"Received: {', '.join(f'{name}={value}' for name, value in given.items())}.")
