@@ -26,7 +26,7 @@ def _bar() -> trainer.callbacks.Callback:
     from rich.console import Console
 
     os.environ.pop("CI", None)  # where it is set the bar prints lines
-    return trainer.callbacks.ProgressBar(Console(
+    return trainer.callbacks.ProgbarLogger(Console(
         file=open(os.devnull, "w"), force_terminal=True, force_interactive=True, width=100))
 
 

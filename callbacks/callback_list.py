@@ -16,7 +16,7 @@ from trainer.callbacks.base.keras_callback import as_callback
 from trainer.callbacks.base.monitor_callback import MonitorCallback
 from trainer.callbacks.base.run_protocol import SavePoint
 from trainer.callbacks.history import History
-from trainer.callbacks.progress.progress_bar import ProgressBar
+from trainer.callbacks.progress.progress_bar import ProgbarLogger
 from trainer.callbacks.terminate_on_nan import TerminateOnNaN, warn_of_non_finite_logs
 from trainer.core.arguments import as_count, require_bool
 from trainer.core.types import Phase
@@ -42,7 +42,7 @@ class CallbackList(Callback):
     Args:
       callbacks: a callback, a list or tuple of them, or None. Objects of Keras's `Callback` are taken, too.
       add_history: whether to append a `History`, if there is none.
-      add_progbar: whether to append a `ProgressBar`, if there is none.
+      add_progbar: whether to append a `ProgbarLogger`, if there is none.
       model: the model that the callbacks act on; given to each of them.
       **params: what becomes the callbacks' `params`: `verbose`, `epochs`, `steps`.
 
@@ -83,7 +83,7 @@ class CallbackList(Callback):
                     f"`callbacks` must be instances of `Callback`. Received: a value of type {type(callback).__name__} "
                     f"at index {index}.{hint}"
                 )
-        for wanted, kind in ((add_history, History), (add_progbar, ProgressBar)):
+        for wanted, kind in ((add_history, History), (add_progbar, ProgbarLogger)):
             if wanted and not any(isinstance(callback, kind) for callback in self.callbacks):
                 self.callbacks.append(kind())
         for callback in self.callbacks:

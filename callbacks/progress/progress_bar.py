@@ -31,7 +31,7 @@ _REDRAW_SECS = 0.25
 _LINE_SECS = 30  # between whole lines; an execution that takes as long still leaves a line a minute
 
 
-class ProgressBar(Callback):
+class ProgbarLogger(Callback):
     """Prints the progress and the logs of every epoch, of `evaluate`, and of `predict`.
 
     In a terminal and in a notebook, with `verbose=1`, a bar is drawn while batches run, with the steps, the logs of a
@@ -49,7 +49,7 @@ class ProgressBar(Callback):
 
     Example:
 
-    >>> bar = ProgressBar()
+    >>> bar = ProgbarLogger()
     >>> bar.set_params({"verbose": 2, "epochs": 3, "steps": 10})
     >>> bar.on_train_begin()
     >>> bar.on_epoch_begin(0)

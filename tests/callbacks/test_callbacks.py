@@ -17,7 +17,7 @@ from trainer.callbacks import (
     LambdaCallback,
     LazyLogs,
     LearningRateScheduler,
-    ProgressBar,
+    ProgbarLogger,
     ReduceLROnPlateau,
     TerminateOnNaN,
 )
@@ -129,7 +129,7 @@ def test_a_hook_that_is_replaced_later_is_noticed():
 
 
 def test_only_callbacks_that_need_every_batch_slow_the_loop_down(tmp_path):
-    quiet = [History(), ProgressBar(), EarlyStopping(), ReduceLROnPlateau(), LearningRateScheduler(lambda epoch: 0.1),
+    quiet = [History(), ProgbarLogger(), EarlyStopping(), ReduceLROnPlateau(), LearningRateScheduler(lambda epoch: 0.1),
              CSVLogger(tmp_path / "log.csv"), LambdaCallback(on_epoch_end=print), TerminateOnNaN()]
     assert not any(CallbackList(quiet).wants_batch_hooks(phase) for phase in PHASES)
     slow = CallbackList([*quiet, LambdaCallback(on_train_batch_end=print)])
@@ -154,8 +154,8 @@ def test_one_callback_a_list_of_them_or_none_can_be_given(given, expected):
 def test_history_and_progress_bar_are_added_at_the_end_and_once():
     user = Callback()
     added = CallbackList([user], add_history=True, add_progbar=True).callbacks
-    assert [type(callback) for callback in added] == [Callback, History, ProgressBar]
-    own = [ProgressBar(), History()]
+    assert [type(callback) for callback in added] == [Callback, History, ProgbarLogger]
+    own = [ProgbarLogger(), History()]
     assert CallbackList(own, add_history=True, add_progbar=True).callbacks == own
     assert own == CallbackList(own).callbacks
 

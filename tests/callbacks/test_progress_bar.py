@@ -1,4 +1,4 @@
-"""ProgressBar: what is printed in a pipe and in a terminal, and how seldom logs are read."""
+"""ProgbarLogger: what is printed in a pipe and in a terminal, and how seldom logs are read."""
 
 import io
 import re
@@ -13,7 +13,7 @@ from rich.console import Console
 
 import trainer
 from tests.support.screen import callback_list, fit, rows, shown
-from trainer.callbacks import LazyLogs, ProgressBar
+from trainer.callbacks import LazyLogs, ProgbarLogger
 
 
 @pytest.mark.parametrize("steps", [10, None])
@@ -26,7 +26,7 @@ def test_in_a_pipe_each_epoch_is_one_line_of_standard_output(capsys, clock, verb
 
 
 def test_verbose_0_prints_nothing(capsys, clock, screen):
-    callbacks = callback_list(ProgressBar(screen.console), verbose=0)
+    callbacks = callback_list(ProgbarLogger(screen.console), verbose=0)
     fit(callbacks, clock)
     callbacks.on_test_begin()
     callbacks.on_test_end({"loss": 0.5})
@@ -34,14 +34,14 @@ def test_verbose_0_prints_nothing(capsys, clock, screen):
 
 
 def test_verbose_2_prints_whole_lines_in_a_terminal_too(capsys, clock, screen):
-    fit(callback_list(ProgressBar(screen.console), verbose=2), clock, epochs=1)
+    fit(callback_list(ProgbarLogger(screen.console), verbose=2), clock, epochs=1)
     assert screen.getvalue() == ""
     assert capsys.readouterr().out.startswith("Epoch 1/1 - 1s - 100ms/step - accuracy")
 
 
 def test_ci_gets_whole_lines(capsys, clock, screen, monkeypatch):
     monkeypatch.setenv("CI", "true")
-    fit(callback_list(ProgressBar(screen.console)), clock, epochs=1)
+    fit(callback_list(ProgbarLogger(screen.console)), clock, epochs=1)
     assert screen.getvalue() == ""
     assert capsys.readouterr().out.startswith("Epoch 1/1")
 
@@ -63,7 +63,7 @@ def test_an_epoch_without_steps_has_no_step_duration(capsys, clock):
 
 
 def test_a_run_that_an_exception_ended_does_not_silence_the_next(capsys, clock):
-    bar = ProgressBar()
+    bar = ProgbarLogger()
     callback_list(bar).on_train_begin()
     callbacks = callback_list(bar)
     callbacks.on_test_begin()
@@ -72,7 +72,7 @@ def test_a_run_that_an_exception_ended_does_not_silence_the_next(capsys, clock):
 
 
 def test_in_a_terminal_each_epoch_leaves_one_line(capsys, clock, screen):
-    fit(callback_list(ProgressBar(screen.console), epochs=2), clock)
+    fit(callback_list(ProgbarLogger(screen.console), epochs=2), clock)
     bar = "━" * 20
     logs = "accuracy: 0.9000 - loss: 0.1000 - val_loss: 1.2000e-04 - 1s - 100ms/step"
     assert shown(screen) == [f"Epoch 1/2 {bar} 10/10 - {logs}", f"Epoch 2/2 {bar} 10/10 - {logs}"]
@@ -80,7 +80,7 @@ def test_in_a_terminal_each_epoch_leaves_one_line(capsys, clock, screen):
 
 
 def test_the_bar_follows_the_batches(clock, screen):
-    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks = callback_list(ProgbarLogger(screen.console))
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     bar = "━" * 20
@@ -103,7 +103,7 @@ def test_the_bar_follows_the_batches(clock, screen):
 
 def test_the_done_part_of_the_bar_is_coloured(clock, screen):
     colours = Console(file=screen, force_terminal=True, color_system="standard", width=100)
-    callbacks = callback_list(ProgressBar(colours))
+    callbacks = callback_list(ProgbarLogger(colours))
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     callbacks.on_execution_end("train", 2, {})
@@ -111,7 +111,7 @@ def test_the_done_part_of_the_bar_is_coloured(clock, screen):
 
 
 def test_unknown_steps_are_known_after_the_first_epoch(clock, screen):
-    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=None)
+    callbacks = callback_list(ProgbarLogger(screen.console), epochs=2, steps=None)
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     callbacks.on_execution_end("train", 3, {"loss": 0.5})
@@ -138,7 +138,7 @@ BAR = "━" * 20
 ])
 def test_a_narrow_terminal_shows_all_logs_and_fewer_timings(clock, screen, width, drawn, final):
     screen.console.width = width
-    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks = callback_list(ProgbarLogger(screen.console))
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     for batch, loss in ((3, 0.1), (4, 0.5)):
@@ -152,7 +152,7 @@ def test_a_narrow_terminal_shows_all_logs_and_fewer_timings(clock, screen, width
 
 def test_a_log_wider_than_the_terminal_is_drawn_over(clock, screen):
     screen.console.width = 30
-    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks = callback_list(ProgbarLogger(screen.console))
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     name = "a_metric_whose_name_takes_more_than_one_row_of_the_terminal"
@@ -166,7 +166,7 @@ def test_a_log_wider_than_the_terminal_is_drawn_over(clock, screen):
 def test_more_logs_than_the_terminal_has_rows_are_cut_until_the_epochs_end(clock, screen):
     screen.console.size = (30, 6)
     logs = {f"log_{number}": float(number) for number in range(9)}
-    callbacks = callback_list(ProgressBar(screen.console))
+    callbacks = callback_list(ProgbarLogger(screen.console))
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     for batch in range(6):
@@ -201,7 +201,7 @@ def test_a_long_epoch_leaves_lines_in_a_pipe(capsys, clock):
 
 
 def test_a_validation_is_seen_in_the_bar(clock, screen):
-    callbacks = callback_list(ProgressBar(screen.console), epochs=1, steps=4)
+    callbacks = callback_list(ProgbarLogger(screen.console), epochs=1, steps=4)
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     callbacks.on_execution_end("train", 3, {"loss": 0.5})
@@ -243,12 +243,13 @@ def test_a_notebook_gets_a_live_bar(capsys, clock, monkeypatch):
 
 def test_a_console_of_another_kind_is_refused():
     with pytest.raises(TypeError, match=r"`console` must be a `rich.console.Console`. Received: a value of type int"):
-        ProgressBar(3)
+        ProgbarLogger(3)
 
 
 def test_a_terminal_without_unicode_gets_ascii(clock, screen, monkeypatch):
     ascii_file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    callbacks = callback_list(ProgressBar(Console(file=ascii_file, force_terminal=True, color_system=None, width=100)))
+    console = Console(file=ascii_file, force_terminal=True, color_system=None, width=100)
+    callbacks = callback_list(ProgbarLogger(console))
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     callbacks.on_execution_end("train", 4, {})
@@ -263,7 +264,7 @@ def test_logs_are_read_at_most_four_times_a_second(clock, screen, verbose, most)
     def lazy_logs():
         return LazyLogs(["loss"], lambda: fetches.append(clock.now) or {"loss": 0.5})
 
-    callbacks = callback_list(ProgressBar(screen.console), verbose=verbose, steps=200)
+    callbacks = callback_list(ProgbarLogger(screen.console), verbose=verbose, steps=200)
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
     for batch in range(200):  # in two seconds
@@ -283,7 +284,7 @@ def test_logs_are_awaited_when_the_next_execution_has_begun(clock, screen):
         return LazyLogs(["loss"], lambda: events.append(f"await {batch}") or {"loss": 0.5},
                         lambda: events.append(f"begin {batch}"))
 
-    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=8)
+    callbacks = callback_list(ProgbarLogger(screen.console), epochs=2, steps=8)
     callbacks.on_train_begin()
     for epoch in range(2):
         callbacks.on_epoch_begin(epoch)
@@ -296,7 +297,7 @@ def test_logs_are_awaited_when_the_next_execution_has_begun(clock, screen):
 
 
 def test_slow_executions_are_counted_at_once(clock, screen):
-    callbacks = callback_list(ProgressBar(screen.console), epochs=2, steps=3)
+    callbacks = callback_list(ProgbarLogger(screen.console), epochs=2, steps=3)
     callbacks.on_train_begin()
     for epoch in range(2):
         callbacks.on_epoch_begin(epoch)

@@ -340,5 +340,5 @@ def test_only_callbacks_that_may_stop_differently_make_processes_ask():
     assert CallbackList([Stops()]).may_stop_differently("train")
     assert not CallbackList([Stops()]).may_stop_differently("test")
     alike = [cb.TerminateOnNaN(), cb.EarlyStopping("loss"), cb.ModelCheckpoint("x.safetensors", save_freq=2),
-             cb.ProgressBar(), cb.CSVLogger("log.csv"), cb.Throughput(1), cb.BackupAndRestore("backup", 2)]
+             cb.ProgbarLogger(), cb.CSVLogger("log.csv"), cb.Throughput(1), cb.BackupAndRestore("backup", 2)]
     assert not CallbackList(alike).may_stop_differently("train")

@@ -2,10 +2,10 @@
 
 import pytest
 
-import trainer
 from trainer.core.errors import near_hint
+from trainer.metrics import registry
 
-METRICS = [*trainer.metrics.registry._BY_NAME, *trainer.metrics.registry._BY_SHAPES]
+METRICS = [*registry._BY_NAME, *registry._BY_SHAPES]
 
 
 @pytest.mark.parametrize(("received", "meant"), [

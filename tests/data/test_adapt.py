@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 
 from trainer import Model
-from trainer.data import (
-    Dataset,
-    Reader,
-    adapt,
-    pack_x_y_sample_weight,
-    split_validation,
-    unpack_x_y_sample_weight,
-)
+from trainer.data import Dataset, pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.adapt import adapt
+from trainer.data.reader import Reader
 from trainer.data.sources import arrays
 from trainer.data.sources.arrays import DataError
-from trainer.data.sources.host_arrays import HostArrays
+from trainer.data.sources.host_arrays import HostArrays, split_validation
 from trainer.distribute.placement.placement import place_arrays
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)

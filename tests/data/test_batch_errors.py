@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from trainer.data import Dataset, Reader, adapt
+from trainer.data import Dataset
+from trainer.data.adapt import adapt
+from trainer.data.reader import Reader
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
 

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from trainer.data import Reader, adapt
+from trainer.data.adapt import adapt
+from trainer.data.reader import Reader
 from trainer.data.sources.buffers import BufferPool
 
 

@@ -17,7 +17,8 @@ import trainer
 from tests.support.networks import NNXMLP, LinenMLP, classification, logits_loss, mirrored
 from trainer import callbacks as cb
 from trainer import distribute
-from trainer.data import Dataset, adapt, with_options
+from trainer.data import Dataset, with_options
+from trainer.data.adapt import adapt
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.batches import Part
 from trainer.testing import LocalCluster

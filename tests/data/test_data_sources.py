@@ -26,7 +26,10 @@ from tests.support.feeds import (
     pairs,
     rows_of,
 )
-from trainer.data import Dataset, Reader, adapt, prefetch
+from trainer.data import Dataset
+from trainer.data.adapt import adapt
+from trainer.data.prefetch import prefetch
+from trainer.data.reader import Reader
 from trainer.data.sources.batches import as_batch
 
 

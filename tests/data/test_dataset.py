@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data import Dataset, Reader
+from trainer.data import Dataset
+from trainer.data.reader import Reader
 from trainer.data.sources.sources import DatasetSource
 
 

@@ -6,7 +6,8 @@ from flax import linen as nn
 from PIL import Image
 
 import trainer
-from trainer.data import Dataset, adapt
+from trainer.data import Dataset
+from trainer.data.adapt import adapt
 from trainer.data.sources.batches import as_batch
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)

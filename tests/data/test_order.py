@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support.networks import classification, compiled_mlp
-from trainer.data import Dataset, Reader
+from trainer.data import Dataset
+from trainer.data.reader import Reader
 from trainer.data.sources import order
 from trainer.data.sources.order import Order, Shuffle
 from trainer.data.sources.sources import DatasetSource

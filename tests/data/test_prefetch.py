@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from trainer.core.ambient.threads import in_caller_context
-from trainer.data import Demand, Reader, adapt, prefetch
-from trainer.data.prefetch import is_abandoned
+from trainer.data.adapt import adapt
+from trainer.data.prefetch import Demand, is_abandoned, prefetch
+from trainer.data.reader import Reader
 from trainer.data.sources.arrays import canonical_dtype
 
 

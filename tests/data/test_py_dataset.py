@@ -12,8 +12,10 @@ import pytest
 from flax import linen as nn
 
 import trainer
-from trainer.data import PyDataset, Reader, adapt
+from trainer.data import PyDataset
+from trainer.data.adapt import adapt
 from trainer.data.parallel_items import ParallelSource
+from trainer.data.reader import Reader
 
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("KERAS_BACKEND", "jax")  # the one that needs no further package
@@ -326,7 +328,7 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
 @pytest.mark.processes
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     script = SCRIPT + """if __name__ == '__main__':
-    from trainer.data import adapt
+    from trainer.data.adapt import adapt
     source = adapt(Numbered(workers=2, use_multiprocessing=True))
     next(source.read(0))
     print(*(worker.pid for worker, _ in source._processes._workers), flush=True)

@@ -13,6 +13,8 @@ from flax import linen as nn
 import trainer
 from trainer.core.replica_context import in_replica_context
 from trainer.data import PyDataset, RowDataset
+from trainer.data.adapt import adapt
+from trainer.data.reader import Reader
 from trainer.distribute import get_strategy, has_strategy
 from trainer.utils import custom_object_scope, get_registered_object
 
@@ -208,7 +210,7 @@ class AsksForTheStrategy(TellsOptions):
 
 
 def read(data):
-    with trainer.data.Reader(trainer.data.adapt(data)) as reader:
+    with Reader(adapt(data)) as reader:
         return [jax.tree.map(lambda leaf, number=number: leaf[number].tolist(), group.data)
                 for group in reader.read(0) for number in range(group.count)]
 

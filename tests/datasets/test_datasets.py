@@ -13,7 +13,7 @@ import pytest
 import sklearn.datasets
 
 import trainer
-from trainer.datasets import keras_files, scikit_learn
+from trainer.datasets import images, keras_files, tables
 
 datasets = trainer.datasets
 
@@ -179,7 +179,7 @@ def test_archives_are_looked_for_in_kerass_cache_with_kerass_hash(name, monkeypa
     ours, theirs = [], []
     module = importlib.import_module(f"keras.src.datasets.{name}")
     monkeypatch.setattr(module, "get_file", functools.partial(ask, theirs))
-    monkeypatch.setattr(getattr(datasets, name), "get_file", functools.partial(ask, ours))
+    monkeypatch.setattr(images if name == "fashion_mnist" else keras_files, "get_file", functools.partial(ask, ours))
     for load in (module.load_data, getattr(datasets, name).load_data):
         with pytest.raises(InterruptedError):
             load()
@@ -194,7 +194,7 @@ def test_a_file_in_the_cache_is_read_from_there(tmp_path, monkeypatch):
     (tmp_path / "datasets").mkdir()
     write_images(tmp_path / "datasets" / "mnist.npz")
     digest = importlib.import_module("hashlib").sha256((tmp_path / "datasets" / "mnist.npz").read_bytes()).hexdigest()
-    monkeypatch.setattr(datasets.mnist, "_SHA256", digest)
+    monkeypatch.setitem(keras_files._HASHES, "mnist.npz", digest)
     assert datasets.mnist.load_data()[0][0].shape == (6, 28, 28)
 
 
@@ -217,9 +217,9 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     def without(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(scikit_learn.importlib, "import_module", without)
+    monkeypatch.setattr(tables.importlib, "import_module", without)
     with pytest.raises(ImportError, match=r"pip install 'trainer-jax\[sklearn\]'"):
-        scikit_learn.bundled("load_iris")
+        datasets.iris.load_data()
 
 
 # --- what files hold is not run --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ with pytest.MonkeyPatch.context() as patch:
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
 # Those of tests/support/keras_differences.py.
 NOT_HERE = {"MultiOptimizer", "OptimizerMap"}
-OURS_ALONE = {"LearningRate", "OptimizerState"}
+OURS_ALONE = {"CommonArguments", "LearningRate", "OptimizerState"}
 CASES = [pytest.param(name, arguments, id="-".join([name, *map(str, arguments)]))
          for name, cases in OPTIMIZERS.items() for arguments in cases]
 random = np.random.default_rng(0)

@@ -187,7 +187,8 @@ def test_the_wheel_and_the_sdist_are_whole_and_have_nothing_else(published):
     modules = {f"{name.replace('.', '/')}{'/__init__' if path.name == '__init__.py' else ''}.py"
                for name, path in project_files.modules().items()}
     others = {"trainer/py.typed", "trainer/tools/report/page.html.jinja"}
-    assert in_wheel == modules | others
+    others |= (stubs := {f"{name}i" for name in modules if (project_files.ROOT / f"{name}i").is_file()})
+    assert stubs and in_wheel == modules | others
     with tarfile.open(sdist) as file:
         in_sdist = {name.partition("/")[2] for name in file.getnames()}
     assert modules | others | {"README.md", "LICENSE", "pyproject.toml"} <= in_sdist
@@ -227,8 +228,9 @@ def test_the_wheel_and_what_it_needs_come_from_an_index(published, tmp_path):
 def test_files_of_another_distribution_are_found(tmp_path):
     # As `pip install trainer` leaves them beside ours: those of names that we do not have.
     package = pathlib.Path(trainer.__file__).parent
-    (tmp_path / "trainer").mkdir()
-    shutil.copy(package / "__init__.py", tmp_path / "trainer")
+    (tmp_path / "trainer" / "core").mkdir(parents=True)
+    for name in ("__init__.py", "__init__.pyi", "core/__init__.py", "core/public_names.py"):
+        shutil.copy(package / name, tmp_path / "trainer" / name)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import trainer; print(trainer.__file__)"]
     alone = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)

@@ -7,7 +7,8 @@ import grain.python as grain_python
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.data import Dataset, adapt
+from trainer.data import Dataset
+from trainer.data.adapt import adapt
 
 X, Y = np.arange(40, dtype=np.float32).reshape(10, 4), np.arange(10)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer import losses, metrics
+from trainer import metrics
+from trainer.losses import registry
 
 Case = tuple[dict[str, Any], str]
 
@@ -50,7 +51,7 @@ LOSSES: dict[str, list[Case]] = {
 }
 
 #: The function of each class.
-LOSS_FUNCTIONS = {cls.function.__name__: cls.__name__ for cls in losses.registry.CLASSES}
+LOSS_FUNCTIONS = {cls.function.__name__: cls.__name__ for cls in registry.CLASSES}
 
 _COUNTS: list[Case] = [({}, "bits"), ({}, "bit per row"), ({}, "bit column"), ({"thresholds": [0.2, 0.7]}, "bits"),
                        ({"thresholds": 0.3}, "tenths")]

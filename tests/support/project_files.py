@@ -17,6 +17,12 @@ def modules() -> dict[str, pathlib.Path]:
     return found
 
 
+def source(path: pathlib.Path) -> str:
+    """Returns the text of a module, and after it that of its stub, if there is one, which names what it exports."""
+    stub = path.with_suffix(".pyi")
+    return path.read_text() + (stub.read_text() if stub.is_file() else "")
+
+
 def python_files() -> list[str]:
     """Returns every Python file of the project, relative to its root: code, tests, examples and benchmarks."""
     folders = ("trainer", "models", "callbacks", "tests", "examples", "benchmarks")

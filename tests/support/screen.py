@@ -3,7 +3,7 @@
 import io
 import re
 
-from trainer.callbacks import CallbackList, ProgressBar
+from trainer.callbacks import CallbackList, ProgbarLogger
 
 LOGS = {"accuracy": 0.9, "loss": 0.1, "val_loss": 0.00012}
 
@@ -46,7 +46,7 @@ def text_rows(terminal):
 
 
 def callback_list(bar=None, verbose=1, epochs=1, steps=10):
-    return CallbackList([bar or ProgressBar()], verbose=verbose, epochs=epochs, steps=steps)
+    return CallbackList([bar or ProgbarLogger()], verbose=verbose, epochs=epochs, steps=steps)
 
 
 def fit(callbacks, clock, epochs=2, steps=10, fused=5, secs_per_execution=0.5):

@@ -119,3 +119,13 @@ class Stops(trainer.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.model.stop_training = True
         print(self.model.optimizer.learning_rate, self.model.current_run.state.params)
+
+
+def public_names() -> None:
+    trainer.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=1.0, name="decayed")
+    trainer.optimizers.Adam(lr=1e-3)  # wrong
+    trainer.optimizers.Adam(clipnorm="1")  # wrong
+    print(trainer.Modell)  # wrong
+    trainer.losses.Hubert()  # wrong
+    (x, _), _ = trainer.datasets.mnist.load_data()
+    x.no_such_method()  # wrong

@@ -235,7 +235,7 @@ def test_the_peak_is_that_of_the_report(capsys):
     model = compiled(Wide())
     found = tools.find_batch_size(model, X[:1], Y[:1], start=64, limit=64)
     report = model.strategy.explain(model, batch=(np.zeros((64, 6), np.float32), np.zeros(64, Y.dtype)))
-    assert found.trials == (tools.finders.BatchSizeTrial(64, True, report.peak_bytes),)
+    assert found.trials == (finders.BatchSizeTrial(64, True, report.peak_bytes),)
 
 
 def test_sizes_between_are_multiples_of_the_replicas(monkeypatch):

@@ -1,18 +1,16 @@
-"""Objects as plain data and back, in the form in which Keras serializes them.
+"""Objects as plain data, in the form in which Keras serializes them, and the classes and functions of the user's own.
 
-Nothing is imported by a name that a configuration holds: objects are made of the classes and functions that the caller
-knows, and of those that the user has registered or hands over.
+`registry.Registry` makes objects of such data.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 from trainer.core.ambient import state
-from trainer.core.errors import unknown_name, wrong_type
+from trainer.core.errors import wrong_type
 
 Config = dict[str, Any]
 T = TypeVar("T")
@@ -156,7 +154,7 @@ def with_custom_objects(
     return {**known, **_registered, **state.current().custom_objects, **(custom_objects or {})}
 
 
-def to_config(value: Any, module: str) -> Any:
+def to_config(value: Any, module: str) -> Config:
     """Returns an object or a function as plain data.
 
     Args:
@@ -180,49 +178,6 @@ def to_config(value: Any, module: str) -> Any:
     raise wrong_type("value", value, "an object with `get_config`, or a function with a name")
 
 
-def from_config(
-    kind: str, of: type | tuple[type, ...], config: Any, known: Mapping[str, Any],
-    custom_objects: Mapping[str, Any] | None = None,
-) -> Any:
-    """Returns what `to_config`, or Keras's `serialize`, has made plain data of: an object, or a function.
-
-    Args:
-      kind: what is expected, such as "loss", for errors.
-      of: the class that objects of this kind have.
-      config: a dict with "class_name" and "config", or the name of a class or a function.
-      known: classes and functions by name.
-      custom_objects: further ones, which come first; then the user's, see `with_custom_objects`.
-
-    Raises:
-      ValueError: for an unknown name.
-      TypeError: for what is no such dict, for arguments that the class does not take, for an object of another kind.
-
-    >>> from_config("number", complex, {"class_name": "complex", "config": {"real": 2}}, {"complex": complex})
-    (2+0j)
-    """
-    custom = with_custom_objects({}, custom_objects)
-    known = {**known, **custom}
-    if isinstance(config, str):
-        return _made(kind, of, _named(kind, config, known))
-    if not isinstance(config, Mapping) or not isinstance(config.get("class_name"), str):
-        raise wrong_type("config", config, f"the configuration of {_one(kind)}, a dict with 'class_name' and 'config', "
-                         "or its name")
-    if config["class_name"] == "function":
-        name = config["config"]  # Keras writes a dict for functions of the user's own
-        return _made(kind, of, _named(kind, name["name"] if isinstance(name, Mapping) else name, known))
-    registered = config.get("registered_name")
-    if registered in custom:
-        cls = custom[registered]
-    elif is_of_the_user(config) and config["class_name"] not in custom:
-        raise ValueError(f"Unknown {kind} {registered!r}, of a class of yours. Define it before, with "
-                         "`@trainer.utils.register_keras_serializable(...)`, or give it to `deserialize`: "
-                         f"`custom_objects={{{config['class_name']!r}: {config['class_name']}}}`.")
-    else:
-        cls = _named(kind, config["class_name"], known)
-    with CustomObjectScope(custom_objects):  # for what is within it
-        return _made(kind, of, cls, copy.deepcopy(dict(config.get("config") or {})))
-
-
 def is_of_the_user(config: Mapping[str, Any]) -> bool:
     """Returns whether a configuration is that of a class which neither this package nor Keras has."""
     package = str(config.get("module")).partition(".")[0]
@@ -232,23 +187,3 @@ def is_of_the_user(config: Mapping[str, Any]) -> bool:
 def is_config(value: Any) -> bool:
     """Returns whether a value has the form of a serialized object."""
     return isinstance(value, Mapping) and "class_name" in value and "config" in value
-
-
-def _one(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def _made(kind: str, of: type | tuple[type, ...], found: Any, arguments: Config | None = None) -> Any:
-    """Returns an object of a class with these arguments, or what else was found, such as a function."""
-    if isinstance(found, type):
-        make: Callable[..., Any] | None = getattr(found, "from_config", None)
-        found = found(**arguments or {}) if make is None or arguments is None else make(arguments)
-    if not isinstance(found, of) and (hasattr(found, "get_config") or not callable(found)):
-        raise wrong_type("config", found, f"that of {_one(kind)}")
-    return found
-
-
-def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
-    if name not in known:
-        raise unknown_name(kind, name, known)
-    return known[name]

@@ -3,34 +3,6 @@
 Owns where Keras's files are looked for, and how they are read: nothing in them is executed.
 """
 
-from trainer.datasets import (
-    boston_housing,
-    breast_cancer,
-    california_housing,
-    cifar10,
-    cifar100,
-    diabetes,
-    digits,
-    fashion_mnist,
-    imdb,
-    iris,
-    mnist,
-    reuters,
-    wine,
-)
+from trainer.core.public_names import attach_stub
 
-__all__ = [
-    "boston_housing",
-    "breast_cancer",
-    "california_housing",
-    "cifar10",
-    "cifar100",
-    "diabetes",
-    "digits",
-    "fashion_mnist",
-    "imdb",
-    "iris",
-    "mnist",
-    "reuters",
-    "wine",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

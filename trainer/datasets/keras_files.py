@@ -21,22 +21,52 @@ Split = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 ORIGIN = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
+# The SHA-256 of each file there, or the MD5 that Keras has of it.
+_HASHES = {
+    "boston_housing.npz": "f553886a1f8d56431e820c5b82552d9d95cfcb96d1e678153f8839538947dff5",
+    "california_housing.npz": "1a2e3a52e0398de6463aebe6f4a8da34fb21fbb6b934cf88c3425e766f2a1a6f",
+    "imdb.npz": "69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f",
+    "imdb_word_index.json": "bfafd718b763782e994055a2d397834f",
+    "mnist.npz": "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",
+    "reuters.npz": "d6586e694ee56d7a4e65172e12b3e987c03096cb01eab99753921ef915959916",
+    "reuters_word_index.json": "4d44cc38712099c9e383dc6e5f11a921",
+}
 
-def path_of(path: str | os.PathLike[str], file_hash: str, name: str) -> str:
+# Of each archive of CIFAR: the folder in it, and the SHA-256.
+_ARCHIVES = {
+    "cifar-10": ("cifar-10-batches-py", "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
+    "cifar-100": ("cifar-100-python", "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
+}
+
+
+def path_of(path: str | os.PathLike[str], name: str) -> str:
     """Returns the path of a file, which is downloaded if need be.
 
     Args:
       path: a name in the cache folder; or with folders, that of a file which is there.
-      file_hash: of the file that Keras downloads, for one in the cache folder.
-      name: of that file on Keras's server.
+      name: the file's name on Keras's server.
     """
     path = arguments.as_path("path", path)
     if not os.path.dirname(path):
-        return get_file(path, ORIGIN + name, file_hash=file_hash)
+        return get_file(path, ORIGIN + name, file_hash=_HASHES[name])
     if not os.path.isfile(path):
         raise FileNotFoundError(f"`path` must be a name in the cache folder, such as {name!r}, or the path of a copy "
                                 f"of the file. Received: {path!r}, where there is no file.")
     return path
+
+
+def archive_folder(path: str | os.PathLike[str] | None, archive: str) -> str:
+    """Returns the folder of an archive of CIFAR, which is downloaded if need be.
+
+    Args:
+      path: the folder, or the folder that holds it; None for the cache folder.
+      archive: "cifar-10" or "cifar-100".
+    """
+    name, file_hash = _ARCHIVES[archive]
+    folder = (get_file(f"{name}-target", f"https://www.cs.toronto.edu/~kriz/{archive}-python.tar.gz", extract=True,
+                       file_hash=file_hash) if path is None else arguments.as_path("path", path, "a folder"))
+    inner = os.path.join(folder, name)
+    return inner if os.path.isdir(inner) else folder
 
 
 def files_in(path: str | os.PathLike[str], names: Sequence[str]) -> list[str]:

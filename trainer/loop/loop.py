@@ -19,7 +19,7 @@ from trainer.callbacks import CallbackList
 from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.core.timing import Timing
 from trainer.core.types import Phase
-from trainer.data import Reader
+from trainer.data.reader import Reader
 from trainer.data.sharding.auto_shard import policy_of
 from trainer.data.sources.batches import GroupBuffer, ResumeToken
 from trainer.distribute.placement.placement import PlacedGroup

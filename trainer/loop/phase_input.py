@@ -19,9 +19,10 @@ from trainer.callbacks.base.lazy_logs import LazyLogs
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.types import Phase
-from trainer.data import Demand, Group, Reader, ResidentBatches, prefetch
-from trainer.data.prefetch import is_abandoned
-from trainer.data.resident import stack_length
+from trainer.data.prefetch import Demand, is_abandoned, prefetch
+from trainer.data.reader import Reader
+from trainer.data.resident import ResidentBatches, stack_length
+from trainer.data.sources.batches import Group
 from trainer.distribute.placement.placement import PlacedGroup
 from trainer.loop.interrupts import Interrupts
 from trainer.model.core.model_core import ModelCore

@@ -20,7 +20,7 @@ from trainer.core import tree_paths
 from trainer.core.errors import see
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState
-from trainer.data import Reader
+from trainer.data.reader import Reader
 from trainer.data.sources.batches import ResumeToken
 from trainer.loop import begun_run
 from trainer.loop.run_limits import RunLimits

@@ -5,66 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.core import configs
-from trainer.core.errors import wrong_type
+from trainer.core.registry import Registry
+from trainer.losses import focal, hinges, probabilistic, regression, sequence, whole_batch
 from trainer.losses.base import BuiltinLoss, FunctionLoss, Loss
-from trainer.losses.focal import (
-    BinaryFocalCrossentropy,
-    CategoricalFocalCrossentropy,
-    CategoricalGeneralizedCrossEntropy,
-)
-from trainer.losses.hinge import CategoricalHinge, Hinge, SquaredHinge
-from trainer.losses.probabilistic import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    KLDivergence,
-    Poisson,
-    SparseCategoricalCrossentropy,
-)
-from trainer.losses.regression import (
-    CosineSimilarity,
-    Huber,
-    LogCosh,
-    MeanAbsoluteError,
-    MeanAbsolutePercentageError,
-    MeanSquaredError,
-    MeanSquaredLogarithmicError,
-)
-from trainer.losses.sequence import CTC
-from trainer.losses.whole_batch import Circle, Dice, Tversky
 
 CLASSES: tuple[type[BuiltinLoss], ...] = (
-    MeanSquaredError,
-    MeanAbsoluteError,
-    MeanAbsolutePercentageError,
-    MeanSquaredLogarithmicError,
-    Huber,
-    LogCosh,
-    CosineSimilarity,
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    SparseCategoricalCrossentropy,
-    KLDivergence,
-    Poisson,
-    Hinge,
-    SquaredHinge,
-    CategoricalHinge,
-    BinaryFocalCrossentropy,
-    CategoricalFocalCrossentropy,
-    CategoricalGeneralizedCrossEntropy,
-    CTC,
-    Circle,
-    Dice,
-    Tversky,
+    regression.MeanSquaredError,
+    regression.MeanAbsoluteError,
+    regression.MeanAbsolutePercentageError,
+    regression.MeanSquaredLogarithmicError,
+    regression.Huber,
+    regression.LogCosh,
+    regression.CosineSimilarity,
+    probabilistic.BinaryCrossentropy,
+    probabilistic.CategoricalCrossentropy,
+    probabilistic.SparseCategoricalCrossentropy,
+    probabilistic.KLDivergence,
+    probabilistic.Poisson,
+    hinges.Hinge,
+    hinges.SquaredHinge,
+    hinges.CategoricalHinge,
+    focal.BinaryFocalCrossentropy,
+    focal.CategoricalFocalCrossentropy,
+    focal.CategoricalGeneralizedCrossEntropy,
+    sequence.CTC,
+    whole_batch.Circle,
+    whole_batch.Dice,
+    whole_batch.Tversky,
 )
 
-_BY_NAME: dict[str, Any] = {
-    **{cls.__name__: cls for cls in CLASSES},
-    **{name: cls.function for cls in CLASSES for name in (cls.function.__name__, *cls.aliases)},
-}
+LossOrFunction = Loss | Callable[[Any, Any], Any]
+_REGISTRY: Registry[LossOrFunction] = Registry(
+    "loss", Loss, "losses", {cls.__name__: cls for cls in CLASSES},
+    {name: cls.function for cls in CLASSES for name in (cls.function.__name__, *cls.aliases)},
+    expected="the name of a loss, a function of (y_true, y_pred) or a `Loss`")
 
 
-def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
+def get(identifier: Any) -> LossOrFunction | None:
     """Returns the loss that `identifier` names, as Keras does.
 
     Args:
@@ -79,28 +56,22 @@ def get(identifier: Any) -> Loss | Callable[[Any, Any], Any] | None:
     >>> get("mse").__name__
     'mean_squared_error'
     """
-    if isinstance(identifier, str) or configs.is_config(identifier):
-        return deserialize(identifier)
-    if isinstance(identifier, type) and issubclass(identifier, Loss):
-        return identifier()
-    if identifier is None or (callable(identifier) and not isinstance(identifier, type)):
-        return identifier
-    raise _not_a_loss(identifier)
+    loss: LossOrFunction | None = _REGISTRY.get(identifier)
+    return loss
 
 
-def serialize(loss: Loss | Callable[[Any, Any], Any]) -> dict[str, Any]:
+def serialize(loss: LossOrFunction) -> dict[str, Any]:
     """Returns a loss or a function as plain data, in Keras's form.
 
-    >>> serialize(Huber(delta=2.0))["config"]
+    >>> serialize(regression.Huber(delta=2.0))["config"]
     {'name': 'huber_loss', 'reduction': 'sum_over_batch_size', 'delta': 2.0}
     """
-    config: dict[str, Any] = configs.to_config(loss, "losses")
-    return config
+    return _REGISTRY.serialize(loss)
 
 
 def deserialize(
     name: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-) -> Loss | Callable[[Any, Any], Any]:
+) -> LossOrFunction:
     """Returns the loss or the function that `serialize`, or that of Keras, has made plain data of.
 
     Args:
@@ -111,11 +82,10 @@ def deserialize(
       ValueError: for an unknown name.
       TypeError: for what is no configuration.
 
-    >>> deserialize(serialize(Huber(delta=2.0))).delta
+    >>> deserialize(serialize(regression.Huber(delta=2.0))).delta
     2.0
     """
-    loss: Loss | Callable[[Any, Any], Any] = configs.from_config("loss", Loss, name, _BY_NAME, custom_objects)
-    return loss
+    return _REGISTRY.deserialize(name, custom_objects)
 
 
 def is_builtin(function: Any) -> bool:
@@ -149,12 +119,8 @@ def as_loss(identifier: Any) -> Loss:
                 "the batch as a whole, override `Model.compute_loss`.")
         return found
     if found is None:
-        raise _not_a_loss(identifier)
+        raise _REGISTRY.wrong(identifier)
     for cls in CLASSES:
         if cls.function is found:
             return cls(name=found.__name__)
     return FunctionLoss(found)
-
-
-def _not_a_loss(received: Any) -> TypeError:
-    return wrong_type("loss", received, "the name of a loss, a function of (y_true, y_pred) or a `Loss`")

@@ -21,6 +21,7 @@ from trainer.core.replica_context import get_replica_context
 from trainer.core.types import ArrayLike
 from trainer.losses import Loss
 from trainer.losses.base import BuiltinLoss, values_per_row
+from trainer.losses.registry import is_builtin
 from trainer.losses.shapes import as_arguments, as_arrays, as_float
 from trainer.metrics.arrays import divide_no_nan, full_weights
 from trainer.metrics.base import Metric
@@ -166,7 +167,7 @@ class MeanMetricWrapper(WeightedMean):
         config = {**super().get_config(), **self.fn_kwargs}
         if "fn" not in config:
             return config
-        is_known = losses.registry.is_builtin(self._function) or configs.is_registered(self._function)
+        is_known = is_builtin(self._function) or configs.is_registered(self._function)
         return {**config, "fn": losses.serialize(self._function) if is_known else self._function}
 
     @classmethod

@@ -11,114 +11,81 @@ import jax
 
 from trainer import losses
 from trainer.core import configs
-from trainer.core.errors import see, unknown_name, wrong_type
+from trainer.core.errors import see, unknown_name
+from trainer.core.registry import Registry
 from trainer.losses import Loss, as_loss
+from trainer.losses import registry as loss_registry
 from trainer.losses.base import FunctionLoss
-from trainer.metrics import accuracy, correlation
-from trainer.metrics.accuracy import (
-    Accuracy,
-    BinaryAccuracy,
-    CategoricalAccuracy,
-    SparseCategoricalAccuracy,
-    SparseTopKCategoricalAccuracy,
-    TopKCategoricalAccuracy,
+from trainer.metrics import (
+    accuracies,
+    auc,
+    classification,
+    confusion,
+    correlation,
+    f_score,
+    iou,
+    operating_point,
+    r2,
+    reduction,
+    regression,
 )
 from trainer.metrics.adapted import adapted, check_is_object, is_of_another_library
 from trainer.metrics.arrays import one_hot_advice
-from trainer.metrics.auc import AUC
 from trainer.metrics.base import Metric, named_in_errors, snake_case
-from trainer.metrics.classification import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    CategoricalHinge,
-    Hinge,
-    KLDivergence,
-    Poisson,
-    SparseCategoricalCrossentropy,
-    SquaredHinge,
-)
-from trainer.metrics.confusion import (
-    FalseNegatives,
-    FalsePositives,
-    Precision,
-    Recall,
-    TrueNegatives,
-    TruePositives,
-)
-from trainer.metrics.correlation import ConcordanceCorrelation, PearsonCorrelation
-from trainer.metrics.f_score import F1Score, FBetaScore
-from trainer.metrics.iou import BinaryIoU, IoU, MeanIoU, OneHotIoU, OneHotMeanIoU
-from trainer.metrics.operating_point import (
-    PrecisionAtRecall,
-    RecallAtPrecision,
-    SensitivityAtSpecificity,
-    SpecificityAtSensitivity,
-)
-from trainer.metrics.r2 import R2Score
-from trainer.metrics.reduction import LossMetric, Mean, MeanMetricWrapper, Sum
-from trainer.metrics.regression import (
-    CosineSimilarity,
-    LogCoshError,
-    MeanAbsoluteError,
-    MeanAbsolutePercentageError,
-    MeanSquaredError,
-    MeanSquaredLogarithmicError,
-    RootMeanSquaredError,
-)
 
 CLASSES: tuple[type[Metric], ...] = (
-    Mean,
-    Sum,
-    Accuracy,
-    BinaryAccuracy,
-    CategoricalAccuracy,
-    SparseCategoricalAccuracy,
-    TopKCategoricalAccuracy,
-    SparseTopKCategoricalAccuracy,
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    SparseCategoricalCrossentropy,
-    KLDivergence,
-    Poisson,
-    MeanSquaredError,
-    RootMeanSquaredError,
-    MeanAbsoluteError,
-    MeanAbsolutePercentageError,
-    MeanSquaredLogarithmicError,
-    LogCoshError,
-    CosineSimilarity,
-    R2Score,
-    PearsonCorrelation,
-    ConcordanceCorrelation,
-    Hinge,
-    SquaredHinge,
-    CategoricalHinge,
-    TruePositives,
-    FalsePositives,
-    TrueNegatives,
-    FalseNegatives,
-    Precision,
-    Recall,
-    SensitivityAtSpecificity,
-    SpecificityAtSensitivity,
-    PrecisionAtRecall,
-    RecallAtPrecision,
-    AUC,
-    FBetaScore,
-    F1Score,
-    IoU,
-    BinaryIoU,
-    MeanIoU,
-    OneHotIoU,
-    OneHotMeanIoU,
+    reduction.Mean,
+    reduction.Sum,
+    accuracies.Accuracy,
+    accuracies.BinaryAccuracy,
+    accuracies.CategoricalAccuracy,
+    accuracies.SparseCategoricalAccuracy,
+    accuracies.TopKCategoricalAccuracy,
+    accuracies.SparseTopKCategoricalAccuracy,
+    classification.BinaryCrossentropy,
+    classification.CategoricalCrossentropy,
+    classification.SparseCategoricalCrossentropy,
+    classification.KLDivergence,
+    classification.Poisson,
+    regression.MeanSquaredError,
+    regression.RootMeanSquaredError,
+    regression.MeanAbsoluteError,
+    regression.MeanAbsolutePercentageError,
+    regression.MeanSquaredLogarithmicError,
+    regression.LogCoshError,
+    regression.CosineSimilarity,
+    r2.R2Score,
+    correlation.PearsonCorrelation,
+    correlation.ConcordanceCorrelation,
+    classification.Hinge,
+    classification.SquaredHinge,
+    classification.CategoricalHinge,
+    confusion.TruePositives,
+    confusion.FalsePositives,
+    confusion.TrueNegatives,
+    confusion.FalseNegatives,
+    confusion.Precision,
+    confusion.Recall,
+    operating_point.SensitivityAtSpecificity,
+    operating_point.SpecificityAtSensitivity,
+    operating_point.PrecisionAtRecall,
+    operating_point.RecallAtPrecision,
+    auc.AUC,
+    f_score.FBetaScore,
+    f_score.F1Score,
+    iou.IoU,
+    iou.BinaryIoU,
+    iou.MeanIoU,
+    iou.OneHotIoU,
+    iou.OneHotMeanIoU,
 )
 
 _SHORT_NAMES: dict[str, type[Metric]] = {
-    "bce": BinaryCrossentropy,
-    "mse": MeanSquaredError,
-    "mae": MeanAbsoluteError,
-    "mape": MeanAbsolutePercentageError,
-    "msle": MeanSquaredLogarithmicError,
+    "bce": classification.BinaryCrossentropy,
+    "mse": regression.MeanSquaredError,
+    "mae": regression.MeanAbsoluteError,
+    "mape": regression.MeanAbsolutePercentageError,
+    "msle": regression.MeanSquaredLogarithmicError,
 }
 
 _BY_NAME: dict[str, type[Metric]] = {
@@ -130,14 +97,21 @@ _BY_NAME: dict[str, type[Metric]] = {
 
 # What a wrapper's configuration, and Keras's `serialize` of a function, names.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{cls.function.__name__: cls.function for cls in losses.registry.CLASSES},
-    **{function.__name__: function for module in (accuracy, correlation) for function in vars(module).values()
+    **{cls.function.__name__: cls.function for cls in loss_registry.CLASSES},
+    **{function.__name__: function for module in (accuracies, correlation) for function in vars(module).values()
        if inspect.isfunction(function) and function.__module__ == module.__name__},
 }
 
+MetricOrFunction = Metric | Callable[[Any, Any], Any]
+_REGISTRY: Registry[MetricOrFunction] = Registry(
+    "metric", Metric, "metrics",
+    {**_BY_NAME, "MeanMetricWrapper": reduction.MeanMetricWrapper, "LossMetric": reduction.LossMetric}, _FUNCTIONS,
+    argument="metrics", expected="the name of a metric, a function of (y_true, y_pred) or a `Metric`")
+
 # The names that stand for a binary, a categorical and a sparse metric: the shapes decide which.
-_ACCURACIES = (BinaryAccuracy, CategoricalAccuracy, SparseCategoricalAccuracy)
-_CROSSENTROPIES = (BinaryCrossentropy, CategoricalCrossentropy, SparseCategoricalCrossentropy)
+_ACCURACIES = (accuracies.BinaryAccuracy, accuracies.CategoricalAccuracy, accuracies.SparseCategoricalAccuracy)
+_CROSSENTROPIES = (classification.BinaryCrossentropy, classification.CategoricalCrossentropy,
+                   classification.SparseCategoricalCrossentropy)
 _BY_SHAPES: dict[str, tuple[type[Metric], type[Metric], type[Metric]]] = {
     "accuracy": _ACCURACIES,
     "acc": _ACCURACIES,
@@ -181,26 +155,25 @@ def _found(identifier: Any) -> Metric:
     if isinstance(identifier, Metric):
         return identifier
     if isinstance(identifier, Loss):
-        return LossMetric(identifier)
+        return reduction.LossMetric(identifier)
     loss = as_loss(identifier)
     if isinstance(loss, FunctionLoss):
-        return MeanMetricWrapper(identifier, loss.name)
-    return LossMetric(loss)
+        return reduction.MeanMetricWrapper(identifier, loss.name)
+    return reduction.LossMetric(loss)
 
 
-def serialize(metric: Metric | Callable[[Any, Any], Any]) -> dict[str, Any]:
+def serialize(metric: MetricOrFunction) -> dict[str, Any]:
     """Returns a metric or a function as plain data, in Keras's form.
 
-    >>> serialize(BinaryAccuracy(threshold=0.3))["config"]
+    >>> serialize(accuracies.BinaryAccuracy(threshold=0.3))["config"]
     {'name': 'binary_accuracy', 'dtype': 'float32', 'threshold': 0.3}
     """
-    config: dict[str, Any] = configs.to_config(metric, "metrics")
-    return config
+    return _REGISTRY.serialize(metric)
 
 
 def deserialize(
     config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-) -> Metric | Callable[[Any, Any], Any]:
+) -> MetricOrFunction:
     """Returns the metric or the function that `serialize`, or that of Keras, has made plain data of.
 
     Args:
@@ -211,15 +184,10 @@ def deserialize(
       ValueError: for an unknown name.
       TypeError: for what is no configuration.
 
-    >>> deserialize(serialize(BinaryAccuracy(threshold=0.3))).threshold
+    >>> deserialize(serialize(accuracies.BinaryAccuracy(threshold=0.3))).threshold
     0.3
     """
-    known = {**_FUNCTIONS, **_BY_NAME, "MeanMetricWrapper": MeanMetricWrapper, "LossMetric": LossMetric}
-    if configs.is_config(config) and config["class_name"] == "function":  # type: ignore[index]
-        known.update(_FUNCTIONS)
-    metric: Metric | Callable[[Any, Any], Any] = configs.from_config(
-        "metric", Metric, config, known, custom_objects)
-    return metric
+    return _REGISTRY.deserialize(config, custom_objects)
 
 
 def check(identifier: Any) -> None:
@@ -235,17 +203,13 @@ def check(identifier: Any) -> None:
     elif isinstance(identifier, type):
         check_is_object(identifier)
         if not issubclass(identifier, Metric):
-            raise _not_a_metric(identifier)
+            raise _REGISTRY.wrong(identifier)
     elif not isinstance(identifier, (Metric, Loss)) and not callable(identifier):
-        raise _not_a_metric(identifier)
+        raise _REGISTRY.wrong(identifier)
 
 
 def _unknown(name: str) -> ValueError:
     return unknown_name("metric", name, [*configs.with_custom_objects(_BY_NAME), *_BY_SHAPES])
-
-
-def _not_a_metric(received: Any) -> TypeError:
-    return wrong_type("metrics", received, "the name of a metric, a function of (y_true, y_pred) or a `Metric`")
 
 
 def resolve(
@@ -294,7 +258,8 @@ def resolve(
 
 
 def _warn_of_logits(metric: Metric, loss: Any) -> None:
-    if (isinstance(metric, BinaryAccuracy) and metric.threshold == 0.5 and getattr(loss, "from_logits", False)
+    if (isinstance(metric, accuracies.BinaryAccuracy) and metric.threshold == 0.5
+            and getattr(loss, "from_logits", False)
             and isinstance(loss, (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy))):
         warnings.warn(f"The metric {metric.name!r} takes predictions above 0.5 for yes, but the loss {loss.name!r} has "
                       "from_logits=True, and logits above 0 mean yes. Use "

@@ -14,10 +14,14 @@ import numpy as np
 from trainer.callbacks import Callback, CallbackList, RunRecord
 from trainer.core import arguments, errors
 from trainer.core.types import Data, Phase
-from trainer.data import Batch, HostArrays, Reader, Source, adapt, split_validation, unpack_x_y_sample_weight
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.adapt import adapt
+from trainer.data.reader import Reader
 from trainer.data.sharding.processes import Processes
 from trainer.data.sources.arrays import is_array_tree, is_leaf, is_list_of_batches
-from trainer.data.sources.sources import DatasetSource
+from trainer.data.sources.batches import Batch
+from trainer.data.sources.host_arrays import HostArrays, split_validation
+from trainer.data.sources.sources import DatasetSource, Source
 from trainer.loop import loop
 from trainer.model.core.model_core import ModelCore, core_of
 from trainer.step.compiled_metrics import CompileMetrics

@@ -1,4 +1,4 @@
-"""`trainer.load`, and `trainer.load_model`, by which users of Keras look for it."""
+"""`trainer.load_model`, and its short name `trainer.load`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from trainer.saving.arrays.file_kinds import checked_path
 M = TypeVar("M", bound=Model)
 
 
-def load(filepath: str | os.PathLike[str], model: M) -> M:
+def load_model(filepath: str | os.PathLike[str], model: M | None = None) -> M:
     """Brings a model to the training state that `Model.save` wrote: weights, optimizer, step and seed.
+
+    Keras's function of this name makes the model too, by code and classes that a file names. Files of this trainer hold
+    arrays and no code, so loading one runs nothing: your code makes the model.
 
     Args:
       filepath: the file or the folder; of a folder with numbered checkpoints, as `OrbaxCheckpoint` writes them, the
@@ -28,14 +31,23 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
     Raises:
       FileNotFoundError: if there is no such file or folder.
       ValueError: if it holds something else or is damaged, or is of another module or optimizer; the arrays that differ
-        are listed.
+        are listed. Also for a file of Keras, without a model.
       TypeError: if `filepath` is not a path, or `model` not a model.
 
     Example:
       >>> model.save("digits")  # doctest: +SKIP
-      >>> model = trainer.load("digits", new_model())  # doctest: +SKIP
+      >>> model = trainer.load_model("digits", model=new_model())  # doctest: +SKIP
+
+    Source: `keras.saving.load_model`.
     """
     path = checked_path("filepath", filepath)
+    if model is None and path.endswith((".keras", ".h5", ".hdf5")):
+        raise ValueError(f"{path!r} has the name of a file of Keras, whose models hold layers of Keras. Make the model "
+                         "of Flax layers; `trainer.models.load_keras_weights(model, path)` loads its weights.")
+    if model is None:
+        raise TypeError("`load_model` needs a model: a file holds its weights, its optimizer's state, the step and the "
+                        "seed, and no code of it. Make and compile it as when it was saved: "
+                        f"`trainer.load_model({path!r}, model=new_model())`.")
     if not isinstance(model, Model):
         raise TypeError("`model` must be a model that is made and compiled like the one that was saved. Received: a "
                         f"value of type {type(model).__name__}.")
@@ -43,35 +55,4 @@ def load(filepath: str | os.PathLike[str], model: M) -> M:
     return model
 
 
-def load_model(filepath: str | os.PathLike[str], model: M | None = None) -> M:
-    """Brings a model to the training state that `Model.save` wrote, as `load` does.
-
-    Keras's function of this name makes the model too, by code and classes that a file names. Files of this trainer hold
-    arrays and no code, so loading one runs nothing: your code makes the model.
-
-    Args:
-      filepath: the file or the folder.
-      model: a model of the same module, compiled in the same way; see `load`.
-
-    Returns:
-      `model`.
-
-    Raises:
-      TypeError: without a model; and as `load`.
-      ValueError: for a file of Keras; and as `load`.
-      FileNotFoundError: as `load`.
-
-    Example:
-      >>> model = trainer.load_model("digits", model=new_model())  # doctest: +SKIP
-
-    Source: `keras.saving.load_model`.
-    """
-    path = checked_path("filepath", filepath)
-    if path.endswith((".keras", ".h5", ".hdf5")):
-        raise ValueError(f"{path!r} has the name of a file of Keras, whose models hold layers of Keras. Make the model "
-                         "of Flax layers; `trainer.models.load_keras_weights(model, path)` loads its weights.")
-    if model is None:
-        raise TypeError("`load_model` needs a model: a file holds its weights, its optimizer's state, the step and the "
-                        "seed, and no code of it. Make and compile it as when it was saved: "
-                        f"`trainer.load_model({path!r}, model=new_model())`.")
-    return load(path, model)
+load = load_model

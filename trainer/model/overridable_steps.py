@@ -16,7 +16,8 @@ from trainer.core import replica_context
 from trainer.core.precision import apply_with_policy, with_matmul_precision
 from trainer.core.replica_context import context_outside, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
-from trainer.data import Batch, unpack_x_y_sample_weight
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.sources.batches import Batch
 from trainer.model.core.model_core import ModelCore
 from trainer.step import loss_parts, step_metrics
 from trainer.step.gradient_accumulation import accumulated

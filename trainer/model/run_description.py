@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from trainer.core.errors import describe
-from trainer.data import Reader
+from trainer.data.reader import Reader
 from trainer.model.core.model_core import core_of
 from trainer.model.stateful_model import StatefulModel
 from trainer.optimizers.named import NamedRules

@@ -19,8 +19,10 @@ from trainer.callbacks import CallbackList
 from trainer.callbacks.progress.progress_text import log_texts
 from trainer.core import arguments, errors
 from trainer.core.train_state import TrainState
-from trainer.data import Reader, Source, adapt
+from trainer.data.adapt import adapt
+from trainer.data.reader import Reader
 from trainer.data.sources.arrays import is_array_tree, is_list_of_batches
+from trainer.data.sources.sources import Source
 from trainer.loop import loop
 from trainer.loop.resumable_run import check_is_of_run, is_at_the_end, restored_state
 from trainer.model.core.model_core import core_of

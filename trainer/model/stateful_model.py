@@ -20,8 +20,8 @@ from trainer.core.file_suffixes import check_suffix
 from trainer.core.rng import default_seed
 from trainer.core.train_state import TrainState
 from trainer.core.types import ArrayLike, ArrayTree
-from trainer.data import Batch, pack_x_y_sample_weight, unpack_x_y_sample_weight
-from trainer.data.sources.batches import as_batch
+from trainer.data import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from trainer.data.sources.batches import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy
 from trainer.metrics import Metric
 from trainer.model import forward, weights_io

@@ -3,23 +3,6 @@
 Nothing outside of this package needs to know which kind of module it was given.
 """
 
-from trainer.modules.base import FunctionalModule
-from trainer.modules.calling.call_arguments import CallKwargs, MakeKey
-from trainer.modules.conversion import as_functional
-from trainer.modules.named import NamedFunctional
-from trainer.modules.sequential import EmptyStack
-from trainer.modules.summary import (
-    CallObserver,
-    LayerRow,
-    print_summary,
-    render_summary,
-    shapes_text,
-    summary_cells,
-    totals,
-    with_shardings,
-    without_frozen,
-)
+from trainer.core.public_names import attach_stub
 
-__all__ = ["CallKwargs", "CallObserver", "EmptyStack", "FunctionalModule", "LayerRow", "MakeKey", "NamedFunctional",
-           "as_functional", "print_summary", "render_summary", "shapes_text", "summary_cells", "totals",
-           "with_shardings", "without_frozen"]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

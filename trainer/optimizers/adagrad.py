@@ -10,7 +10,7 @@ import optax
 from trainer.core import arguments
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
+from trainer.optimizers.common_arguments import CommonArguments, takes_common_arguments, with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -21,14 +21,7 @@ class Adagrad(Optimizer):
       learning_rate: a number of at least 0, or a schedule.
       initial_accumulator_value: what the sum starts from; at least 0.
       epsilon: what is added to the sum before taking its root; above 0.
-      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
-      clipvalue: the largest absolute value in a gradient; larger values are cut.
-      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
-      name: a name to know the optimizer by.
-      **further: Keras's further arguments, of which `gradient_accumulation_steps` has an effect: over so many calls
-        gradients are averaged, and the last of them makes an update. The others are refused, with what to use instead,
-        unless they have their defaults.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -42,25 +35,19 @@ class Adagrad(Optimizer):
       0.5
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_non_negative(initial_accumulator_value=initial_accumulator_value)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
-            optax.scale_by_rss(initial_accumulator_value, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+            optax.scale_by_rss(initial_accumulator_value, epsilon), transforms.descend(), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class RMSprop(Optimizer):
@@ -72,12 +59,7 @@ class RMSprop(Optimizer):
       momentum: how much of the sum of all steps so far survives an update, in [0, 1]; 0 keeps none, and no state.
       epsilon: what is added to the mean before taking its root; above 0.
       centered: whether to divide by the standard deviation instead, with a running mean of the gradient.
-      weight_decay: as for `Adagrad`, like all that follow.
-      clipnorm: see `Adagrad`.
-      clipvalue: see `Adagrad`.
-      global_clipnorm: see `Adagrad`.
-      name: see `Adagrad`.
-      **further: see `Adagrad`.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -86,6 +68,7 @@ class RMSprop(Optimizer):
     Source: Hinton, "Neural Networks for Machine Learning", 2012, lecture 6.
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
@@ -93,13 +76,7 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         epsilon: float = 1e-7,
         centered: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(rho=rho)
         arguments.require_share(momentum=momentum)
@@ -107,10 +84,8 @@ class RMSprop(Optimizer):
         arguments.require_bool(centered=centered)
         scale = optax.scale_by_stddev if centered else optax.scale_by_rms
         accumulate = optax.trace(momentum) if momentum else optax.identity()
-        transformation = with_common_arguments(
-            scale(rho, epsilon), transforms.descend(), accumulate, weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+        transformation = with_common_arguments(scale(rho, epsilon), transforms.descend(), accumulate, **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class Adadelta(Optimizer):
@@ -120,12 +95,7 @@ class Adadelta(Optimizer):
       learning_rate: a number of at least 0, or a schedule; 1.0 gives the paper's method.
       rho: how much of the running means survives an update, in [0, 1).
       epsilon: what is added to both means before taking their roots; above 0.
-      weight_decay: as for `Adagrad`, like all that follow.
-      clipnorm: see `Adagrad`.
-      clipvalue: see `Adagrad`.
-      global_clipnorm: see `Adagrad`.
-      name: see `Adagrad`.
-      **further: see `Adagrad`.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -134,25 +104,18 @@ class Adadelta(Optimizer):
     Source: Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012.
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
         rho: float = 0.95,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(rho=rho)
         arguments.require_positive(epsilon=epsilon)
-        transformation = with_common_arguments(
-            optax.scale_by_adadelta(rho, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+        transformation = with_common_arguments(optax.scale_by_adadelta(rho, epsilon), transforms.descend(), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class Ftrl(Optimizer):
@@ -170,12 +133,7 @@ class Ftrl(Optimizer):
       l2_regularization_strength: how much weights are drawn to 0; at least 0.
       l2_shrinkage_regularization_strength: the weight of the squares of the weights in the loss; at least 0.
       beta: what is added to the root of the sum of squares; at least 0.
-      weight_decay: as for `Adagrad`, like all that follow.
-      clipnorm: see `Adagrad`.
-      clipvalue: see `Adagrad`.
-      global_clipnorm: see `Adagrad`.
-      name: see `Adagrad`.
-      **further: see `Adagrad`.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -191,6 +149,7 @@ class Ftrl(Optimizer):
       [-0.0477, 0.0]
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
@@ -200,13 +159,7 @@ class Ftrl(Optimizer):
         l2_regularization_strength: float = 0.0,
         l2_shrinkage_regularization_strength: float = 0.0,
         beta: float = 0.0,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require({"learning_rate_power": learning_rate_power}, "a finite number of at most 0",
                           lambda number: -math.inf < number <= 0)
@@ -218,7 +171,5 @@ class Ftrl(Optimizer):
         transformation = with_common_arguments(
             transforms.follow_regularized_leader(
                 initial_accumulator_value, learning_rate_power, l1_regularization_strength, l2_regularization_strength,
-                l2_shrinkage_regularization_strength, beta),
-            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm,
-            **further)
-        super().__init__(transformation, learning_rate, name)
+                l2_shrinkage_regularization_strength, beta), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))

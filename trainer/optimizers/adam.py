@@ -9,7 +9,12 @@ import optax
 from trainer.core import arguments
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
+from trainer.optimizers.common_arguments import (
+    CommonArguments,
+    FurtherArguments,
+    takes_common_arguments,
+    with_common_arguments,
+)
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -22,14 +27,7 @@ class Adam(Optimizer):
       beta_2: how much of the running mean of squares survives an update, in [0, 1).
       epsilon: what is added to the root before dividing by it; above 0.
       amsgrad: whether the mean of squares is replaced by its maximum over all updates.
-      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
-      clipvalue: the largest absolute value in a gradient; larger values are cut.
-      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
-      name: a name to know the optimizer by.
-      **further: Keras's further arguments, of which `gradient_accumulation_steps` has an effect: over so many calls
-        gradients are averaged, and the last of them makes an update. The others are refused, with what to use instead,
-        unless they have their defaults.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -43,6 +41,7 @@ class Adam(Optimizer):
       0.5
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
@@ -50,22 +49,14 @@ class Adam(Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
         arguments.require_bool(amsgrad=amsgrad)
         scale = transforms.scale_by_amsgrad if amsgrad else transforms.scale_by_adam
-        transformation = with_common_arguments(
-            scale(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+        transformation = with_common_arguments(scale(beta_1, beta_2, epsilon), transforms.descend(), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class AdamW(Adam):
@@ -76,6 +67,7 @@ class AdamW(Adam):
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017.
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
@@ -84,17 +76,10 @@ class AdamW(Adam):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[FurtherArguments],
     ):
         arguments.require_non_negative(weight_decay=weight_decay)
-        super().__init__(
-            learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay, clipnorm, clipvalue, global_clipnorm,
-            name=name, **further)
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay=weight_decay, **common)
 
 
 class Adamax(Optimizer):
@@ -105,26 +90,20 @@ class Adamax(Optimizer):
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014, section 7.1.
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
-            transforms.scale_by_adamax(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+            transforms.scale_by_adamax(beta_1, beta_2, epsilon), transforms.descend(), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class Nadam(Optimizer):
@@ -135,26 +114,20 @@ class Nadam(Optimizer):
     Source: Dozat, "Incorporating Nesterov Momentum into Adam", 2016.
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
-            transforms.scale_by_nadam(beta_1, beta_2, epsilon), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+            transforms.scale_by_nadam(beta_1, beta_2, epsilon), transforms.descend(), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class Lamb(Optimizer):
@@ -165,24 +138,17 @@ class Lamb(Optimizer):
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2019.
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(epsilon=epsilon)
         transformation = with_common_arguments(
-            optax.scale_by_adam(beta_1, beta_2, epsilon), optax.scale_by_trust_ratio(), transforms.descend(),
-            weight_decay=weight_decay, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm,
-            **further)
-        super().__init__(transformation, learning_rate, name)
+            optax.scale_by_adam(beta_1, beta_2, epsilon), optax.scale_by_trust_ratio(), transforms.descend(), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))

@@ -19,7 +19,6 @@ from trainer.core import configs
 from trainer.core.errors import unknown_argument
 from trainer.core.identity import ComparesByConfiguration
 from trainer.core.types import PyTree
-from trainer.optimizers.common_arguments import FURTHER_DEFAULTS
 from trainer.optimizers.extra_arguments import update_with
 from trainer.optimizers.learning_rate import LearningRate, Schedule, as_rate
 from trainer.optimizers.schedules import LearningRateSchedule, deserialize, serialize
@@ -84,11 +83,8 @@ class Optimizer(ComparesByConfiguration):
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         signature = inspect.signature(cls.__init__)
-        parameters, takes_any = signature.parameters, _keywords_of(signature) is not None
-        is_own = _is_own(cls)
-        known = [*parameters, *FURTHER_DEFAULTS] if takes_any else list(parameters)
-        for name in () if takes_any and not is_own else sorted(options.keys() - set(known)):
-            raise unknown_argument(cls.__name__, name, parameters.keys() - {"further"})
+        for name in () if _keywords_of(signature) else sorted(options.keys() - signature.parameters.keys()):
+            raise unknown_argument(cls.__name__, name, signature.parameters)
         made = super().__new__(cls)
         made._given = arguments, options
         return made
@@ -126,8 +122,7 @@ class Optimizer(ComparesByConfiguration):
             if parameter.kind is parameter.VAR_POSITIONAL and given.pop(name, ()):
                 raise TypeError(f"{type(self).__name__} takes `*{name}`, which have no names in a configuration. Name "
                                 "the arguments of its `__init__`, or give it a `get_config`.")
-        # A subclass of the user's may set itself what it is not given.
-        config = ({"name": self.name, **given, **FURTHER_DEFAULTS} if _is_own(type(self)) else given) | further
+        config = given | further
         present = {"name": self.name, "learning_rate": float(self._initial) if self.schedule is None else self.schedule}
         config |= {name: value for name, value in present.items() if name in config}
         for name, value in config.items():
@@ -268,13 +263,7 @@ def _changed_arguments(cls: type, arguments: tuple[Any, ...], options: dict[str,
         return {}
     changed = {name: value for name, value in given.items()
                if name == "learning_rate" or value is not signature.parameters[name].default}
-    return changed | {name: value for name, value in further.items()
-                      if name not in FURTHER_DEFAULTS or value != FURTHER_DEFAULTS[name]}
-
-
-def _is_own(cls: type[Optimizer]) -> bool:
-    """Returns whether a class has the arguments of one of this package."""
-    return getattr(cls.__init__, "__module__", "").startswith(f"{__package__}.")
+    return changed | further
 
 
 def _given_arguments(

@@ -1,12 +1,13 @@
-"""What every optimizer with a Keras name takes in addition to its own arguments.
+"""The arguments that every optimizer with a Keras name takes after its own.
 
-That is clipping and weight decay; gradients that are averaged over several calls; and arguments that the trainer has
+That is weight decay and clipping; gradients that are averaged over several calls; and arguments that the trainer has
 elsewhere, which are refused with the name that they have there.
 """
 
-from __future__ import annotations
-
-from typing import Any, TypedDict, Unpack
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import optax
 
@@ -14,86 +15,125 @@ from trainer.core import arguments
 from trainer.core.errors import unknown_argument
 from trainer.optimizers import transforms
 
+Init = TypeVar("Init", bound=Callable[..., None])
+
 
 class FurtherArguments(TypedDict, total=False):
-    """Keras's arguments of every optimizer that are rarely given; see `FURTHER_DEFAULTS`."""
+    """`CommonArguments` without `weight_decay`, for optimizers that have it among their own."""
 
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
     use_ema: bool
     ema_momentum: float
     ema_overwrite_frequency: int | None
     loss_scale_factor: float | None
     gradient_accumulation_steps: int | None
+    name: str | None
 
 
-#: Their defaults, Keras's.
-FURTHER_DEFAULTS: dict[str, Any] = {
-    "use_ema": False,
-    "ema_momentum": 0.99,
-    "ema_overwrite_frequency": None,
-    "loss_scale_factor": None,
-    "gradient_accumulation_steps": None,
+class CommonArguments(FurtherArguments, total=False):
+    """The arguments that every optimizer with a Keras name takes after its own, by name or in this order.
+
+    At most one of the three clips can be set.
+
+    Attributes:
+      weight_decay: how much of itself, times the learning rate, each parameter loses before an update; None for none.
+      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
+      clipvalue: the largest absolute value in a gradient; larger values are cut.
+      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
+      use_ema: refused if true: `compile(ema_decay=...)` keeps a moving average of the weights.
+      ema_momentum: goes with `use_ema`.
+      ema_overwrite_frequency: goes with `use_ema`.
+      loss_scale_factor: refused: `compile(precision=...)` scales gradients.
+      gradient_accumulation_steps: over so many calls gradients are averaged, and the last of them makes an update.
+      name: a name to know the optimizer by; by default its class's, in lower case.
+    """
+
+    weight_decay: float | None
+
+
+# Keras's, in its order.
+_DEFAULTS: dict[str, Any] = {
+    "weight_decay": None, "clipnorm": None, "clipvalue": None, "global_clipnorm": None, "use_ema": False,
+    "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
+    "gradient_accumulation_steps": None, "name": None,
 }
 
 
+def takes_common_arguments(init: Init) -> Init:
+    """Gives the `__init__` of an optimizer Keras's signature, with the common arguments in the place of `**common`.
+
+    They come after the arguments of its own, and before those that it takes by name alone; all of them can be given by
+    position. An argument of its own that is common, such as the weight decay of AdamW, keeps its place.
+    """
+    *own, _ = inspect.signature(init).parameters.values()
+    names, kind = {parameter.name for parameter in own}, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    annotations = CommonArguments.__annotations__
+    common = [inspect.Parameter(name, kind, default=default, annotation=annotations[name])
+              for name, default in _DEFAULTS.items() if name not in names]
+    signature = inspect.Signature([
+        *(parameter for parameter in own if parameter.kind is kind), *common,
+        *(parameter.replace(kind=kind) for parameter in own if parameter.kind is not kind)])
+
+    @functools.wraps(init)
+    def taking_common_arguments(*given: Any, **options: Any) -> None:
+        for name in sorted(options.keys() - signature.parameters.keys()):  # which a subclass has passed on
+            raise unknown_argument("The optimizer", name, _DEFAULTS)
+        init(**signature.bind(*given, **options).arguments)
+
+    taking_common_arguments.__signature__ = signature  # type: ignore[attr-defined]
+    return cast(Init, taking_common_arguments)
+
+
 def with_common_arguments(
-    *steps: optax.GradientTransformation,
-    weight_decay: float | None,
-    clipnorm: float | None,
-    clipvalue: float | None,
-    global_clipnorm: float | None,
-    **further: Unpack[FurtherArguments],
+    *steps: optax.GradientTransformation, **common: Unpack[CommonArguments]
 ) -> optax.GradientTransformation:
     """Returns the chain of `steps` on clipped gradients and decayed parameters, in Keras's order.
 
     Args:
       *steps: what turns gradients into updates; the extra argument `learning_rate` reaches them.
-      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient.
-      clipvalue: the largest absolute value in a gradient.
-      global_clipnorm: the largest L2 norm of all gradients together.
-      **further: see `FurtherArguments`.
+      **common: the optimizer's common arguments.
 
     Raises:
       ValueError: if more than one of the three clips is given, or one is not above 0, or `weight_decay` is below 0; for
         an argument that the trainer has elsewhere.
-      TypeError: for an unknown argument.
     """
-    clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
-    given = {name: value for name, value in clips.items() if value is not None}
-    if len(given) > 1:
-        raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set. "
-                         f"Received: {', '.join(f'{name}={value}' for name, value in given.items())}.")
-    arguments.require_positive(**given)
     makers = {
         "clipnorm": transforms.clip_each_by_norm,
         "clipvalue": optax.clip,
         "global_clipnorm": optax.clip_by_global_norm,
     }
+    values: dict[str, Any] = {**common}
+    given = {name: values[name] for name in makers if values.get(name) is not None}
+    if len(given) > 1:
+        raise ValueError(f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set. "
+                         f"Received: {', '.join(f'{name}={value}' for name, value in given.items())}.")
+    arguments.require_positive(**given)
     clip = [makers[name](value) for name, value in given.items()]
     chain = optax.chain(transforms.cast_to_params(), *clip, *steps)
+    weight_decay = common.get("weight_decay")
     if weight_decay is not None:
         arguments.require_non_negative(weight_decay=weight_decay)
         chain = transforms.after_weight_decay(chain, weight_decay)
-    for name in sorted(further.keys() - FURTHER_DEFAULTS.keys()):  # which a subclass has passed on
-        raise unknown_argument("The optimizer", name, FURTHER_DEFAULTS)
-    _refuse_what_is_elsewhere(further)
-    accumulated = further.get("gradient_accumulation_steps")
+    _refuse_what_is_elsewhere(common)
+    accumulated = common.get("gradient_accumulation_steps")
     if not accumulated:
         return chain
     arguments.check_count("gradient_accumulation_steps", accumulated, 2)
     return transforms.average_gradients(chain, accumulated)
 
 
-def _refuse_what_is_elsewhere(further: FurtherArguments) -> None:
-    use_ema = further.get("use_ema", False)
+def _refuse_what_is_elsewhere(common: CommonArguments) -> None:
+    use_ema = common.get("use_ema", False)
     arguments.require_bool(use_ema=use_ema)
     if use_ema:
-        momentum = further.get("ema_momentum", FURTHER_DEFAULTS["ema_momentum"])
+        momentum = common.get("ema_momentum", _DEFAULTS["ema_momentum"])
         raise ValueError(
             f"`use_ema=True` is an argument of `compile` here: `compile(..., ema_decay={momentum})` keeps the average "
             "of the weights, with which `evaluate` and `predict` compute. For what is stored, use "
             "`trainer.callbacks.SwapEMAWeights`.")
-    scale = further.get("loss_scale_factor")
+    scale = common.get("loss_scale_factor")
     if scale is not None:
         raise ValueError(
             f"Gradients are scaled by the model's precision: `compile(..., precision=\"mixed_float16\")`, whose scale "

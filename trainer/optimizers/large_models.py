@@ -13,7 +13,12 @@ from trainer.core import arguments
 from trainer.core.tree_paths import path_name
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
+from trainer.optimizers.common_arguments import (
+    CommonArguments,
+    FurtherArguments,
+    takes_common_arguments,
+    with_common_arguments,
+)
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -27,12 +32,7 @@ class Adafactor(Optimizer):
       epsilon_2: the least size of an array that its steps are relative to; above 0.
       clip_threshold: the largest root mean square of an array's step, before it is scaled; above 0.
       relative_step: taken as Keras takes it, without effect: the rate has its limit either way.
-      weight_decay: as for `Adam`, like all that follow.
-      clipnorm: see `Adam`.
-      clipvalue: see `Adam`.
-      global_clipnorm: see `Adam`.
-      name: see `Adam`.
-      **further: see `Adam`.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -48,6 +48,7 @@ class Adafactor(Optimizer):
       194
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
@@ -56,22 +57,15 @@ class Adafactor(Optimizer):
         epsilon_2: float = 1e-3,
         clip_threshold: float = 1.0,
         relative_step: bool = True,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_positive(epsilon_1=epsilon_1, epsilon_2=epsilon_2, clip_threshold=clip_threshold)
         arguments.require_bool(relative_step=relative_step)
         if not beta_2_decay < 0:
             raise ValueError(f"`beta_2_decay` must be below 0. Received: {beta_2_decay!r}.")
         transformation = with_common_arguments(
-            transforms.descend_factored(beta_2_decay, epsilon_1, epsilon_2, clip_threshold), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+            transforms.descend_factored(beta_2_decay, epsilon_1, epsilon_2, clip_threshold), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class Muon(Optimizer):
@@ -84,10 +78,6 @@ class Muon(Optimizer):
       adam_weight_decay: as `weight_decay` of `Adam`, likewise; None for none.
       epsilon: as of `Adam`, likewise.
       weight_decay: how much of itself, times the learning rate, each matrix loses before an update; None for none.
-      clipnorm: see `Adam`.
-      clipvalue: see `Adam`.
-      global_clipnorm: see `Adam`.
-      name: see `Adam`.
       exclude_layers: regular expressions; arrays in whose path one is found have AdamW.
       exclude_embeddings: whether arrays with "embedding" in their path have AdamW.
       muon_a: coefficients of the polynomial that orthogonalizes.
@@ -99,6 +89,7 @@ class Muon(Optimizer):
       nesterov: whether a step looks ahead.
       rms_rate: matrices' steps are scaled by this times the root of their larger size, so that rates of Adam suit
         them; None for not at all.
+      **common: clipping, gradient accumulation and a name, which follow `weight_decay`; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -114,6 +105,7 @@ class Muon(Optimizer):
       40
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
@@ -122,10 +114,7 @@ class Muon(Optimizer):
         adam_weight_decay: float | None = 0.004,
         epsilon: float = 1e-7,
         weight_decay: float | None = 0.004,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str | None = None,
+        *,
         exclude_layers: Sequence[str] | None = None,
         exclude_embeddings: bool = True,
         muon_a: float = 3.4445,
@@ -136,7 +125,7 @@ class Muon(Optimizer):
         ns_steps: int = 5,
         nesterov: bool = True,
         rms_rate: float | None = 0.2,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[FurtherArguments],
     ):
         arguments.require_decay_rate(adam_beta_1=adam_beta_1, adam_beta_2=adam_beta_2, momentum=momentum)
         arguments.require_positive(epsilon=epsilon, adam_lr_ratio=adam_lr_ratio)
@@ -157,10 +146,8 @@ class Muon(Optimizer):
         parts = optax.partition(
             {True: _decayed(adam, adam_weight_decay), False: _decayed(muon, weight_decay)},
             lambda params: jax.tree_util.tree_map_with_path(has_adam, params))
-        transformation = with_common_arguments(
-            parts, weight_decay=None, clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm,
-            **further)
-        super().__init__(transformation, learning_rate, name)
+        transformation = with_common_arguments(parts, **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class ScheduleFreeAdamW(Optimizer):
@@ -172,12 +159,7 @@ class ScheduleFreeAdamW(Optimizer):
       beta_2: how much of the running mean of squares survives an update, in [0, 1).
       epsilon: what is added to the root before dividing by it; above 0.
       warmup_steps: over how many updates the rate rises from 0.
-      weight_decay: as for `Adam`, like all that follow.
-      clipnorm: see `Adam`.
-      clipvalue: see `Adam`.
-      global_clipnorm: see `Adam`.
-      name: see `Adam`.
-      **further: see `Adam`.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -190,6 +172,7 @@ class ScheduleFreeAdamW(Optimizer):
       0.5
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.0025,
@@ -197,21 +180,14 @@ class ScheduleFreeAdamW(Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-8,
         warmup_steps: int = 0,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(beta_1=beta_1, epsilon=epsilon)
         arguments.check_count("warmup_steps", warmup_steps, 0)
         transformation = with_common_arguments(
-            transforms.descend_schedule_free(beta_1, beta_2, epsilon, warmup_steps), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+            transforms.descend_schedule_free(beta_1, beta_2, epsilon, warmup_steps), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 def _decayed(step: optax.GradientTransformation, weight_decay: float | None) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ import optax
 from trainer.core import arguments
 from trainer.optimizers import transforms
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.common_arguments import FurtherArguments, with_common_arguments
+from trainer.optimizers.common_arguments import CommonArguments, takes_common_arguments, with_common_arguments
 from trainer.optimizers.learning_rate import Schedule
 
 
@@ -22,14 +22,7 @@ class SGD(Optimizer):
       learning_rate: a number of at least 0, or a schedule.
       momentum: how much of the sum survives an update, in [0, 1]; 0 keeps none, and no state.
       nesterov: whether to step to where the momentum will have led, rather than to where it has.
-      weight_decay: how much of itself, times the learning rate, each parameter loses before an update.
-      clipnorm: the largest L2 norm of one parameter's gradient; larger gradients are scaled down.
-      clipvalue: the largest absolute value in a gradient; larger values are cut.
-      global_clipnorm: the largest L2 norm of all gradients together; they are scaled down together.
-      name: a name to know the optimizer by.
-      **further: Keras's further arguments, of which `gradient_accumulation_steps` has an effect: over so many calls
-        gradients are averaged, and the last of them makes an update. The others are refused, with what to use instead,
-        unless they have their defaults.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -42,26 +35,19 @@ class SGD(Optimizer):
       0.5
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_share(momentum=momentum)
         arguments.require_bool(nesterov=nesterov)
         accumulate = optax.trace(momentum, nesterov) if momentum else optax.identity()
-        transformation = with_common_arguments(
-            transforms.descend(), accumulate, weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+        transformation = with_common_arguments(transforms.descend(), accumulate, **common)
+        super().__init__(transformation, learning_rate, common.get("name"))
 
 
 class Lion(Optimizer):
@@ -71,12 +57,7 @@ class Lion(Optimizer):
       learning_rate: as for `SGD`, and about a tenth of what suits `Adam`.
       beta_1: the share of the running mean in the mix, in (0, 1).
       beta_2: how much of the running mean survives an update, in [0, 1).
-      weight_decay: as for `SGD`, like all that follow.
-      clipnorm: see `SGD`.
-      clipvalue: see `SGD`.
-      global_clipnorm: see `SGD`.
-      name: see `SGD`.
-      **further: see `SGD`.
+      **common: weight decay, clipping, gradient accumulation and a name; see `CommonArguments`.
 
     Raises:
       TypeError: if an argument is not a number.
@@ -85,22 +66,15 @@ class Lion(Optimizer):
     Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
     """
 
+    @takes_common_arguments
     def __init__(
         self,
         learning_rate: float | Schedule = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.99,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        *,
-        name: str | None = None,
-        **further: Unpack[FurtherArguments],
+        **common: Unpack[CommonArguments],
     ):
         arguments.require_decay_rate(beta_1=beta_1, beta_2=beta_2)
         arguments.require_positive(beta_1=beta_1)
-        transformation = with_common_arguments(
-            optax.scale_by_lion(beta_1, beta_2), transforms.descend(), weight_decay=weight_decay,
-            clipnorm=clipnorm, clipvalue=clipvalue, global_clipnorm=global_clipnorm, **further)
-        super().__init__(transformation, learning_rate, name)
+        transformation = with_common_arguments(optax.scale_by_lion(beta_1, beta_2), transforms.descend(), **common)
+        super().__init__(transformation, learning_rate, common.get("name"))

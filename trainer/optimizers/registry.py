@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import optax
 
-from trainer.core import configs, errors
-from trainer.optimizers.adagrad import Adadelta, Adagrad, Ftrl, RMSprop
-from trainer.optimizers.adam import Adam, Adamax, AdamW, Lamb, Nadam
+from trainer.core import configs
+from trainer.core.registry import Registry
+from trainer.optimizers import adagrad, adam, large_models, momentum
 from trainer.optimizers.base import Optimizer
-from trainer.optimizers.large_models import Adafactor, Muon, ScheduleFreeAdamW
-from trainer.optimizers.momentum import SGD, Lion
 from trainer.optimizers.optax_optimizer import from_optax
 from trainer.optimizers.update_rule import LossScaleOptimizer
 
-BY_NAME: dict[str, Callable[[], Optimizer]] = {
-    made.__name__.lower(): made
-    for made in (SGD, Adam, AdamW, Adagrad, RMSprop, Adadelta, Nadam, Adamax, Lion, Lamb, Ftrl, Adafactor, Muon,
-                 ScheduleFreeAdamW)
-}
-
+CLASSES: tuple[type[Optimizer], ...] = (
+    momentum.SGD, momentum.Lion,
+    adam.Adam, adam.AdamW, adam.Nadam, adam.Adamax, adam.Lamb,
+    adagrad.Adagrad, adagrad.RMSprop, adagrad.Adadelta, adagrad.Ftrl,
+    large_models.Adafactor, large_models.Muon, large_models.ScheduleFreeAdamW,
+)
 
 AnyOptimizer = Optimizer | LossScaleOptimizer
+_REGISTRY: Registry[AnyOptimizer] = Registry(
+    "optimizer", (Optimizer, LossScaleOptimizer), "optimizers", {cls.__name__.lower(): cls for cls in CLASSES},
+    ignores_case=True, expected="a name, an optimizer or an optax transformation")
 
 
 def get(identifier: Any) -> AnyOptimizer | None:
@@ -71,15 +72,15 @@ def as_optimizer(identifier: Any) -> AnyOptimizer:
         identifier = optax.GradientTransformationExtraArgs(identifier.init, identifier.update)
     if isinstance(identifier, optax.GradientTransformation):
         return from_optax(identifier)
-    expected = "a name, an optimizer or an optax transformation"
+    expected = "`optimizer` must be a name, an optimizer or an optax transformation"
     if callable(identifier):
         # A class such as `Adam`, or a function such as `optax.adam`.
         name = getattr(identifier, "__name__", type(identifier).__name__)
-        raise TypeError(f"`optimizer` must be {expected}. Received: {name} itself. Call it: {name}(...).")
+        raise TypeError(f"{expected}. Received: {name} itself. Call it: {name}(...).")
     if isinstance(getattr(identifier, "tx", None), optax.GradientTransformation):
-        raise TypeError(f"`optimizer` must be {expected}. Received: a value of type {type(identifier).__name__}, which "
+        raise TypeError(f"{expected}. Received: a value of type {type(identifier).__name__}, which "
                         "updates a module by itself. Give the transformation in it: `optimizer.tx`.")
-    raise errors.wrong_type("optimizer", identifier, expected)
+    raise _REGISTRY.wrong(identifier)
 
 
 def serialize(optimizer: AnyOptimizer) -> dict[str, Any]:
@@ -89,11 +90,10 @@ def serialize(optimizer: AnyOptimizer) -> dict[str, Any]:
       TypeError: for an optax transformation, or a rate that is a function.
 
     Example:
-      >>> serialize(SGD(0.5, momentum=0.9))["config"]["momentum"]
+      >>> serialize(momentum.SGD(0.5, momentum=0.9))["config"]["momentum"]
       0.9
     """
-    config: dict[str, Any] = configs.to_config(optimizer, "optimizers")
-    return config
+    return _REGISTRY.serialize(optimizer)
 
 
 def deserialize(
@@ -110,18 +110,12 @@ def deserialize(
       TypeError: for what is no configuration.
 
     Example:
-      >>> deserialize(serialize(SGD(0.5, momentum=0.9))) == SGD(0.5, momentum=0.9)
+      >>> deserialize(serialize(momentum.SGD(0.5, momentum=0.9))) == momentum.SGD(0.5, momentum=0.9)
       True
     """
-    custom = configs.with_custom_objects({}, custom_objects)
-    if isinstance(config, str):
-        config = config if config in custom else config.lower()
-    elif isinstance(config, Mapping) and not configs.is_of_the_user(config) and config.get("class_name") not in custom:
-        config = {**config, "class_name": str(config.get("class_name")).lower()}
-        if config["class_name"] == LossScaleOptimizer.__name__.lower():
-            arguments = dict(config["config"])
-            inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
-            return LossScaleOptimizer(inner, **arguments)  # type: ignore[arg-type]  # it raises for one within another
-    optimizer: Optimizer = configs.from_config(
-        "optimizer", (Optimizer, LossScaleOptimizer), config, BY_NAME, custom_objects)
-    return optimizer
+    if (isinstance(config, Mapping) and not configs.is_of_the_user(config)
+            and str(config.get("class_name")).lower() == LossScaleOptimizer.__name__.lower()):
+        arguments = dict(config["config"])
+        inner = deserialize(arguments.pop("inner_optimizer"), custom_objects)
+        return LossScaleOptimizer(inner, **arguments)  # type: ignore[arg-type]  # it raises for one within another
+    return _REGISTRY.deserialize(config, custom_objects)

@@ -14,7 +14,8 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from trainer.core import arguments, configs
+from trainer.core import arguments
+from trainer.core.registry import Registry
 
 
 class LearningRateSchedule(abc.ABC):
@@ -289,8 +290,7 @@ def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
       >>> serialize(CosineDecay(0.5, decay_steps=10))["config"]["decay_steps"]
       10
     """
-    config: dict[str, Any] = configs.to_config(learning_rate_schedule, "optimizers.schedules")
-    return config
+    return _REGISTRY.serialize(learning_rate_schedule)
 
 
 def deserialize(
@@ -310,13 +310,12 @@ def deserialize(
       >>> float(deserialize(serialize(CosineDecay(0.5, decay_steps=10)))(0))
       0.5
     """
-    schedule: LearningRateSchedule = configs.from_config(
-        "schedule", LearningRateSchedule, config, _BY_NAME, custom_objects)
-    return schedule
+    return _REGISTRY.deserialize(config, custom_objects)
 
 
-_BY_NAME = {cls.__name__: cls for cls in (
-    CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, PiecewiseConstantDecay, PolynomialDecay)}
+_REGISTRY: Registry[LearningRateSchedule] = Registry(
+    "schedule", LearningRateSchedule, "optimizers.schedules", {cls.__name__: cls for cls in (
+        CosineDecay, CosineDecayRestarts, ExponentialDecay, InverseTimeDecay, PiecewiseConstantDecay, PolynomialDecay)})
 
 
 def _periods(schedule: ExponentialDecay | InverseTimeDecay, step: Any) -> jax.Array:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.core import configs, errors
+from trainer.core.registry import Registry
 from trainer.regularizers.penalties import L1, L1L2, L2, OrthogonalRegularizer, Penalty, Regularizer
 
-CLASSES: dict[str, type[Regularizer]] = {
-    "L1": L1, "L2": L2, "L1L2": L1L2, "OrthogonalRegularizer": OrthogonalRegularizer,
-    "l1": L1, "l2": L2, "l1l2": L1L2, "l1_l2": L1L2, "orthogonal_regularizer": OrthogonalRegularizer,
-}
+_REGISTRY: Registry[Penalty] = Registry(
+    "regularizer", Regularizer, "regularizers",
+    {"L1": L1, "L2": L2, "L1L2": L1L2, "OrthogonalRegularizer": OrthogonalRegularizer,
+     "l1": L1, "l2": L2, "l1l2": L1L2, "l1_l2": L1L2, "orthogonal_regularizer": OrthogonalRegularizer},
+    argument="regularizers", expected="a dict from path patterns to penalties, such as "
+    "{'**/kernel': trainer.regularizers.L2(1e-4)}, whose values are penalties or functions")
 
 
 def serialize(regularizer: Penalty) -> dict[str, Any]:
@@ -20,8 +22,7 @@ def serialize(regularizer: Penalty) -> dict[str, Any]:
     >>> serialize(L2(0.5))["config"]
     {'l2': 0.5}
     """
-    config: dict[str, Any] = configs.to_config(regularizer, "regularizers")
-    return config
+    return _REGISTRY.serialize(regularizer)
 
 
 def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Penalty:
@@ -30,8 +31,7 @@ def deserialize(config: str | Mapping[str, Any], custom_objects: Mapping[str, An
     >>> deserialize(serialize(L2(0.5)))
     L2(l2=0.5)
     """
-    penalty: Penalty = configs.from_config("regularizer", Regularizer, config, CLASSES, custom_objects)
-    return penalty
+    return _REGISTRY.deserialize(config, custom_objects)
 
 
 def get(identifier: Any) -> Penalty | None:
@@ -46,14 +46,5 @@ def get(identifier: Any) -> Penalty | None:
     >>> get("l2")
     L2(l2=0.01)
     """
-    if identifier is None:
-        return None
-    if isinstance(identifier, str) or configs.is_config(identifier):
-        return deserialize(identifier)
-    if isinstance(identifier, type) and issubclass(identifier, Regularizer):
-        return identifier()
-    if not callable(identifier) or isinstance(identifier, type):
-        raise errors.wrong_type("regularizers", identifier, "a dict from path patterns to penalties, such as "
-                                "{'**/kernel': trainer.regularizers.L2(1e-4)}, whose values are penalties or functions")
-    function: Penalty = identifier
-    return function
+    penalty: Penalty | None = _REGISTRY.get(identifier)
+    return penalty

@@ -14,8 +14,8 @@ from trainer.compile.jit import compiling
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.train_state import shapes_of
-from trainer.data import Group
 from trainer.data.resident import stack_length
+from trainer.data.sources.batches import Group
 from trainer.distribute import Strategy
 from trainer.distribute.placement.device_memory import retried
 from trainer.distribute.placement.placement import PlacedGroup, to_devices

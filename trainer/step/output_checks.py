@@ -13,7 +13,8 @@ import numpy as np
 
 from trainer import metrics
 from trainer.core import errors, replica_context
-from trainer.data import Batch, unpack_x_y_sample_weight
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.sources.batches import Batch
 from trainer.metrics.base import is_builtin
 from trainer.modules.base import FunctionalModule
 from trainer.modules.named import UnnamedModuleError

@@ -1,7 +1,5 @@
 """Helpers for tests of custom training code: equal numbers under every strategy, and after every crash."""
 
-from trainer.testing.crashes import Kill, assert_resumes_exactly, kill_at
-from trainer.testing.local_cluster import LocalCluster, WorkerError
-from trainer.testing.strategies_equal import assert_strategies_equal
+from trainer.core.public_names import attach_stub
 
-__all__ = ["Kill", "LocalCluster", "WorkerError", "assert_resumes_exactly", "assert_strategies_equal", "kill_at"]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -1,24 +1,5 @@
 """Tools around a training: what is done before it, after it and beside it. They use a model as its users do."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from trainer.core.public_names import attach_stub
 
-if TYPE_CHECKING:
-    from trainer.tools.finders import BatchSizeSearch, LearningRateSearch, find_batch_size, find_learning_rate
-
-__all__ = ["BatchSizeSearch", "LearningRateSearch", "find_batch_size", "find_learning_rate"]
-
-# Imported when they are first used: the command line, which lives in this room too, must start without JAX.
-_HOMES = dict.fromkeys(__all__, "finders")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"trainer.tools.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -12,8 +12,9 @@ import numpy as np
 from trainer.core import arguments
 from trainer.core.errors import describe
 from trainer.core.types import ArrayTree
-from trainer.data import Dataset, HostArrays
+from trainer.data import Dataset
 from trainer.data.sources.arrays import is_array_tree, is_leaf
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.data.sources.order import is_finite
 
 _CHUNK_ROWS = 1024  # of an unbatched dataset, read at once

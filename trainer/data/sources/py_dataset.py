@@ -80,3 +80,6 @@ class PyDataset:
 
     def on_epoch_end(self) -> None:
         """Called after the last batch of each epoch was read, for an order of rows of the data set's own."""
+
+
+Sequence = PyDataset  # Keras's older name

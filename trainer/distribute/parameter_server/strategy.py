@@ -16,7 +16,7 @@ import optax
 
 from trainer.cluster import TF_CONFIG, ClusterError, TFConfigClusterResolver
 from trainer.core import arguments, errors
-from trainer.data import HostArrays
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator
 from trainer.distribute.parameter_server.embedding_table import EmbeddingTable, make_table
 from trainer.distribute.parameter_server.partitioners import Partitioner

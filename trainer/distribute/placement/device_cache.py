@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.data import HostArrays
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement.device_memory import KeptArrays
 
 KEPT = 2  # those of the last `fit`: to train and to validate on

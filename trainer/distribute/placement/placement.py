@@ -14,10 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from trainer.compile.jit import compiled
 from trainer.core.types import PyTree
-from trainer.data import HostArrays, ResidentBatches
-from trainer.data.resident import gathered
+from trainer.data.resident import ResidentBatches, gathered
 from trainer.data.sources.arrays import aligned_empty, canonical_dtype, is_aligned, map_casting
 from trainer.data.sources.batches import ResumeToken
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement.described import are_described
 from trainer.distribute.placement.device_memory import retried
 

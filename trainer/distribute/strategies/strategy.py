@@ -25,8 +25,10 @@ from trainer.core.ambient import state as ambient
 from trainer.core.replica_context import ReplicaContext, get_replica_context, in_replica_context
 from trainer.core.train_state import TrainState
 from trainer.core.types import PyTree
-from trainer.data import Group, HostArrays, ResidentBatches
+from trainer.data.resident import ResidentBatches
 from trainer.data.sharding.processes import Processes
+from trainer.data.sources.batches import Group
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.placement.described import is_described
 from trainer.distribute.placement.device_cache import PlacedArrays
 from trainer.distribute.placement.devices import default_devices, memory_bytes

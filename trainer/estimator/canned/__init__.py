@@ -1,25 +1,5 @@
 """Estimators that need no `model_fn`: linear, deep, both combined, and the baselines to compare with."""
 
-from trainer.estimator.canned.baseline import BaselineClassifier, BaselineEstimator, BaselineRegressor
-from trainer.estimator.canned.combined import (
-    DNNLinearCombinedClassifier,
-    DNNLinearCombinedEstimator,
-    DNNLinearCombinedRegressor,
-)
-from trainer.estimator.canned.dnn import DNNClassifier, DNNEstimator, DNNRegressor
-from trainer.estimator.canned.linear import LinearClassifier, LinearEstimator, LinearRegressor
+from trainer.core.public_names import attach_stub
 
-__all__ = [
-    "BaselineClassifier",
-    "BaselineEstimator",
-    "BaselineRegressor",
-    "DNNClassifier",
-    "DNNEstimator",
-    "DNNLinearCombinedClassifier",
-    "DNNLinearCombinedEstimator",
-    "DNNLinearCombinedRegressor",
-    "DNNRegressor",
-    "LinearClassifier",
-    "LinearEstimator",
-    "LinearRegressor",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -4,51 +4,6 @@ Owns the two halves: `HostTransform`, which makes numbers of a batch's strings o
 the input of a model of these numbers on the device. It must not know of models, losses or input pipelines.
 """
 
-from trainer.estimator.feature_columns.base import CategoricalColumn, DenseColumn, FeatureColumn
-from trainer.estimator.feature_columns.crossed import crossed_column
-from trainer.estimator.feature_columns.embedding import embedding_column, shared_embeddings
-from trainer.estimator.feature_columns.hashed import categorical_column_with_hash_bucket
-from trainer.estimator.feature_columns.host_transform import HostTransform
-from trainer.estimator.feature_columns.identity import categorical_column_with_identity
-from trainer.estimator.feature_columns.indicator import indicator_column
-from trainer.estimator.feature_columns.input_layers import DenseFeatures, SequenceFeatures
-from trainer.estimator.feature_columns.linear_features import LinearFeatures
-from trainer.estimator.feature_columns.numeric import bucketized_column, numeric_column
-from trainer.estimator.feature_columns.sequence import (
-    sequence_categorical_column_with_hash_bucket,
-    sequence_categorical_column_with_identity,
-    sequence_categorical_column_with_vocabulary_file,
-    sequence_categorical_column_with_vocabulary_list,
-    sequence_numeric_column,
-)
-from trainer.estimator.feature_columns.vocabulary import (
-    categorical_column_with_vocabulary_file,
-    categorical_column_with_vocabulary_list,
-)
-from trainer.estimator.feature_columns.weighted import weighted_categorical_column
+from trainer.core.public_names import attach_stub
 
-__all__ = [
-    "CategoricalColumn",
-    "DenseColumn",
-    "DenseFeatures",
-    "FeatureColumn",
-    "HostTransform",
-    "LinearFeatures",
-    "SequenceFeatures",
-    "bucketized_column",
-    "categorical_column_with_hash_bucket",
-    "categorical_column_with_identity",
-    "categorical_column_with_vocabulary_file",
-    "categorical_column_with_vocabulary_list",
-    "crossed_column",
-    "embedding_column",
-    "indicator_column",
-    "numeric_column",
-    "sequence_categorical_column_with_hash_bucket",
-    "sequence_categorical_column_with_identity",
-    "sequence_categorical_column_with_vocabulary_file",
-    "sequence_categorical_column_with_vocabulary_list",
-    "sequence_numeric_column",
-    "shared_embeddings",
-    "weighted_categorical_column",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -1,10 +1,5 @@
 """Heads: what a task makes of logits, in the loss, the metrics, the predictions and the labels."""
 
-from trainer.estimator.heads.base import Head
-from trainer.estimator.heads.binary_class import BinaryClassHead
-from trainer.estimator.heads.multi_class import MultiClassHead
-from trainer.estimator.heads.multi_head import MultiHead
-from trainer.estimator.heads.multi_label import MultiLabelHead
-from trainer.estimator.heads.regression import RegressionHead
+from trainer.core.public_names import attach_stub
 
-__all__ = ["BinaryClassHead", "Head", "MultiClassHead", "MultiHead", "MultiLabelHead", "RegressionHead"]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

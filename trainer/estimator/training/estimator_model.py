@@ -9,8 +9,8 @@ import jax
 
 from trainer.core import errors
 from trainer.core.train_state import TrainState
-from trainer.data import Batch, unpack_x_y_sample_weight
-from trainer.data.sources.batches import as_batch
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.sources.batches import Batch, as_batch
 from trainer.distribute import Strategy, get_strategy
 from trainer.estimator.training.spec import EstimatorSpec
 from trainer.metrics import Mean

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from trainer.core import arguments, errors
-from trainer.data import Batch
+from trainer.data.sources.batches import Batch
 from trainer.estimator.training.hooks import check_hooks
 from trainer.model.types import Losses, Metrics, ModuleLike, Optimizers
 

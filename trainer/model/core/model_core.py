@@ -23,7 +23,9 @@ from trainer.core.precision import with_matmul_precision
 from trainer.core.tracebacks import user_stacklevel
 from trainer.core.train_state import TrainState, initial_opt_state
 from trainer.core.tree_paths import named_leaves
-from trainer.data import Batch, Reader, unpack_x_y_sample_weight
+from trainer.data import unpack_x_y_sample_weight
+from trainer.data.reader import Reader
+from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy, get_strategy, has_strategy
 from trainer.model.core.configuration import Configuration
 from trainer.model.core.current_run import CurrentRun

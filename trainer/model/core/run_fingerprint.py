@@ -15,7 +15,7 @@ from trainer.callbacks import CallbackList
 from trainer.cluster import package_versions
 from trainer.core.train_state import TrainState
 from trainer.core.tree_paths import named_leaves
-from trainer.data import Reader
+from trainer.data.reader import Reader
 
 _PROGRAM = "program, made by the code, the loss, the metrics, the optimizer and the communication"
 

@@ -18,7 +18,7 @@ from trainer.core import errors, replica_context, trace_purity
 from trainer.core.rng import stream_key
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, initial_opt_state, initial_state, shapes_of
-from trainer.data import Batch
+from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.placement import free_to_move, to_host
 from trainer.model.core.configuration import Configuration

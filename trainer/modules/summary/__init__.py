@@ -3,9 +3,6 @@
 Knows neither Linen nor NNX: adapters tell which layers are called.
 """
 
-from trainer.modules.summary.calls import CallObserver, ModuleLayer, Path, shapes_text
-from trainer.modules.summary.layers import CallRecorder, LayerRow, with_shardings, without_frozen
-from trainer.modules.summary.table import print_summary, render_summary, summary_cells, totals
+from trainer.core.public_names import attach_stub
 
-__all__ = ["CallObserver", "CallRecorder", "LayerRow", "ModuleLayer", "Path", "print_summary", "render_summary",
-           "shapes_text", "summary_cells", "totals", "with_shardings", "without_frozen"]
+__getattr__, __dir__, __all__ = attach_stub(__name__)

@@ -19,8 +19,7 @@ from trainer.compile.jit import compiled
 from trainer.compile.recompilation_guard import CompileGuard
 from trainer.core.timing import Timing
 from trainer.core.train_state import TrainState, shapes_of
-from trainer.data import Group
-from trainer.data.sources.batches import BatchSpec
+from trainer.data.sources.batches import BatchSpec, Group
 from trainer.distribute.parameter_server.coordinator import ClusterCoordinator, RemoteValue
 from trainer.distribute.parameter_server.served_model import ServedModel
 from trainer.distribute.parameter_server.shared import SharedValue

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.core.train_state import TrainState
-from trainer.data import HostArrays, unpack_x_y_sample_weight
+from trainer.data import unpack_x_y_sample_weight
 from trainer.data.sources.batches import BatchSpec, as_batch
 from trainer.data.sources.buffers import POOL
+from trainer.data.sources.host_arrays import HostArrays
 from trainer.distribute.parameter_server.per_worker import WorkerIterator
 from trainer.distribute.parameter_server.push_context import PushContext
 from trainer.distribute.parameter_server.rows.rows_function import RowsFunction

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainer.compile.entry_points import entry_point
 from trainer.compile.hlo_text import Program
-from trainer.data import Batch
+from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import Topology
 from trainer.distribute.placement.gpu_kinds import GPU_KINDS, NETWORK_BANDWIDTH

@@ -19,7 +19,7 @@ from trainer.compile.hlo_text import Program
 from trainer.compile.jit import compile_lowered
 from trainer.core import precision
 from trainer.core.train_state import TrainState
-from trainer.data import Batch
+from trainer.data.sources.batches import Batch
 from trainer.distribute import Strategy
 from trainer.distribute.placement.described import EXTRA, described_devices
 from trainer.model import inputs

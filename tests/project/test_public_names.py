@@ -1,0 +1,54 @@
+"""What users see of each public package: its public names, and nothing of how it is built."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import trainer
+from tests.support import project_files
+
+MODULES = project_files.modules()
+WITH_STUB = sorted(name for name, path in MODULES.items() if path.with_suffix(".pyi").is_file())
+
+
+def with_submodules(name):
+    """Returns a package, of which all modules are imported: Python sets each of them on it."""
+    module = importlib.import_module(name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        if found.name != "__main__":
+            importlib.import_module(f"{name}.{found.name}")
+    return module
+
+
+@pytest.mark.parametrize("name", WITH_STUB)
+def test_a_listing_has_the_public_names_alone(name):
+    module = with_submodules(name)
+    assert [listed for listed in dir(module) if not listed.startswith("__")] == module.__all__
+    assert "__doc__" in dir(module)
+
+
+@pytest.mark.parametrize("name", WITH_STUB)
+def test_a_public_name_is_what_its_stub_says(name):
+    # A function with the name of a module of its package would be hidden as soon as that is imported.
+    module = with_submodules(name)
+    homes = {alias.name: f"{node.module}.{alias.name}" for node in ast.parse(project_files.source(MODULES[name])).body
+             if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {public for public in module.__all__ if inspect.ismodule(getattr(module, public))} == {
+        public for public in module.__all__ if homes[public] in MODULES}
+
+
+def test_every_public_module_of_the_trainer_has_a_stub():
+    assert {f"trainer.{name}" for name in trainer.__all__ if inspect.ismodule(getattr(trainer, name))} <= {*WITH_STUB}
+
+
+def test_names_that_need_an_optional_library_are_not_listed():
+    assert "TrainerClassifier" not in dir(trainer) and trainer.TrainerClassifier.__name__ == "TrainerClassifier"
+
+
+def test_an_unknown_name_is_an_error_which_knows_the_near_names():
+    with pytest.raises(AttributeError, match=r"module 'trainer.losses' has no attribute 'Hubert'") as raised:
+        _ = trainer.losses.Hubert
+    assert (raised.value.name, raised.value.obj) == ("Hubert", trainer.losses)

@@ -1,0 +1,47 @@
+"""The public names of a package, which the stub beside its `__init__.py` lists once.
+
+Type checkers read the stub, in which `from home import name as name` makes a name public. A running program reads the
+same lines: they say where a name lives, and it is imported from there when it is first used.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Collection
+
+
+def attach_stub(
+    package: str, hidden: Collection[str] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` for a package with the names of its stub.
+
+    Args:
+      package: the `__name__` of the package, or of a module, that calls this.
+      hidden: names that are left out of `__all__`, because they need an optional library.
+
+    >>> import trainer.regularizers
+    >>> __getattr__, __dir__, __all__ = attach_stub("trainer.regularizers")
+    >>> __getattr__("L2").__name__, "OrthogonalRegularizer" in __all__
+    ('L2', True)
+    """
+    module = sys.modules[package]
+    with open(f"{module.__file__}i", encoding="utf-8") as file:
+        stub = ast.parse(file.read())
+    homes = {alias.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names = sorted(homes.keys() - set(hidden))
+
+    def load(name: str) -> object:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
+        value: object = (importlib.import_module(f"{package}.{name}") if home == package
+                         else getattr(__import__(home, fromlist=[name]), name))
+        setattr(module, name, value)
+        return value
+
+    def listed() -> list[str]:
+        return sorted([*names, *(name for name in vars(module) if name.startswith("__") and name.endswith("__"))])
+
+    return load, listed, names

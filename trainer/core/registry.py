@@ -1,0 +1,135 @@
+"""Objects of a kind by name, and as plain data in Keras's form: losses, metrics, optimizers, schedules and penalties.
+
+Nothing is imported by a name that a configuration holds: objects are made of the classes and functions that a registry
+knows, and of those that the user has registered or hands over.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from trainer.core import configs
+from trainer.core.errors import unknown_name, wrong_type
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The classes and functions of one kind of object, by name.
+
+    Args:
+      kind: the kind, such as "loss".
+      of: the class that objects of this kind have, or several.
+      module: the module of this package in which they are public, such as "losses".
+      classes: classes by name; of one that is there under several names, all of them.
+      functions: functions by name. A configuration says whether it means a class or a function; of a name alone,
+        classes come first.
+      ignores_case: whether names of this package are known in any case. Those in `classes` are then in lower case.
+      argument: the argument that users give such an object for, in errors; `kind` where it is not given.
+      expected: what that argument takes, in errors.
+
+    Example:
+      >>> numbers = Registry("number", complex, "numbers", {"complex": complex})
+      >>> numbers.deserialize({"class_name": "complex", "config": {"real": 2}})
+      (2+0j)
+    """
+
+    def __init__(
+        self, kind: str, of: type | tuple[type, ...], module: str, classes: Mapping[str, Any],
+        functions: Mapping[str, Any] | None = None, *, ignores_case: bool = False, argument: str | None = None,
+        expected: str = "",
+    ):
+        self._kind, self._of, self._module = kind, of, module
+        self._classes, self._functions, self._ignores_case = classes, functions or {}, ignores_case
+        self._argument, self._expected = argument or kind, expected
+
+    def get(self, identifier: Any) -> Any:
+        """Returns the object that an argument of a user's stands for; objects, functions and None are returned.
+
+        Args:
+          identifier: a name, a configuration, a class, which is called without arguments, an object or a function.
+
+        Raises:
+          ValueError: for an unknown name.
+          TypeError: for anything else.
+        """
+        if isinstance(identifier, str) or configs.is_config(identifier):
+            return self.deserialize(identifier)
+        if isinstance(identifier, type) and issubclass(identifier, self._of):
+            return identifier()
+        if identifier is None or (callable(identifier) and not isinstance(identifier, type)):
+            return identifier
+        raise self.wrong(identifier)
+
+    def wrong(self, received: Any) -> TypeError:
+        """Returns the error for an argument that is no object of this kind, nor stands for one."""
+        return wrong_type(self._argument, received, self._expected)
+
+    def serialize(self, value: Any) -> configs.Config:
+        """Returns an object or a function as plain data.
+
+        Raises:
+          TypeError: for anything else.
+        """
+        return configs.to_config(value, self._module)
+
+    def deserialize(self, config: Any, custom_objects: Mapping[str, Any] | None = None) -> T:
+        """Returns the object or the function that `serialize`, or Keras's function, has made plain data of.
+
+        Args:
+          config: a dict with "class_name" and "config", or the name of a class or a function.
+          custom_objects: further classes and functions, which come first; then the user's, see
+            `configs.with_custom_objects`.
+
+        Raises:
+          ValueError: for an unknown name.
+          TypeError: for what is no such dict, for arguments that the class does not take, for an object of another
+            kind.
+        """
+        custom = configs.with_custom_objects({}, custom_objects)
+        if isinstance(config, str):
+            return self._made(self._named(config, custom))
+        if not isinstance(config, Mapping) or not isinstance(config.get("class_name"), str):
+            raise wrong_type("config", config, f"the configuration of {self._one}, a dict with 'class_name' and "
+                             "'config', or its name")
+        if config["class_name"] == "function":
+            name = config["config"]  # Keras writes a dict for functions of the user's own
+            name = name["name"] if isinstance(name, Mapping) else name
+            return self._made(self._named(name, {**self._functions, **custom}))
+        registered = config.get("registered_name")
+        if registered in custom:
+            cls = custom[registered]
+        elif configs.is_of_the_user(config) and config["class_name"] not in custom:
+            raise ValueError(f"Unknown {self._kind} {registered!r}, of a class of yours. Define it before, with "
+                             "`@trainer.utils.register_keras_serializable(...)`, or give it to `deserialize`: "
+                             f"`custom_objects={{{config['class_name']!r}: {config['class_name']}}}`.")
+        else:
+            cls = self._named(config["class_name"], custom)
+        with configs.CustomObjectScope(custom_objects):  # for what is within it
+            return self._made(cls, copy.deepcopy(dict(config.get("config") or {})))
+
+    def _named(self, name: str, custom: Mapping[str, Any]) -> Any:
+        """Returns the class or the function of a name."""
+        known = {**self._functions, **self._classes, **custom}
+        if self._ignores_case and name not in custom:
+            name = name.lower()
+        if name not in known:
+            raise unknown_name(self._kind, name, known)
+        return known[name]
+
+    def _made(self, found: Any, arguments: configs.Config | None = None) -> T:
+        """Returns an object of a class with these arguments, or a function that was found."""
+        if isinstance(found, type):
+            from_config = getattr(found, "from_config", None)
+            found = (found(**arguments or {}) if from_config is None or arguments is None
+                     else from_config(arguments))
+        if not isinstance(found, self._of) and (hasattr(found, "get_config") or not callable(found)):
+            raise wrong_type("config", found, f"that of {self._one}")
+        made: T = found
+        return made
+
+    @property
+    def _one(self) -> str:
+        return f"{'an' if self._kind[0] in 'aeiou' else 'a'} {self._kind}"

@@ -1,0 +1,10 @@
+from trainer.distribute.parameter_server import partitioners as partitioners
+from trainer.distribute.parameter_server.coordinator import ClusterCoordinator as ClusterCoordinator
+from trainer.distribute.parameter_server.strategy import ParameterServerStrategy as ParameterServerStrategy
+from trainer.distribute.replica.communication_options import (
+    CommunicationImplementation as CommunicationImplementation,
+    CommunicationOptions as CommunicationOptions,
+)
+from trainer.distribute.strategies.fully_sharded import CentralStorageStrategy as CentralStorageStrategy
+from trainer.distribute.strategies.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+from trainer.distribute.strategies.tpu import TPUStrategy as TPUStrategy

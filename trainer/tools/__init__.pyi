@@ -1,0 +1,6 @@
+from trainer.tools.finders import (
+    BatchSizeSearch as BatchSizeSearch,
+    LearningRateSearch as LearningRateSearch,
+    find_batch_size as find_batch_size,
+    find_learning_rate as find_learning_rate,
+)
