@@ -9,7 +9,8 @@ from trainer.cluster.description.cluster_resolver import VARIABLE as TF_CONFIG
 from trainer.cluster.description.cluster_resolver import TFConfigClusterResolver, detect_cluster, resolve_cluster
 from trainer.cluster.description.package_versions import package_versions
 from trainer.cluster.liveness.process_end import PEER_LOST
-from trainer.cluster.membership import cluster_devices, join_cluster, waiting, watchdog
+from trainer.cluster.liveness.watchdog import waiting, watchdog
+from trainer.cluster.membership import cluster_devices, join_cluster
 from trainer.cluster.preemption import reached_preemption_sync_point
 from trainer.cluster.process_group import ProcessGroup
 

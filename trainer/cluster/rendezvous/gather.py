@@ -10,23 +10,32 @@ import contextlib
 import selectors
 import socket
 import time
-from typing import NoReturn
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, is_loopback
-from trainer.cluster.liveness.listen import close_all, listen, overdue
+from trainer.cluster.rendezvous.connection import MAX_TEXT, Connection, NotOurs, ready
 from trainer.cluster.rendezvous.gloo_addresses import Place, why_not_connected
-from trainer.cluster.rendezvous.messages import MAX_SHOWN, MAX_TEXT, Connection, Hello, NotOurs
-from trainer.cluster.rendezvous.startup_monitor import StartupMonitor
+from trainer.cluster.rendezvous.hello import MAX_SHOWN, Hello
+from trainer.cluster.rendezvous.listen import close_all, listen
+from trainer.cluster.rendezvous.star import DRAIN_SECS, Star
 from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
 from trainer.core.errors import see
 
 GRACE_SECS = 1.0  # from the first difference to the error, so that processes that come at the same time get it too
 STATUS_SECS = 1.0  # from one sign of life to the next
-DRAIN_SECS = 1.0  # for the others to read the outcome
+HELLO_SECS = 10.0  # a connection that has not said by then whose it is, is dropped
+MAX_UNKNOWN = 64  # of one host at a time; the oldest are dropped, as a process of the job says at once whose it is
 
 
-def gather(hello: Hello, wait: Wait) -> StartupMonitor:
+def gather(hello: Hello, wait: Wait, listeners: Sequence[socket.socket] = ()) -> Star:
     """Returns the other processes once all have connected, sent the same as `hello`, and got the outcome.
+
+    Args:
+      hello: of this process.
+      wait: how long to wait.
+      listeners: sockets that listen for the others; by default, on the port of this process's address.
 
     Raises:
       ClusterError: if processes differ or have one number, or if the port cannot be listened on.
@@ -34,31 +43,39 @@ def gather(hello: Hello, wait: Wait) -> StartupMonitor:
     """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        listeners = listen(wait.cluster)
+        listeners = listeners or listen(wait.cluster)
         stack.callback(close_all, listeners)
         gathering = _Gathering(hello, wait, selector, listeners)
         stack.callback(gathering.close)
-        monitor = gathering.run()
+        star = gathering.run()
         stack.pop_all()
-        return monitor
+        return star
 
 
-class _Peer:
+class _Peer(Connection):
     """A connection, and what is known of the process at its other end."""
 
-    def __init__(self, sock: socket.socket, host: str, is_local: bool, selector: selectors.BaseSelector):
-        self.connection = Connection(sock, selector, data=self)
-        self.host = host
-        self.is_local = is_local  # on the machine of this process
-        self.since = time.monotonic()
+    def __init__(self, sock: socket.socket, host: str, selector: selectors.BaseSelector):
+        super().__init__(sock, selector)
+        self.host = host.removeprefix("::ffff:")
+        self.is_local = is_loopback(self.host) or host == sock.getsockname()[0]  # on the machine of this process
         self.hello: Hello | None = None
         self.is_refused = False  # being of another job
         self.was_sent_agreed = False
         self.answered = False
 
 
+def _overdue(unknown: Iterable[_Peer], now: float) -> list[_Peer]:
+    """Returns those to drop of connections that have not said whose they are, the oldest of which comes first."""
+    of_host: dict[str, list[_Peer]] = defaultdict(list)
+    for peer in unknown:
+        of_host[peer.host].append(peer)
+    return [peer for peers in of_host.values() for place, peer in enumerate(peers)
+            if now - peer.since > HELLO_SECS or place < len(peers) - MAX_UNKNOWN]
+
+
 class _Gathering:
-    def __init__(self, hello: Hello, wait: Wait, selector: selectors.BaseSelector, listeners: list[socket.socket]):
+    def __init__(self, hello: Hello, wait: Wait, selector: selectors.BaseSelector, listeners: Sequence[socket.socket]):
         self._hello = hello
         self._wait = wait
         self._cluster = wait.cluster
@@ -76,7 +93,7 @@ class _Gathering:
             listener.setblocking(False)
             selector.register(listener, selectors.EVENT_READ)
 
-    def run(self) -> StartupMonitor:
+    def run(self) -> Star:
         """Returns the others once all agree; no other connection is open then."""
         while not self._all_answered():
             now = time.monotonic()
@@ -98,48 +115,43 @@ class _Gathering:
         unconnected = why_not_connected(self._places())
         for peer in list(self._peers):
             if peer in self._members.values():
-                peer.connection.send({"kind": "go", "unconnected": unconnected})
+                peer.send({"kind": "go", "unconnected": unconnected})
             else:
                 self._drop(peer, abort=True)
-        connections = {number: peer.connection for number, peer in self._members.items()}
-        return StartupMonitor(self._selector, connections, self._cluster, unconnected)
+        return Star(self._selector, self._members, self._cluster, unconnected)
 
     def close(self) -> None:
         for peer in list(self._peers):
-            peer.connection.close(abort=True)
+            peer.close(abort=True)
 
     def _step(self, timeout_secs: float) -> None:
-        for key, events in self._selector.select(timeout_secs):
-            if key.data is None:
-                self._accept(key.fileobj)  # type: ignore[arg-type]
-                continue
-            if events & selectors.EVENT_WRITE:
-                key.data.connection.flush()
-            self._read(key.data)
+        for source in ready(self._selector, timeout_secs):
+            if isinstance(source, _Peer):
+                self._read(source)
+            else:
+                self._accept(source)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
         except OSError:  # it left already, or no file descriptor is free for it
             return
-        host = address[0].removeprefix("::ffff:")
-        is_local = is_loopback(host) or address[0] == sock.getsockname()[0]
-        self._peers.append(_Peer(sock, host, is_local, self._selector))
+        self._peers.append(_Peer(sock, address[0], self._selector))
 
     def _read(self, peer: _Peer) -> None:
         if peer not in self._peers:  # dropped on behalf of another one
             return
         try:
-            for message in peer.connection.receive():
+            for message in peer.receive():
                 self._take(peer, message)
         except NotOurs:
             self._strangers += 1
             self._drop(peer, abort=True)
             return
-        if peer.connection.ended:
+        if peer.ended:
             self._drop(peer)
 
-    def _take(self, peer: _Peer, message: dict) -> None:
+    def _take(self, peer: _Peer, message: dict[str, Any]) -> None:
         if peer.is_refused:
             return  # what it says does not matter
         if peer.hello is None:
@@ -185,7 +197,7 @@ class _Gathering:
         peer.is_refused = True
         advice = ("If it belongs to this job, give it the same job id (TRAINER_JOB_ID) and the same "
                   f"{self._cluster.source}.")
-        peer.connection.send({"kind": "failed", "error": "cluster", "lines": [
+        peer.send({"kind": "failed", "error": "cluster", "lines": [
             f"{self._cluster.member(0)} has refused this process, which is of another job than it. {text} {advice}"]})
         key = hello.process_id, hello.job_id
         if key not in self._refused and len(self._refused) < MAX_SHOWN:
@@ -199,14 +211,14 @@ class _Gathering:
         self._problems.append(text)
 
     def _drop(self, peer: _Peer, abort: bool = False) -> None:
-        peer.connection.close(abort)
+        peer.close(abort)
         self._peers.remove(peer)
         if peer.hello is not None and self._members.get(peer.hello.process_id) is peer:
             del self._members[peer.hello.process_id]
             self._left[peer.hello.process_id] = time.monotonic()
 
     def _drop_unknown(self, now: float) -> None:
-        for peer in overdue([peer for peer in self._peers if peer.hello is None or peer.is_refused], now):
+        for peer in _overdue([peer for peer in self._peers if peer.hello is None or peer.is_refused], now):
             self._strangers += not peer.is_refused
             self._drop(peer, abort=True)
 
@@ -235,11 +247,11 @@ class _Gathering:
     def _tell_agreed(self, peer: _Peer) -> None:
         if not peer.was_sent_agreed:
             peer.was_sent_agreed = True
-            peer.connection.send({"kind": "agreed"})
+            peer.send({"kind": "agreed"})
 
     def _send_status(self, peer: _Peer) -> None:
-        if not peer.connection.has_unsent:
-            peer.connection.send({"kind": "waiting", "for": self._names(self._missing())})
+        if not peer.has_unsent:
+            peer.send({"kind": "waiting", "for": self._names(self._missing())})
 
     def _names(self, numbers: list[int]) -> str:
         names = [self._cluster.member(number) for number in numbers[:MAX_SHOWN]]
@@ -297,19 +309,17 @@ class _Gathering:
                 self._selector.unregister(listener)
             listener.close()
 
-    def _tell_all(self, message: dict) -> None:
+    def _tell_all(self, message: dict[str, Any]) -> None:
         """Sends the outcome to all, and gives them time to close first: the first to close keeps the port a while."""
         for peer in list(self._peers):
             if peer.hello is None or peer.is_refused:
                 self._drop(peer, abort=True)
             else:
-                peer.connection.send(message)
+                peer.send(message)
         deadline = time.monotonic() + DRAIN_SECS
         while self._peers and time.monotonic() < deadline:
-            for key, _ in self._selector.select(POLL_SECS):
-                peer = key.data
-                peer.connection.flush()
+            for peer in ready(self._selector, POLL_SECS):
                 with contextlib.suppress(NotOurs):
-                    peer.connection.receive()  # what comes now no longer matters
-                if peer.connection.ended:
+                    peer.receive()  # what comes now no longer matters
+                if peer.ended:
                     self._drop(peer)
