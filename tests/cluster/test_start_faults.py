@@ -211,8 +211,8 @@ def test_a_port_that_another_program_holds_is_named(processes):
 
 
 @pytest.mark.parametrize(("signal", "index", "says"), [
-    ("SIGKILL", 0, "worker 0, which coordinates the job, is lost: its process has ended, or given up, while JAX "),
-    ("SIGKILL", 1, "worker 1 is lost: its process has ended, or given up, while JAX started. "),
+    ("SIGKILL", 0, "worker 0, which coordinates the job, is lost: its process has ended, while JAX started. "),
+    ("SIGKILL", 1, "worker 1 is lost: its process has ended, while JAX started. "),
     ("SIGSTOP", 0, "worker 0, which coordinates the job, is lost: nothing was heard of it for 3."),
     ("SIGSTOP", 1, "worker 1 is lost: nothing was heard of it for 3.")])
 def test_who_dies_or_stops_while_jax_starts_is_named_by_the_others(processes, signal, index, says):

@@ -100,7 +100,7 @@ def _join(timeout_secs: float) -> None:
         cause = RuntimeError(star.unconnected) if star.unconnected and "gloo" in str(error) else error
         if isinstance(cause, Exception):
             watching.await_diagnosis(_DIAGNOSIS_SECS)  # it may be that another process has ended
-            watching.fail(cause)
+        watching.fail(cause)
         if not jax.distributed.is_initialized():  # else JAX would abort this process when the others have ended
             watching.stop()
         if cause is not error:

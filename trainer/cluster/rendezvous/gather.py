@@ -1,7 +1,6 @@
 """Process 0's side of the meeting before JAX starts: it listens, compares, and sends the outcome to all.
 
-Agreement takes two rounds. All receive "agreed" and answer; only when all answers are in do all receive "go". So no
-process goes on while another that has just died is still counted.
+All receive "go" once all are there and alike. What happens to a process after that, its watchdog's peers notice.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ class _Peer(Connection):
         self.is_local = is_loopback(self.host) or host == sock.getsockname()[0]  # on the machine of this process
         self.hello: Hello | None = None
         self.is_refused = False  # being of another job
-        self.was_sent_agreed = False
-        self.answered = False
 
 
 def _overdue(unknown: Iterable[_Peer], now: float) -> list[_Peer]:
@@ -95,15 +92,12 @@ class _Gathering:
 
     def run(self) -> Star:
         """Returns the others once all agree; no other connection is open then."""
-        while not self._all_answered():
+        while self._problems or self._missing():
             now = time.monotonic()
             if self._problems and (now >= self._fail_at or self._wait.remaining_secs <= 0 or self._all_named()):
                 self._fail(ClusterError(self._refusal()))
             if self._wait.remaining_secs <= 0:
                 self._fail(ClusterTimeout(f"After {self._wait.timeout_secs:g} s, {self._absence()}"))
-            if not self._problems and not self._missing():
-                for peer in self._members.values():
-                    self._tell_agreed(peer)
             if now >= self._next_status:
                 self._next_status = now + STATUS_SECS
                 for peer in self._named():
@@ -128,15 +122,10 @@ class _Gathering:
         for source in ready(self._selector, timeout_secs):
             if isinstance(source, _Peer):
                 self._read(source)
-            else:
-                self._accept(source)
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, address = listener.accept()
-        except OSError:  # it left already, or no file descriptor is free for it
-            return
-        self._peers.append(_Peer(sock, address[0], self._selector))
+                continue
+            with contextlib.suppress(OSError):  # it left already, or no file descriptor is free for it
+                sock, address = source.accept()
+                self._peers.append(_Peer(sock, address[0], self._selector))
 
     def _read(self, peer: _Peer) -> None:
         if peer not in self._peers:  # dropped on behalf of another one
@@ -157,8 +146,6 @@ class _Gathering:
         if peer.hello is None:
             peer.hello = Hello.from_message(message)
             self._admit(peer, peer.hello)
-        elif message.get("kind") == "agreed":
-            peer.answered = peer.was_sent_agreed
         elif message.get("kind") == "gave_up":
             self._fail(ClusterTimeout(f"{peer.hello.described(self._cluster)}, gave up after its own timeout: "
                                       f"{self._absence()}"))
@@ -178,15 +165,14 @@ class _Gathering:
         if not 1 <= number < self._cluster.num_processes:
             self._note_problem(f"{who}: its number is not from 1 to {self._cluster.num_processes - 1}.")
             return
+        if number in self._members:
+            self._read(self._members[number])  # its end may be waiting to be read
         former = self._members.get(number)
         if former is not None:
-            self._read(former)  # its end may be waiting to be read
-        former = self._members.get(number)
-        if former is not None and former.hello is not None and former.hello.nonce != hello.nonce:
-            self._note_problem(f"Two processes are {self._cluster.member(number)}: {former.hello.process} and "
-                               f"{hello.process}. Give each an index of its own.")
-            return
-        if former is not None:
+            if former.hello is not None and former.hello.nonce != hello.nonce:
+                self._note_problem(f"Two processes are {self._cluster.member(number)}: {former.hello.process} and "
+                                   f"{hello.process}. Give each an index of its own.")
+                return
             self._drop(former)
         self._members[number] = peer
         self._left.pop(number, None)
@@ -241,14 +227,6 @@ class _Gathering:
     def _missing(self) -> list[int]:
         return [number for number in range(1, self._cluster.num_processes) if number not in self._members]
 
-    def _all_answered(self) -> bool:
-        return not self._missing() and all(peer.answered for peer in self._members.values())
-
-    def _tell_agreed(self, peer: _Peer) -> None:
-        if not peer.was_sent_agreed:
-            peer.was_sent_agreed = True
-            peer.send({"kind": "agreed"})
-
     def _send_status(self, peer: _Peer) -> None:
         if not peer.has_unsent:
             peer.send({"kind": "waiting", "for": self._names(self._missing())})
@@ -261,18 +239,12 @@ class _Gathering:
     def _line(self) -> str:
         here = self._names(sorted(self._members))
         ignored = f" Connections of others, ignored: {self._strangers}." if self._strangers else ""
-        return (f"{self._cluster.name(0)} awaits {self._names(self._missing() or self._silent())}. "
+        return (f"{self._cluster.name(0)} awaits {self._names(self._missing())}. "
                 f"Connected: {here}.{ignored}")
-
-    def _silent(self) -> list[int]:
-        return [number for number, peer in sorted(self._members.items()) if not peer.answered]
 
     def _absence(self) -> str:
         """Returns who is missing, since when, and what the likely cause is."""
-        missing = self._missing()
-        if not missing:
-            return f"these connected but answer no more: {self._names(self._silent())}. They may be stopped or stuck."
-        now = time.monotonic()
+        missing, now = self._missing(), time.monotonic()
         left = [f"{self._cluster.name(number)} had connected, but left {now - self._left[number]:.1f} s ago"
                 for number in missing if number in self._left]
         parts = [f"{len(missing)} of {self._cluster.num_processes} processes are missing: {self._names(missing)}.",

@@ -6,6 +6,7 @@ import contextlib
 import selectors
 import socket
 import time
+from typing import Any
 
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, split_address
 from trainer.cluster.rendezvous.connection import Connection, NotOurs, close_at_once, ready, shortened
@@ -76,7 +77,7 @@ class _Joining:
             self._wait.say_if_due(self._line)
             messages = self._receive(connection, selector, self._wait.poll_secs)
             for message in messages:
-                if self._take(connection, message):
+                if self._take(message):
                     return
             if messages:
                 last_heard = time.monotonic()
@@ -89,23 +90,22 @@ class _Joining:
         while not connection.ended and time.monotonic() < deadline:
             for message in self._receive(connection, selector, POLL_SECS):
                 if message.get("kind") == "failed":
-                    self._take(connection, message)
+                    self._take(message)
         raise ClusterTimeout(self._gave_up())
 
-    def _receive(self, connection: Connection, selector: selectors.BaseSelector, timeout_secs: float) -> list[dict]:
+    def _receive(
+        self, connection: Connection, selector: selectors.BaseSelector, timeout_secs: float
+    ) -> list[dict[str, Any]]:
         try:
             return connection.receive() if ready(selector, timeout_secs) else []
         except NotOurs:
             raise _Lost("another program answers there, or another version of trainer") from None
 
-    def _take(self, connection: Connection, message: dict) -> bool:
+    def _take(self, message: dict[str, Any]) -> bool:
         """Returns whether a message is the last."""
         kind = message.get("kind")
         if kind == "waiting":
             self._reason = f"it is there, and awaits {shortened(str(message.get('for')))}"
-        elif kind == "agreed":
-            self._reason = "it is there, and awaits the others' last answer"
-            connection.send({"kind": "agreed"})
         elif kind == "failed":
             lines = message.get("lines")
             text = shortened("\n".join(map(str, lines)) if isinstance(lines, list) else "")
