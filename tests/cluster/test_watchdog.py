@@ -43,7 +43,7 @@ class Heard(Watchdog):
     """A watchdog that keeps the phases that are reported to it."""
 
     def __init__(self):
-        super().__init__(1.0)
+        super().__init__(1.0, *stars_of(1))
         self.phases = []
 
     def progress(self, step, phase):
@@ -64,6 +64,7 @@ def test_a_prediction_and_a_loop_of_ones_own_tell_when_they_wait_for_data(monkey
     before = heard._own_steps
     for number, _ in enumerate(trainer.distribute.MirroredStrategy(["cpu:0"]).experimental_distribute_dataset([x, x])):
         assert heard.phases[-2:] == [(before + number + 1, "data"), (before + number + 1, "idle")]
+    heard.stop()
 
 
 @pytest.fixture
@@ -332,22 +333,23 @@ def test_a_failed_collective_where_nobody_is_lost_is_told_to_the_others(exits, m
 
 def test_one_process_needs_no_watch_and_a_limit_is_positive():
     before = threading.active_count()
-    one = Watchdog(1.0)
+    one = Watchdog(1.0, *stars_of(1))
     one.progress(1, "data")
     one.await_diagnosis()
     one.fail(ValueError())
     one.stop()
     assert threading.active_count() == before
     with pytest.raises(ValueError, match=r"`timeout_secs` must be a number above 0\. Received: timeout_secs=0"):
-        Watchdog(0)
+        Watchdog(0, SimpleNamespace())
 
 
 def test_reporting_progress_is_cheap():
-    one = Watchdog(1.0)
+    one = Watchdog(1.0, *stars_of(1))
     begin = time.perf_counter()
     for step in range(10_000):
         one.progress(step, "data")
     assert (time.perf_counter() - begin) / 10_000 < 20e-6
+    one.stop()
 
 
 def work(failing, how):

@@ -66,7 +66,6 @@ class Member:
 def members_in_threads(monkeypatch) -> Iterator[Callable[..., Member]]:
     """Yields a function that starts a member; waits for all of them in the end."""
     monkeypatch.setattr(gather, "GRACE_SECS", 0.3)
-    monkeypatch.setattr(gather, "DRAIN_SECS", 0.3)
     monkeypatch.setattr(star, "DRAIN_SECS", 0.3)
     monkeypatch.setattr(join, "LAST_WORDS_SECS", 0.3)
     here = threading.local()  # each thread stands for a process, with packages of its own

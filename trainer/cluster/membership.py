@@ -58,17 +58,17 @@ def join_cluster(timeout_secs: float | None = None) -> None:
       RuntimeError: if JAX has used its devices already.
     """
     timeout_secs = timeout_secs or DEFAULT_TIMEOUT_SECS
-    if not jax.distributed.is_initialized():
-        try:
+    try:
+        if not jax.distributed.is_initialized():
             _join(timeout_secs)
-        except ClusterError:
-            if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
-                sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
-            raise
-    if watchdog() is None and jax.distributed.is_initialized() and jax.process_count() > 1:
-        star = _star_over_jax()
-        if star is not None:
-            _begin(Watchdog(timeout_secs, star), star)
+        if watchdog() is None and jax.distributed.is_initialized() and jax.process_count() > 1:
+            star = _star_over_jax()
+            if star is not None:
+                _begin(Watchdog(timeout_secs, star), star)
+    except ClusterError:
+        if getattr(sys.excepthook, "func", None) is not _exit_if_refused:
+            sys.excepthook = functools.partial(_exit_if_refused, sys.excepthook)
+        raise
 
 
 def _join(timeout_secs: float) -> None:
@@ -110,7 +110,7 @@ def _join(timeout_secs: float) -> None:
 
 
 def _jax_options(description: ClusterDescription) -> dict[str, Any]:
-    """Returns what JAX is told of the cluster."""
+    """Returns JAX's options for a cluster."""
     address = description.coordinator_address
     options: dict[str, Any] = {
         "coordinator_address": address, "num_processes": description.num_processes,
@@ -131,7 +131,7 @@ def _begin(watching: Watchdog, star: Star) -> None:
 
 
 def _star_over_jax() -> Star | None:
-    """Lets processes meet that JAX has started without the trainer; None if they do not reach the first one."""
+    """Returns the connections of processes that JAX has started without the trainer; None behind a firewall."""
     group, host = ProcessGroup.of_all(), split_address(coordinator_address())[0]
     listeners = bind_all(host if is_loopback(host) else "", 0) if group.index == 0 else []
     close_all(listeners[1:])  # "localhost" may be two addresses, and each has a port of its own

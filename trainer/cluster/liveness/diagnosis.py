@@ -1,7 +1,7 @@
-"""What the processes of a job report of themselves, and what follows from it.
+"""The reports of a job's processes, and the diagnosis that follows from them.
 
-Owns which process is the cause when a job does not go on. When reports are sent and to which processes, and what
-becomes of a diagnosis, is the watchdog's matter.
+Owns the choice of the process that is the cause when a job does not go on. The watchdog sends the reports, and acts on
+a diagnosis.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from trainer.cluster.description.process_names import process_name
 
-# What a process does by its report. All else, such as "data", is work of its own.
+# Phases of a process. All others, such as "data", are work of its own.
 AGREEMENT = "agreement"  # with all processes, at the end of an epoch, on what comes next
 WAITING = {"device", AGREEMENT}  # for the result of an execution, so for all processes
 MAYBE_WAITING = {"device", "host", AGREEMENT}  # "host" starts executions, and CPUs run collectives in the call
@@ -27,7 +27,7 @@ _MAX_HEARTBEAT_SECS = 5.0
 
 
 class Report(NamedTuple):
-    """What a process reports of itself.
+    """The report of a process.
 
     Attributes:
       heartbeat: changes with each report.
@@ -52,7 +52,7 @@ class Report(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one process knows of another, or of itself.
+    """The knowledge of a process about another one, or about itself.
 
     Attributes:
       report: the last report.

@@ -1,9 +1,9 @@
 """Noticing that another process of the job is gone or stuck, naming it, and ending this process.
 
-Owns what processes say of themselves once they have met, and what follows for this process. It must not know the
+Owns the reports of processes that have met, and decides when this process ends because of them. It must not know the
 training loop, which only reports, nor use the devices: a collective would wait for the very process that is stuck.
 
-What notices what:
+Who notices which fault:
 
 - A process that ends or is killed: the other end of its connection, at once; that is process 0, or for process 0
   all others. So does the launcher, if any, which reports the first cause.
@@ -61,9 +61,8 @@ class Watchdog:
     """Ends this process with exit code 75 when another one of the job is gone, or when the job does not go on.
 
     Before that it says on stderr which worker is the cause, at which step, what it did and for how long, and prints the
-    Python stack of this process's main thread. See `diagnose` for what is noticed. That a process has ended is noticed
-    at once; all else takes between three quarters of `timeout_secs` and all of it, if the machine is not overloaded.
-    Without other processes it does nothing.
+    Python stack of this process's main thread. The end of a process is noticed at once. All other faults, which
+    `diagnose` lists, take between three quarters of `timeout_secs` and all of it, if the machine is not overloaded.
 
     A daemon thread does it. It needs Python's lock: code that holds it for `timeout_secs` is taken for a process that
     is gone. The watchdog begins at once, and ends with `stop`, or when the process does.
@@ -72,25 +71,21 @@ class Watchdog:
       timeout_secs: within which to notice that a process is silent, or the job stands still. Three quarters of it must
         be more than the longest execution and the longest wait for data. Must be the same in all processes. Compiling
         and saving may take ten times as long.
-      star: the connections to the other processes, which are the watchdog's from now on; None if there are none.
+      star: the connections to the other processes, which are the watchdog's from now on.
 
     Raises:
       ValueError: if `timeout_secs` is not greater than 0.
 
     Attributes:
       timeout_secs: see above.
-
-    >>> watchdog = Watchdog(timeout_secs=60.0)
-    >>> watchdog.progress(0, "data")
-    >>> watchdog.stop()
     """
 
-    def __init__(self, timeout_secs: float, star: Star | None = None):
+    def __init__(self, timeout_secs: float, star: Star):
         require({"timeout_secs": timeout_secs}, "a number above 0", lambda secs: secs > 0)
         self.timeout_secs = timeout_secs
         self._own_steps = 0  # of custom training loops
         self._now = (0, 0, START)  # moves, step and phase, in one attribute: the thread reads them
-        self._star = star
+        self._star, self._process, self._name = star, star.process, process_name(star.process)
         self._heartbeats = 0
         self._observer = Observer(self._heartbeat_secs)
         self._ended: dict[int, float] = {}  # when the connections of processes did
@@ -100,11 +95,10 @@ class Watchdog:
         self._is_over = self._has_stopped = False  # the script; the watch
         self._last_word, self._leaving = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="trainer_watchdog", daemon=True)
-        if star is not None:
-            self._process, self._name = star.process, process_name(star.process)
-            for worker, connection in star.connections.items():
-                connection.set_patience(timeout_secs)
-                self._observer.hear(time.monotonic(), worker, Report(0, 0, 0, START))
+        for worker, connection in star.connections.items():
+            connection.set_patience(timeout_secs)
+            self._observer.hear(time.monotonic(), worker, Report(0, 0, 0, START))
+        if star.connections:
             self._thread.start()
 
     @property
@@ -114,8 +108,7 @@ class Watchdog:
     def started(self) -> None:
         """Says that JAX has started in this process."""
         self._now = (0, 0, "idle")
-        if self._star is not None:
-            atexit.register(self._finish)  # before JAX's own exit, which waits for the others
+        atexit.register(self._finish)  # before JAX's own exit, which waits for the others
 
     def progress(self, step: int, phase: str) -> None:
         """Says that the main thread goes on. Costs less than a microsecond.
@@ -145,6 +138,8 @@ class Watchdog:
         self._finish()
         if self._thread.is_alive():
             self._thread.join(_LAST_WORD_SECS)
+        elif not self._star.connections:
+            self._star.close()
 
     def _finish(self) -> None:
         """Lets the others know that the script has ended. They may still wait for this process, as JAX does for them.
@@ -153,7 +148,6 @@ class Watchdog:
         """
         self._is_over = True
         if self._thread.is_alive():
-            assert self._star is not None, "it has a thread by that"
             self._star.wake()
             self._last_word.wait(_LAST_WORD_SECS)
 
@@ -162,35 +156,35 @@ class Watchdog:
 
         If it does not end, the watch ends it with exit code 1 when the others have ended: JAX would abort it.
         """
-        if self._star is not None:
-            said = ": ".join(filter(None, (type(error).__name__, str(error)))).partition("\n")[0].removesuffix(".")
-            at = "while JAX started" if self._now[2] == START else f"at step {self._now[1]}"
-            self._error = f"{self._name} has failed {at}: {shortened(said)}."
-            self._finish()
+        said = ": ".join(filter(None, (type(error).__name__, str(error)))).partition("\n")[0].removesuffix(".")
+        at = "while JAX started" if self._now[2] == START else f"at step {self._now[1]}"
+        self._error = f"{self._name} has failed {at}: {shortened(said)}."
+        self._finish()
 
     def await_diagnosis(self, secs: float | None = None) -> None:
         """Waits as long as it takes to notice that a process is lost, so that this process ends with the exit code of a
         lost peer.
 
-        For a main thread that failed because a collective did. As it is clear then that something is wrong, four
-        missing heartbeats are enough, 20 s at most. Returns if no process is lost.
+        For a main thread that failed because a collective did, and has printed its error. As it is clear then that
+        something is wrong, four missing heartbeats are enough, 20 s at most. Returns if no process is lost.
 
         Args:
-          secs: how long to wait for the diagnosis to begin; by default, for seven heartbeats.
+          secs: how long to wait instead for a diagnosis that needs no missing heartbeats, and no printed error.
         """
-        if self._star is None or not self._thread.is_alive() or self._is_over:
+        if not self._thread.is_alive() or self._is_over:
             return
-        self._has_failed = self._is_hurried = True
-        self._star.wake()
-        self._thread.join((_MISSED_HEARTBEATS + 3) * self._heartbeat_secs if secs is None else secs)
+        if secs is None:
+            self._has_failed = self._is_hurried = True
+            self._star.wake()
+            secs = (_MISSED_HEARTBEATS + 3) * self._heartbeat_secs
+        self._thread.join(secs)
         if self._leaving.is_set():
             self._thread.join()
 
     def _watch(self) -> None:
-        star, next_beat = self._star, 0.0
-        assert star is not None, "the thread is not started without"
+        next_beat = 0.0
         while True:
-            messages = star.receive(next_beat - time.monotonic())
+            messages = self._star.receive(next_beat - time.monotonic())
             now = time.monotonic()
             urgent = [worker for worker, message in messages if self._take(now, worker, message)]
             if messages and not urgent and now < next_beat:
@@ -203,7 +197,7 @@ class Watchdog:
             if is_over:
                 self._last_word.set()
             if has_stopped:
-                star.close()
+                self._star.close()
                 return
             next_beat = min([next_beat, *(at + _GRACE_SECS for at in self._ended.values() if at + _GRACE_SECS > now)])
             text = self._diagnosis(now)
@@ -225,7 +219,6 @@ class Watchdog:
 
     def _report(self, diagnosis: str = "") -> None:
         """Says to all others what this process does."""
-        assert self._star is not None, "there are others"
         self._heartbeats += 1
         moves, step, phase = self._now
         said = diagnosis or self._error
@@ -236,7 +229,6 @@ class Watchdog:
 
     def _diagnosis(self, now: float) -> str | None:
         """Returns why this process has to end, if it has to."""
-        assert self._star is not None, "there are others"
         seen = self._observer.seen(now)
         if self._error:
             ended = all(connection.ended for connection in self._star.connections.values())
@@ -259,19 +251,18 @@ class Watchdog:
     def _leave(self, text: str) -> None:
         """Says why, and ends the process."""
         self._leaving.set()
-        star, linger_secs = self._star, 0.0
-        assert star is not None, "there are others"
         is_own = self._is_over and text.startswith(f"{self._name} ")
+        step = "" if self._is_over or self._now[2] == START else f" at step {self._now[1]}"
+        place = ("after the error above.\n" if self._has_failed else
+                 "its script had ended.\n" if self._is_over and not self._error else None)
+        linger_secs = 0.0
         if self._process == 0 and not self._error:  # the others end first: JAX aborts them without process 0
             self._report(text)
             linger_secs = 2.5 * self._heartbeat_secs + _LINGER_SECS
         quiet = {worker for worker, process in self._observer.seen(time.monotonic()).items()
                  if process.silent_secs > _MISSED_HEARTBEATS * self._heartbeat_secs}
-        step = "" if self._is_over or self._now[2] == START else f" at step {self._now[1]}"
-        place = "after the error above.\n" if self._has_failed else "its script had ended.\n"
-        end_process(text, f"{self._name} ends{step}", lambda: star.drain(linger_secs, quiet), linger_secs,
-                    REFUSED if is_repeated(text) else FAILED if is_own else PEER_LOST,
-                    place=place if self._has_failed or (self._is_over and not self._error) else None)
+        end_process(text, f"{self._name} ends{step}", lambda: self._star.drain(linger_secs, quiet), linger_secs,
+                    REFUSED if is_repeated(text) else FAILED if is_own else PEER_LOST, place)
 
 
 _current: Watchdog | None = None  # a process joins one cluster, once

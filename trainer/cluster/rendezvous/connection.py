@@ -1,7 +1,7 @@
 """How processes talk to each other: JSON objects, each on a line, over TCP.
 
-Owns the form of messages. Anybody may connect to an open port, so whatever arrives is checked before it is used, and
-its texts come out printable. Must not know what is said.
+Owns the form of messages, and must not know their meaning. Anybody may connect to an open port, so messages are checked
+before they are used, and their texts come out printable.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Connection:
 
     Args:
       sock: a connected socket.
-      selector: where the connection registers what it waits for.
+      selector: where the connection registers itself.
 
     Attributes:
       since: when it began, by `time.monotonic`.
@@ -81,7 +81,7 @@ class Connection:
         selector.register(sock, selectors.EVENT_READ, self)
 
     def set_patience(self, secs: float) -> None:
-        """Sets after how long data that nobody acknowledges end the connection."""
+        """Sets the seconds after which unacknowledged data end the connection."""
         with contextlib.suppress(OSError, AttributeError):  # not on every system
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * secs))
 
@@ -104,8 +104,9 @@ class Connection:
                 del self._outbox[:self._sock.send(self._outbox)]
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
             self._outbox.clear()
+            self._note(error)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
         if self._selector.get_key(self._sock).events != events:
             self._selector.modify(self._sock, events, self)
@@ -120,8 +121,9 @@ class Connection:
             arrived = self._sock.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             return []
-        except OSError as error:  # a reset, too, comes from a process that ends before it has read everything
-            arrived, self.is_cut = b"", not isinstance(error, ConnectionError)
+        except OSError as error:
+            arrived = b""
+            self._note(error)
         self.ended = self.ended or not arrived
         self._inbox += arrived
         *lines, rest = self._inbox.split(b"\n")
@@ -129,6 +131,10 @@ class Connection:
         if rest and (rest[:1] != b"{" or len(rest) > MAX_BYTES):
             raise NotOurs("It sends no object, or one that is too long.")
         return [_decoded(line) for line in lines]
+
+    def _note(self, error: OSError) -> None:
+        """Notes if it was the network: a reset comes from a process that ends before it has read everything."""
+        self.is_cut = self.is_cut or not isinstance(error, ConnectionError)
 
     def close(self, abort: bool = False) -> None:
         """Closes the connection. May be called again.

@@ -1,6 +1,6 @@
 """Process 0's side of the meeting before JAX starts: it listens, compares, and sends the outcome to all.
 
-All receive "go" once all are there and alike. What happens to a process after that, its watchdog's peers notice.
+All receive "go" once all are there and alike. From then on the watchdogs notice the end of a process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from trainer.cluster.description.cluster_description import ClusterError, ClusterTimeout, is_loopback
 from trainer.cluster.rendezvous.connection import MAX_TEXT, Connection, NotOurs, ready
 from trainer.cluster.rendezvous.gloo_addresses import Place, why_not_connected
-from trainer.cluster.rendezvous.hello import MAX_SHOWN, Hello
+from trainer.cluster.rendezvous.hello import MAX_SHOWN, Hello, first_of
 from trainer.cluster.rendezvous.listen import close_all, listen
-from trainer.cluster.rendezvous.star import DRAIN_SECS, Star
-from trainer.cluster.rendezvous.wait import POLL_SECS, Wait
+from trainer.cluster.rendezvous.star import Star
+from trainer.cluster.rendezvous.wait import Wait
 from trainer.core.errors import see
 
 GRACE_SECS = 1.0  # from the first difference to the error, so that processes that come at the same time get it too
@@ -52,7 +52,7 @@ def gather(hello: Hello, wait: Wait, listeners: Sequence[socket.socket] = ()) ->
 
 
 class _Peer(Connection):
-    """A connection, and what is known of the process at its other end."""
+    """A connection, and the process at its other end."""
 
     def __init__(self, sock: socket.socket, host: str, selector: selectors.BaseSelector):
         super().__init__(sock, selector)
@@ -232,9 +232,7 @@ class _Gathering:
             peer.send({"kind": "waiting", "for": self._names(self._missing())})
 
     def _names(self, numbers: list[int]) -> str:
-        names = [self._cluster.member(number) for number in numbers[:MAX_SHOWN]]
-        more = [f"and {len(numbers) - MAX_SHOWN} more"] if len(numbers) > MAX_SHOWN else []
-        return ", ".join([*names, *more]) or "none"
+        return ", ".join(first_of([self._cluster.member(number) for number in numbers])) or "none"
 
     def _line(self) -> str:
         here = self._names(sorted(self._members))
@@ -245,12 +243,12 @@ class _Gathering:
     def _absence(self) -> str:
         """Returns who is missing, since when, and what the likely cause is."""
         missing, now = self._missing(), time.monotonic()
-        left = [f"{self._cluster.name(number)} had connected, but left {now - self._left[number]:.1f} s ago"
-                for number in missing if number in self._left]
+        left = first_of([f"{self._cluster.name(number)} had connected, but left {now - self._left[number]:.1f} s ago"
+                         for number in missing if number in self._left])
         parts = [f"{len(missing)} of {self._cluster.num_processes} processes are missing: {self._names(missing)}.",
                  f"Connected: {self._names(sorted(self._members))}."]
         if left:
-            parts.append(f"{'; '.join(left[:MAX_SHOWN])}.")
+            parts.append(f"{'; '.join(left)}.")
         if self._refused:
             parts.append(f"These came, but are of another job: {' '.join(self._refused.values())}")
         if self._strangers:
@@ -261,17 +259,22 @@ class _Gathering:
         return " ".join(parts)
 
     def _refusal(self) -> str:
-        more = len(self._problems) - MAX_SHOWN
-        lines = [*self._problems[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return "\n".join(["The processes of this cluster were started differently, so none starts to train:",
-                          *(f"- {line}" for line in lines),
+                          *(f"- {line}" for line in first_of(self._problems)),
                           "Start all with the same program and package versions, as tasks of one cluster in their "
                           f"{self._cluster.source}."])
 
     def _fail(self, error: ClusterError | ClusterTimeout) -> NoReturn:
-        kind = "timeout" if isinstance(error, ClusterTimeout) else "cluster"
+        """Raises an error here, and in all that have said who they are."""
         self._stop_listening()
-        self._tell_all({"kind": "failed", "error": kind, "lines": str(error)[:MAX_TEXT].split("\n")})
+        told = self._named()
+        for peer in list(self._peers):
+            if peer in told:
+                peer.send({"kind": "failed", "error": "timeout" if isinstance(error, ClusterTimeout) else "cluster",
+                           "lines": str(error)[:MAX_TEXT].split("\n")})
+            else:
+                self._drop(peer, abort=True)
+        Star(self._selector, dict(enumerate(told)), self._cluster).close()
         raise error
 
     def _stop_listening(self) -> None:
@@ -280,18 +283,3 @@ class _Gathering:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(listener)
             listener.close()
-
-    def _tell_all(self, message: dict[str, Any]) -> None:
-        """Sends the outcome to all, and gives them time to close first: the first to close keeps the port a while."""
-        for peer in list(self._peers):
-            if peer.hello is None or peer.is_refused:
-                self._drop(peer, abort=True)
-            else:
-                peer.send(message)
-        deadline = time.monotonic() + DRAIN_SECS
-        while self._peers and time.monotonic() < deadline:
-            for peer in ready(self._selector, POLL_SECS):
-                with contextlib.suppress(NotOurs):
-                    peer.receive()  # what comes now no longer matters
-                if peer.ended:
-                    self._drop(peer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from trainer.cluster.description.cluster_description import ClusterDescription, is_ip
@@ -11,8 +12,14 @@ MAX_SHOWN = 8  # of many processes or differences
 _MAX_VALUE = 200  # characters of a single value that is shown
 
 
+def first_of(texts: Sequence[str]) -> list[str]:
+    """Returns the first of many texts, and how many more there are."""
+    more = len(texts) - MAX_SHOWN
+    return [*texts[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
 class Hello(NamedTuple):
-    """What a process says of itself.
+    """The description that a process gives of itself.
 
     Attributes:
       cluster: the addresses of all processes, as it knows them.
@@ -38,7 +45,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Hello:
-        """Returns what a message says.
+        """Returns the description in a message.
 
         Raises:
           NotOurs: if anything in it has another type than expected.
@@ -69,8 +76,7 @@ class Hello(NamedTuple):
             mine, theirs = _value(self.versions.get(name)), _value(other.versions.get(name))
             if self.versions.get(name) != other.versions.get(name):
                 found.append(f"its {shortened(name, _MAX_VALUE)} is {mine}, not {theirs} as on {other_name}")
-        more = len(found) - MAX_SHOWN
-        return found if more <= 0 else [*found[:MAX_SHOWN], f"and {more} more"]
+        return first_of(found)
 
     def described(self, cluster: ClusterDescription) -> str:
         """Returns who says this, for messages."""

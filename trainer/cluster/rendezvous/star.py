@@ -50,7 +50,7 @@ class Star:
     def receive(self, timeout_secs: float) -> list[tuple[int, dict[str, Any] | None]]:
         """Waits until messages come, and returns them with who says them.
 
-        The last one of a process is None: its connection has ended. Those of this process come from `wake`.
+        None instead of a message says that a connection has ended. A message of this process itself is from `wake`.
         """
         found: list[tuple[int, dict[str, Any] | None]] = []
         for source in ready(self._selector, timeout_secs):
@@ -69,7 +69,7 @@ class Star:
         return found
 
     def tell(self, message: dict[str, Any], is_last: bool = False) -> None:
-        """Sends a message to all others; only the last one to those that have not taken the one before."""
+        """Sends a message to all others; those that have not taken the message before get only the last one."""
         for connection in self.connections.values():
             if not connection.ended and (is_last or not connection.has_unsent):
                 connection.send(message)
