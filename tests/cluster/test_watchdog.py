@@ -174,9 +174,8 @@ def test_the_stack_of_the_main_thread_follows_what_is_wrong(job, exits, capfd):
     pair.say(1, 3, "host")
     wait_until(lambda: exits == [75])
     err = said(capfd)
-    assert err.startswith("\nWatchdog: worker 1 is lost: nothing was heard of it for 0.6 s.")
-    assert ('It was at step 3, in "host", up to 0.6 s ago. Worker 0 ends at step 4 with exit code 75; its main thread '
-            "is here:\n") in err
+    assert re.match(r"\nWatchdog: worker 1 is lost: nothing was heard of it for (0\.\d) s\. It was at step 3, in "
+                    r'"host", up to \1 s ago\. Worker 0 ends at step 4 with exit code 75; its main thread is ', err)
     assert "in test_the_stack_of_the_main_thread_follows_what_is_wrong\n    wait_until(" in err
 
 
@@ -189,7 +188,7 @@ def test_the_end_of_a_process_is_told_at_once_with_its_last_place(job, exits, ca
     trio.end(1)
     wait_until(lambda: exits == [75, 75])
     err = said(capfd)
-    lost = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", up to 0\.[4-9] s ago'
+    lost = r'worker 1 is lost: its process has ended\. It was at step 3, in "host", up to [01]\.\d s ago'
     assert len(re.findall(lost, err)) == 2
     assert "Worker 0 ends at step 0 with exit code 75" in err and "Worker 2 ends at step 0 with exit code 75" in err
 
@@ -210,7 +209,7 @@ def test_who_leaves_in_peace_is_not_missed(job, exits):
     trio = job(3).watch_all(0.4)
     for one in (trio[2], trio[0]):
         one.stop()
-        time.sleep(0.5)
+        time.sleep(0.4)
     assert exits == []
 
 
@@ -272,17 +271,16 @@ def test_jax_that_does_not_start_is_told_with_the_worker_in_which(job, exits, ca
     assert said(capfd).count("JAX has not started within 0.8 s in worker 1. Worker ") == 3
 
 
-def test_a_process_that_ends_or_falls_silent_while_jax_starts_is_named(job, exits, capfd):
-    for silent in (True, False):
-        pair = job(2)
-        pair.watch(1, 0.4, has_started=False)
-        if not silent:
-            pair.end(0)
-        wait_until(lambda: exits == [75])
-        exits.clear()
-        assert re.search(r"worker 0, which coordinates the job, is lost: "
-                         rf"{'nothing was heard of it for 0.3 s' if silent else 'its process has ended'}, while JAX "
-                         r"started\. Worker 1 ends with exit code 75; its main thread is here:", said(capfd))
+@pytest.mark.parametrize(("ends", "why"), [(True, "its process has ended"),
+                                           (False, r"nothing was heard of it for 0\.\d s")])
+def test_a_process_that_ends_or_falls_silent_while_jax_starts_is_named(job, exits, capfd, ends, why):
+    pair = job(2)
+    pair.watch(1, 0.4, has_started=False)
+    if ends:
+        pair.end(0)
+    wait_until(lambda: exits == [75])
+    assert re.search(rf"worker 0, which coordinates the job, is lost: {why}, while JAX started\. Worker 1 ends with "
+                     r"exit code 75; its main thread is here:", said(capfd))
 
 
 def test_the_watch_ends_with_jax_s_runtime(job, exits, monkeypatch):
@@ -300,7 +298,7 @@ def test_a_connection_that_the_network_cuts_is_no_end(job, exits, capfd):
     pair.end(0)
     wait_until(lambda: exits == [75])
     one.stop()
-    assert "worker 0, which coordinates the job, is lost: nothing was heard of it for 0.6 s" in said(capfd)
+    assert "worker 0, which coordinates the job, is lost: nothing was heard of it for 0." in said(capfd)
 
 
 @pytest.mark.slow

@@ -135,9 +135,9 @@ def _star_over_jax() -> Star | None:
     group, host = ProcessGroup.of_all(), split_address(coordinator_address())[0]
     listeners = bind_all(host if is_loopback(host) else "", 0) if group.index == 0 else []
     close_all(listeners[1:])  # "localhost" may be two addresses, and each has a port of its own
-    own = [listeners[0].getsockname()[1], secrets.token_hex(16)] if listeners else []
-    port, job_id = json.loads(group.all_gather(json.dumps(own), "meeting")[0])
+    port = listeners[0].getsockname()[1] if listeners else 0
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address, job_id = json.loads(group.all_gather(json.dumps([address, secrets.token_hex(16)]), "meeting")[0])
     description = ClusterDescription(
         (address, *[""] * (group.count - 1)), group.index, source="call of `jax.distributed.initialize`",
         names=tuple(map(process_name, range(group.count))))
